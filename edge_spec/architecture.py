@@ -1,0 +1,88 @@
+"""The shape of a model of the Llama family, as exporters read it and runtimes need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How the rotary frequencies differ from theta ** (-2i / head_dim).
+
+    `linear` divides all of them by `factor`; `llama3` divides only the slow ones and blends in
+    between (Llama 3.1, "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each
+    by its own entry, as GGUF files store it.
+    """
+
+    kind: str  # "linear" | "llama3" | "factors"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 8192
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Dimensions of one model; counts are of elements, lengths of tokens."""
+
+    architecture: str  # "llama" | "mistral" | "qwen2" | "qwen3"
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_epsilon: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    tied_embeddings: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False  # a bias on the attention's output projection
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`. Raises TypeError for missing or unknown keys."""
+        scaling = values.get("rope_scaling")
+        if scaling is not None:
+            scaling = RopeScaling(**{**scaling, "factors": tuple(scaling.get("factors", ()))})
+        return cls(**{**values, "rope_scaling": scaling})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def rope_frequencies(self) -> np.ndarray:
+        """[head_dim / 2] float64; radians a position for each rotated pair."""
+        frequencies = self.rope_theta ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
+        scaling = self.rope_scaling
+        if scaling is None:
+            return frequencies
+        if scaling.kind == "linear":
+            return frequencies / scaling.factor
+        if scaling.kind == "factors":
+            return frequencies / np.array(scaling.factors)
+        wavelengths = 2 * np.pi / frequencies
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        smooth = (scaling.original_context_length / wavelengths - low) / (high - low)
+        smooth = np.clip(smooth, 0.0, 1.0)
+        return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
+
+    def rope_tables(self, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin, each [num_positions, head_dim / 2] float32."""
+        angles = np.arange(num_positions)[:, None] * self.rope_frequencies()[None]
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

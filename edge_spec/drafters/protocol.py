@@ -1,0 +1,32 @@
+"""What a drafter is: anything that guesses tokens cheaply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_spec.model import Forward
+from edge_spec.tree import TokenTree, Verdict
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one proposal."""
+
+    num_draft_tokens: int  # rows besides the pending one
+
+
+class Drafter(Protocol):
+    """Guesses what follows. It never decides what is written: only verification does."""
+
+    name: str
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Starts a generation; `prompt` ends with the pending token."""
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        """A tree below `pending`, of one row where there is no guess."""
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """Learns the outcome of a round, whoever proposed its tree."""

@@ -1,0 +1,67 @@
+"""Everything that edge-spec raises on purpose.
+
+    EdgeSpecError
+    ├── UsageError               the request itself is wrong (exit status 2)
+    │   └── ContextFullError     the prompt does not fit the model's context
+    ├── ModelFileError           a model file is missing, truncated or corrupt
+    │   └── BundleError          a bundle's manifest or one of its files is
+    ├── UnsupportedModelError    a valid file that this version cannot run
+    ├── ExportError              an export failed or missed its quality bound
+    ├── DownloadError            a model could not be fetched
+    ├── MissingDependencyError   an optional library is not installed
+    └── SessionError             a runtime failed while scoring
+
+Each says what is wrong and where, and carries a `remedy`: what the user can do about it.
+"""
+
+from __future__ import annotations
+
+
+class EdgeSpecError(Exception):
+    """An error that a user can act on; `str()` is one line, the remedy included."""
+
+    exit_status = 1
+
+    def __init__(self, message: str, *, remedy: str) -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.message}. {self.remedy}".split())
+
+
+class UsageError(EdgeSpecError):
+    exit_status = 2
+
+
+class ContextFullError(UsageError):
+    pass
+
+
+class ModelFileError(EdgeSpecError):
+    pass
+
+
+class BundleError(ModelFileError):
+    pass
+
+
+class UnsupportedModelError(EdgeSpecError):
+    pass
+
+
+class ExportError(EdgeSpecError):
+    pass
+
+
+class DownloadError(EdgeSpecError):
+    pass
+
+
+class MissingDependencyError(EdgeSpecError):
+    pass
+
+
+class SessionError(EdgeSpecError):
+    pass

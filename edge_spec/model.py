@@ -1,0 +1,148 @@
+"""What a runtime offers: a `Runtime` opens a `Model`, a `Model` opens `Session`s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a model's sessions can do; checked when an engine is built, never mid-generation."""
+
+    max_rows: int  # rows that one forward accepts
+    trees: bool  # whether rows may branch
+    rollback: bool  # whether the KV cache can be rewound to any length
+    hidden_states: bool  # whether Forward.hidden is filled
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """Scores of one pass over a tree. The arrays are valid until the session's next forward."""
+
+    logits: np.ndarray  # [rows, vocab] float32
+    hidden: np.ndarray | None = None  # [rows, hidden_size] float32, after the final norm
+
+
+class Session(Protocol):
+    """One KV cache. `length` counts its committed tokens."""
+
+    length: int
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Commits `tokens` without returning scores. Raises ContextFullError."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        """Scores every row given the committed tokens and the row's ancestors.
+
+        Commits nothing. Raises ContextFullError where the rows do not fit.
+        """
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keeps these rows of the last forward, a path from row 0, and drops the others."""
+
+    def rollback(self, length: int) -> None:
+        """Forgets all tokens from position `length` on."""
+
+    def close(self) -> None:
+        """Frees the cache; the session is of no use afterwards."""
+
+
+class Model(Protocol):
+    """Loaded weights. Sessions of one model share them."""
+
+    config: ModelConfig
+    capabilities: Capabilities
+
+    def open_session(self) -> Session: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How to load a model; a runtime ignores what it has no use for."""
+
+    threads: int | None = None  # None: the runtime's best guess for this machine
+    providers: tuple[str, ...] = ()  # onnxruntime execution providers, in order of preference
+    context_length: int | None = None  # tokens; None: what the model was trained for
+
+
+class Tensors(Protocol):
+    """Named weights in Hugging Face's names and layout, read as they are asked for."""
+
+    config: ModelConfig
+
+    def names(self) -> Iterator[str]: ...
+
+    def float32(self, name: str) -> np.ndarray: ...
+
+
+class Checkpoint(Tensors, Protocol):
+    """A model as its authors published it, opened but not yet converted."""
+
+    path: Path
+    chat_template: str | None
+    eos_ids: tuple[int, ...]
+    bos_id: int | None  # prepended to every prompt, where the model asks for it
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer in the format of the `tokenizers` library."""
+
+    def close(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """The entry point `edge_spec.runtimes`: one library that can run models.
+
+    `reads` names what `open` takes: "checkpoint" (a `Checkpoint`) or an exporter's format, which
+    is then a `Bundle` that holds it.
+    """
+
+    name: str
+    reads: str
+
+    def open(self, source: Any, options: RuntimeOptions) -> Model: ...
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to write. `quantization` names are the format's own; None is its default."""
+
+    quantization: str | None = None
+    block_size: int | None = None
+    check: bool = True  # compare the result with the reference and refuse it beyond its bound
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written and how far it is from its source, on the packaged text."""
+
+    path: Path
+    num_bytes: int
+    parity: dict[str, float] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Told about long work: `fraction` runs from 0 to 1."""
+
+    def __call__(self, what: str, fraction: float) -> None: ...
+
+
+class Exporter(Protocol):
+    """The entry point `edge_spec.exporters`: writes one format."""
+
+    format: str
+
+    def open_checkpoint(self, path: Path) -> Checkpoint: ...
+
+    def export(
+        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+    ) -> ExportReport: ...

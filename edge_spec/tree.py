@@ -1,0 +1,135 @@
+"""Guessed tokens as a tree, the one form in which every drafter proposes, and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """Tokens to score in one pass. Row 0 is the pending token: chosen, not yet in the KV cache.
+
+    `draft_probs[i]` is the distribution that row i was *sampled* from, or None for a
+    deterministic candidate; which of the two decides the acceptance rule. `proposed_by[i]` names
+    the drafter of row i ("" for the pending token). Raises ValueError unless parents precede
+    their children and every array has one entry a row.
+    """
+
+    tokens: np.ndarray  # [rows] int32
+    parents: np.ndarray  # [rows] int32; parents[0] == -1, parents[i] < i
+    confidence: np.ndarray  # [rows] float32: estimated P(row accepted | its parent is)
+    draft_probs: tuple[np.ndarray | None, ...] = ()  # per row [vocab]; empty: no row was sampled
+    proposed_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows = len(self.tokens)
+        if rows == 0 or len(self.parents) != rows or len(self.confidence) != rows:
+            raise ValueError("a token tree needs as many parents and confidences as tokens")
+        if self.draft_probs and len(self.draft_probs) != rows:
+            raise ValueError("a token tree needs no draft_probs or one entry a row")
+        if self.proposed_by and len(self.proposed_by) != rows:
+            raise ValueError("a token tree needs no proposed_by or one entry a row")
+        if self.parents[0] != -1:
+            raise ValueError("row 0 of a token tree is the pending token and has no parent")
+        if rows > 1 and not self.is_chain:
+            below = self.parents[1:]
+            if (below < 0).any() or (below >= np.arange(1, rows)).any():
+                raise ValueError("a token tree lists each parent before its children")
+
+    @classmethod
+    def chain(
+        cls,
+        pending: int,
+        tokens: Sequence[int] = (),
+        confidence: Sequence[float] = (),
+        drafter: str = "",
+    ) -> TokenTree:
+        """The pending token followed by `tokens`, each the only child of the one before it."""
+        rows = 1 + len(tokens)
+        return cls(
+            tokens=np.array([pending, *tokens], np.int32),
+            parents=np.arange(-1, rows - 1, dtype=np.int32),
+            confidence=np.array([1.0, *(confidence or [1.0] * len(tokens))], np.float32),
+            proposed_by=("", *(drafter,) * len(tokens)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        rows = len(self.tokens)
+        return rows == 1 or bool((self.parents == np.arange(-1, rows - 1)).all())
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """[rows] int32; the distance of each row from row 0."""
+        rows = len(self.tokens)
+        depths = np.arange(rows, dtype=np.int32)
+        if not self.is_chain:
+            for row in range(1, rows):
+                depths[row] = depths[self.parents[row]] + 1
+        return depths
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """[rows, rows] bool; ancestors[i, j]: row i attends to row j (itself included)."""
+        rows = len(self.tokens)
+        sees = np.eye(rows, dtype=bool)
+        for row in range(1, rows):
+            sees[row] |= sees[self.parents[row]]
+        return sees
+
+    def children(self, row: int) -> list[int]:
+        return [int(child) for child in np.flatnonzero(self.parents == row)]
+
+    def path(self, row: int) -> list[int]:
+        """Rows from row 0 down to `row`, both included."""
+        path = [row]
+        while path[-1] != 0:
+            path.append(int(self.parents[path[-1]]))
+        return path[::-1]
+
+    def first_rows(self, rows: int) -> TokenTree:
+        """The tree of the first `rows` rows, itself a tree since parents precede children."""
+        if rows >= len(self):
+            return self
+        return TokenTree(
+            self.tokens[:rows],
+            self.parents[:rows],
+            self.confidence[:rows],
+            self.draft_probs[:rows],
+            self.proposed_by[:rows],
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one round: row kept[i] was followed by tokens[i], so both are equally long.
+
+    kept[0] is the pending row. The tokens but the last are those of kept[1:], accepted; the last
+    is the next pending token.
+    """
+
+    kept: tuple[int, ...]
+    tokens: tuple[int, ...]
+    exhausted: bool  # every guess on the path was right: the last token is a bonus
+    near_ties: int = 0
+
+    @property
+    def next_token(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.kept) - 1
+
+    def first_tokens(self, count: int) -> Verdict:
+        """The verdict as if the text had ended after `count` tokens."""
+        if count >= len(self.tokens):
+            return self
+        return Verdict(self.kept[:count], self.tokens[:count], False, self.near_ties)

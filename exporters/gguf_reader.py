@@ -1,0 +1,156 @@
+"""A bounded reader of GGUF files: metadata and memory-mapped tensors.
+
+The format is described in ggml's docs/gguf.md. `gguf.GGUFReader` builds a numpy object for every
+array element (5 s for a 49k vocabulary) and trusts the counts in the file; this one reads the
+header in one pass, checks each count and offset against the file's size before it allocates, and
+leaves dequantization to `gguf.quants`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from edge_spec.errors import ModelFileError
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_DIMS = 4
+MAX_ARRAY_DEPTH = 2
+DEFAULT_ALIGNMENT = 32
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = MappingProxyType(
+    {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+)
+
+
+class GgufFile:
+    """Metadata and tensors of one GGUF file, mapped read-only.
+
+    Raises `ModelFileError` for anything that is not a complete, consistent GGUF file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise ModelFileError(f"no such file: {path}", remedy="Check the path.") from None
+        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+            raise ModelFileError(
+                f"cannot read {path}: {error}", remedy="Expected a GGUF file."
+            ) from None
+        header = _Header(self._map, path)
+        self.metadata: dict[str, Any] = header.metadata
+        self.tensors: dict[str, StoredTensor] = header.tensors
+
+
+class _Header:
+    """One pass over the header; `at` is the offset of the next unread byte."""
+
+    def __init__(self, buffer: mmap.mmap, path: Path) -> None:
+        self.buffer = buffer
+        self.path = path
+        self.size = len(buffer)
+        self.at = 0
+        magic = self.take(4)
+        if magic != MAGIC:
+            raise ModelFileError(
+                f"{path} is not a GGUF file (it begins with {magic!r}, expected {MAGIC!r})",
+                remedy="Give a .gguf file, a Hugging Face directory or a bundle directory.",
+            )
+        version = self.scalar("I")
+        if version not in VERSIONS:
+            self.fail(f"GGUF version {version}; versions {VERSIONS} are supported")
+        num_tensors, num_pairs = self.scalar("Q"), self.scalar("Q")
+        # A pair takes at least 13 bytes, a tensor's description at least 32.
+        if num_pairs * 13 + num_tensors * 32 > self.size:
+            self.fail(f"{num_tensors} tensors and {num_pairs} metadata pairs cannot fit")
+        self.metadata = {}
+        for _ in range(num_pairs):
+            key = self.string()
+            self.metadata[key] = self.value(self.scalar("I"))
+        self.tensors = self._read_tensors(num_tensors)
+
+    def fail(self, what: str) -> None:
+        raise ModelFileError(
+            f"{self.path} is damaged at byte {self.at} of {self.size}: {what}",
+            remedy="Download or convert the file again.",
+        )
+
+    def take(self, num_bytes: int) -> bytes:
+        if num_bytes > self.size - self.at:
+            self.fail(f"{num_bytes} more bytes expected, {self.size - self.at} left")
+        taken = self.buffer[self.at : self.at + num_bytes]
+        self.at += num_bytes
+        return taken
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize(code)))[0]
+
+    def string(self) -> str:
+        raw = self.take(self.scalar("Q"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.fail("text that is not UTF-8")
+            raise
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY or depth == MAX_ARRAY_DEPTH:
+            self.fail(f"unknown metadata type {kind}")
+        item, count = self.scalar("I"), self.scalar("Q")
+        if item in _SCALARS:
+            code = np.dtype(np.bool_ if item == _BOOL else "<" + _SCALARS[item])
+            return np.frombuffer(self.take(count * code.itemsize), code).copy()
+        if count * 8 > self.size - self.at:  # a string or an array takes at least 8 bytes
+            self.fail(f"an array of {count} items")
+        return [self.value(item, depth + 1) for _ in range(count)]
+
+    def _read_tensors(self, num_tensors: int) -> dict[str, StoredTensor]:
+        described = [self._describe() for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            self.fail(f"alignment {alignment!r}")
+        start = -(-self.at // alignment) * alignment
+        tensors: dict[str, StoredTensor] = {}
+        for name, shape, kind, offset in described:
+            if name in tensors:
+                self.fail(f"two tensors named {name}")
+            block, block_bytes = GGML_QUANT_SIZES[kind]
+            if shape[-1] % block:
+                self.fail(f"tensor {name} has rows of {shape[-1]}, not a multiple of {block}")
+            stored = (*shape[:-1], shape[-1] // block * block_bytes)
+            num_bytes = int(np.prod(stored, dtype=object))
+            if start + offset + num_bytes > self.size:
+                self.fail(f"tensor {name} ends beyond the end of the file")
+            data = np.frombuffer(self.buffer, np.uint8, num_bytes, start + offset)
+            tensors[name] = StoredTensor(shape, kind, data.reshape(stored))
+        return tensors
+
+    def _describe(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name, num_dims = self.string(), self.scalar("I")
+        if not 1 <= num_dims <= MAX_DIMS:
+            self.fail(f"tensor {name} has {num_dims} dimensions")
+        shape = tuple(self.scalar("Q") for _ in range(num_dims))[::-1]
+        kind, offset = self.scalar("I"), self.scalar("Q")
+        if not all(1 <= dim <= self.size * 8 for dim in shape):
+            self.fail(f"tensor {name} has the shape {list(shape)}")
+        try:
+            return name, shape, GGMLQuantizationType(kind), offset
+        except ValueError:
+            self.fail(f"tensor {name} has the unknown type {kind}")
+            raise

@@ -1,0 +1,175 @@
+"""A GGUF file of the Llama family as a checkpoint in Hugging Face's names and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from edge_spec.architecture import ModelConfig, RopeScaling
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+_MODEL_NAMES = MappingProxyType(
+    {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
+)
+_LAYER_NAMES = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
+    file = GgufFile(path)
+    metadata = _Metadata(file.metadata, path)
+    config = _config(metadata, file.tensors)
+    # llama.cpp stores q and k of "llama" for its interleaved rotation (convert_hf_to_gguf,
+    # LlamaModel.permute); the Qwen families keep Hugging Face's order.
+    interleaved = config.architecture == "llama"
+    tensors = {}
+    for name, tensor in file.tensors.items():
+        if interleaved and ".attn_q." in name:
+            tensor = replace(tensor, row_order=_halves_order(config.num_heads, config.head_dim))
+        elif interleaved and ".attn_k." in name:
+            tensor = replace(tensor, row_order=_halves_order(config.num_kv_heads, config.head_dim))
+        tensors[_hf_name(name)] = tensor
+    stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot"))
+    bos = metadata.get("tokenizer.ggml.bos_token_id", int)
+    # llama.cpp adds BOS by default for SentencePiece vocabularies only.
+    spm = metadata.get("tokenizer.ggml.model", str) == "llama"
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
+    return Checkpoint(
+        path=path,
+        config=config,
+        tensors=tensors,
+        chat_template=metadata.get("tokenizer.chat_template", str),
+        eos_ids=tuple(sorted({stop for stop in stop_ids if stop is not None})),
+        bos_id=bos if (spm if adds_bos is None else adds_bos) else None,
+        read_tokenizer=lambda: str(tokenizer_from_gguf(file.metadata, path).to_str()),
+    )
+
+
+class _Metadata:
+    """Typed look-ups that name the file when a value is missing or of another type."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values = values
+        self.path = path
+
+    def get(self, key: str, kind: type) -> Any:
+        value = self.values.get(key)
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if value is not None and not isinstance(value, kind):
+            raise ModelFileError(
+                f"{self.path}: {key} is {value!r}, expected {kind.__name__}",
+                remedy="Convert the model again.",
+            )
+        return value
+
+    def require(self, key: str, kind: type) -> Any:
+        value = self.get(key, kind)
+        if value is None:
+            raise ModelFileError(f"{self.path} lacks {key}", remedy="Convert the model again.")
+        return value
+
+
+def _config(metadata: _Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
+    architecture = metadata.require("general.architecture", str)
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{metadata.path} is a {architecture!r} model",
+            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
+        )
+
+    def value(key: str, kind: type = int) -> Any:
+        return metadata.get(f"{architecture}.{key}", kind)
+
+    def needed(key: str, kind: type = int) -> Any:
+        return metadata.require(f"{architecture}.{key}", kind)
+
+    num_heads = needed("attention.head_count")
+    hidden_size = needed("embedding_length")
+    embeddings = tensors.get("token_embd.weight")
+    if embeddings is None or num_heads < 1:
+        raise ModelFileError(
+            f"{metadata.path} lacks token_embd.weight or attention heads",
+            remedy="Convert the model again.",
+        )
+    window = value("attention.sliding_window")
+    context_length = needed("context_length")
+    return ModelConfig(
+        architecture=architecture,
+        num_layers=needed("block_count"),
+        hidden_size=hidden_size,
+        intermediate_size=needed("feed_forward_length"),
+        num_heads=num_heads,
+        num_kv_heads=value("attention.head_count_kv") or num_heads,
+        head_dim=value("attention.key_length") or hidden_size // num_heads,
+        vocab_size=embeddings.shape[0],
+        context_length=min(context_length, window) if window else context_length,
+        norm_epsilon=needed("attention.layer_norm_rms_epsilon", float),
+        rope_theta=value("rope.freq_base", float) or 10000.0,
+        rope_scaling=_rope_scaling(metadata, architecture, tensors),
+        tied_embeddings="output.weight" not in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+    )
+
+
+def _rope_scaling(
+    metadata: _Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
+) -> RopeScaling | None:
+    factors = tensors.get("rope_freqs.weight")
+    if factors is not None:
+        return RopeScaling("factors", factors=tuple(map(float, factors.float32())))
+    kind = metadata.get(f"{architecture}.rope.scaling.type", str)
+    if kind in (None, "none"):
+        return None
+    if kind != "linear":
+        raise UnsupportedModelError(
+            f"{metadata.path} scales its rotary embedding by {kind!r}",
+            remedy="Supported: none, linear and llama3.",
+        )
+    return RopeScaling(
+        "linear", factor=metadata.require(f"{architecture}.rope.scaling.factor", float)
+    )
+
+
+def _halves_order(num_heads: int, head_dim: int) -> np.ndarray:
+    """For each Hugging Face row (two halves a head) the stored row (pairs interleaved)."""
+    stored = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return stored.swapaxes(1, 2).ravel()
+
+
+def _hf_name(name: str) -> str:
+    if name in _MODEL_NAMES:
+        return _MODEL_NAMES[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    return name

@@ -1,0 +1,167 @@
+"""A Hugging Face model directory of the Llama family as a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_spec.architecture import ModelConfig, RopeScaling
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
+from edge_spec.exporters.safetensors_reader import read_safetensors
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def open_directory(path: Path) -> Checkpoint:
+    """Raises ModelFileError for missing or damaged files, UnsupportedModelError for a family."""
+    values = _read_json(path / "config.json")
+    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
+    generation = _read_json(path / "generation_config.json", required=False)
+    tensors = _read_tensors(path)
+    config = _config(path, values, tensors)
+    if config.tied_embeddings:
+        tensors.pop("lm_head.weight", None)
+    eos = generation.get("eos_token_id", values.get("eos_token_id"))
+    eos_ids = eos if isinstance(eos, list) else [eos]
+    return Checkpoint(
+        path=path,
+        config=config,
+        tensors=tensors,
+        chat_template=_chat_template(path, tokenizer_config),
+        eos_ids=tuple(sorted({int(token) for token in eos_ids if token is not None})),
+        bos_id=values.get("bos_token_id") if tokenizer_config.get("add_bos_token") else None,
+        read_tokenizer=lambda: _read_text(path / "tokenizer.json"),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ModelFileError(
+            f"no such file: {path}",
+            remedy="Expected a Hugging Face directory with config.json, tokenizer.json and "
+            "safetensors weights.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(
+            f"cannot read {path}: {error}", remedy="Download the file again."
+        ) from None
+
+
+def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
+    if not required and not path.exists():
+        return {}
+    try:
+        values = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(
+            f"{path} is not JSON: {error}", remedy="Download the file again."
+        ) from None
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{path} holds no JSON object", remedy="Download the file again.")
+    return values
+
+
+def _read_tensors(path: Path) -> dict[str, StoredTensor]:
+    if not (path / INDEX).exists():
+        return read_safetensors(path / SINGLE)
+    names = _read_json(path / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ModelFileError(f"{path / INDEX} has no weight_map", remedy="Download it again.")
+    files = sorted(set(names.values()))
+    for file in files:
+        if Path(file).name != file:
+            raise ModelFileError(
+                f"{path / INDEX} names a file outside the directory: {file}",
+                remedy="Do not use this model.",
+            )
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors |= read_safetensors(path / file)
+    return tensors
+
+
+def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    if (path / "chat_template.jinja").exists():
+        return _read_text(path / "chat_template.jinja")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _config(
+    path: Path, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> ModelConfig:
+    architecture = str(values.get("model_type"))
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{path / 'config.json'}: model_type is {architecture!r}",
+            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
+        )
+    if values.get("mlp_bias"):
+        raise UnsupportedModelError(
+            f"{path / 'config.json'}: mlp_bias is set", remedy="Use a model without it."
+        )
+    try:
+        num_heads = int(values["num_attention_heads"])
+        hidden_size = int(values["hidden_size"])
+        context_length = int(values["max_position_embeddings"])
+        window = values.get("sliding_window") if values.get("use_sliding_window", True) else None
+        return ModelConfig(
+            architecture=architecture,
+            num_layers=int(values["num_hidden_layers"]),
+            hidden_size=hidden_size,
+            intermediate_size=int(values["intermediate_size"]),
+            num_heads=num_heads,
+            num_kv_heads=int(values.get("num_key_value_heads") or num_heads),
+            head_dim=int(values.get("head_dim") or hidden_size // num_heads),
+            vocab_size=int(values["vocab_size"]),
+            # Within its window, sliding-window attention is full attention.
+            context_length=min(context_length, int(window)) if window else context_length,
+            norm_epsilon=float(values["rms_norm_eps"]),
+            rope_theta=_rope_theta(values),
+            rope_scaling=_rope_scaling(path, values),
+            tied_embeddings=bool(values.get("tie_word_embeddings", False)),
+            qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
+            qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+            output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelFileError(
+            f"{path / 'config.json'} lacks a valid value: {error}",
+            remedy="Download the file again.",
+        ) from None
+
+
+def _rope_theta(values: Mapping[str, Any]) -> float:
+    nested = values.get("rope_parameters") or {}  # where transformers 5 keeps it
+    return float(values.get("rope_theta") or nested.get("rope_theta") or 10000.0)
+
+
+def _rope_scaling(path: Path, values: Mapping[str, Any]) -> RopeScaling | None:
+    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", factor=float(scaling["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            "llama3",
+            factor=float(scaling["factor"]),
+            low_freq_factor=float(scaling["low_freq_factor"]),
+            high_freq_factor=float(scaling["high_freq_factor"]),
+            original_context_length=int(scaling["original_max_position_embeddings"]),
+        )
+    raise UnsupportedModelError(
+        f"{path / 'config.json'} scales its rotary embedding by {kind!r}",
+        remedy="Supported: default, linear and llama3.",
+    )

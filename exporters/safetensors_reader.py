@@ -1,0 +1,76 @@
+"""A bounded, memory-mapped reader of safetensors files (huggingface/safetensors, format section).
+
+The `safetensors` package has no numpy form of bfloat16; this returns the stored bytes instead.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_KINDS = MappingProxyType(
+    {
+        "F32": (GGMLQuantizationType.F32, 4),
+        "F16": (GGMLQuantizationType.F16, 2),
+        "BF16": (GGMLQuantizationType.BF16, 2),
+    }
+)
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of one file, still on disk. Raises ModelFileError for a damaged file."""
+    try:
+        mapped = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise ModelFileError(
+            f"cannot read {path}: {error}", remedy="Expected a safetensors file."
+        ) from None
+    header_bytes = int.from_bytes(mapped[:8].tobytes(), "little")
+    if len(mapped) < 8 or not 2 <= header_bytes <= min(MAX_HEADER_BYTES, len(mapped) - 8):
+        raise _damaged(path, f"a header of {header_bytes} bytes in a file of {len(mapped)}")
+    try:
+        header = json.loads(mapped[8 : 8 + header_bytes].tobytes())
+    except (ValueError, RecursionError):
+        raise _damaged(path, "the header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _damaged(path, "the header is not a JSON object")
+    body = mapped[8 + header_bytes :]
+    return {
+        name: _tensor(path, name, entry, body)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor:
+    try:
+        dtype = str(entry["dtype"])
+        shape = tuple(int(dim) for dim in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(path, f"no type, shape and offsets for tensor {name}") from None
+    if dtype not in _KINDS:
+        raise UnsupportedModelError(
+            f"tensor {name} in {path} has the type {dtype}",
+            remedy=f"Save the model in one of {', '.join(_KINDS)}.",
+        )
+    kind, item_bytes = _KINDS[dtype]
+    fits = 0 <= begin <= end <= len(body) and end - begin == math.prod(shape) * item_bytes
+    if not shape or min(shape) < 1 or not fits:
+        raise _damaged(path, f"tensor {name} of shape {list(shape)} at {begin}..{end}")
+    data = body[begin:end].reshape(*shape[:-1], shape[-1] * item_bytes)
+    return StoredTensor(shape, kind, data)
+
+
+def _damaged(path: Path, what: str) -> ModelFileError:
+    return ModelFileError(f"{path} is damaged: {what}", remedy="Download the file again.")
