@@ -91,7 +91,8 @@ class Checkpoint(Tensors, Protocol):
     path: Path
     chat_template: str | None
     eos_ids: tuple[int, ...]
-    bos_id: int | None  # prepended to every prompt, where the model asks for it
+    bos_id: int | None
+    adds_bos: bool  # whether every prompt begins with it
 
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""
@@ -140,8 +141,6 @@ class Exporter(Protocol):
     """The entry point `edge_spec.exporters`: writes one format."""
 
     format: str
-
-    def open_checkpoint(self, path: Path) -> Checkpoint: ...
 
     def export(
         self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress

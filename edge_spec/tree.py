@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -109,16 +109,21 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one round: row kept[i] was followed by tokens[i], so both are equally long.
+    """The outcome of one round: the tokens that follow the pending one.
 
-    kept[0] is the pending row. The tokens but the last are those of kept[1:], accepted; the last
-    is the next pending token.
+    `accepted_rows` is the path of guesses that were right, in order; the tokens are theirs and,
+    unless the text was cut before it, one more of the target's own choice.
     """
 
-    kept: tuple[int, ...]
     tokens: tuple[int, ...]
-    exhausted: bool  # every guess on the path was right: the last token is a bonus
+    accepted_rows: tuple[int, ...]
+    exhausted: bool  # the path of right guesses ended for want of guesses, not by a wrong one
     near_ties: int = 0
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Rows to commit: the pending one and those of all tokens but the last."""
+        return (0, *self.accepted_rows)[: len(self.tokens)]
 
     @property
     def next_token(self) -> int:
@@ -126,10 +131,10 @@ class Verdict:
 
     @property
     def num_accepted(self) -> int:
-        return len(self.kept) - 1
+        return len(self.accepted_rows)
 
     def first_tokens(self, count: int) -> Verdict:
         """The verdict as if the text had ended after `count` tokens."""
         if count >= len(self.tokens):
             return self
-        return Verdict(self.kept[:count], self.tokens[:count], False, self.near_ties)
+        return replace(self, tokens=self.tokens[:count], accepted_rows=self.accepted_rows[:count])

@@ -20,14 +20,16 @@ def verify(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
 
     Commits nothing and leaves the sampler as it was.
     """
-    kept, tokens = [0], list[int]()
-    near_ties = 0
+    tokens: list[int] = []
+    accepted: list[int] = []
+    row, near_ties = 0, 0
     while True:
-        choice = sampler.choose(out.logits[kept[-1]], tokens)
+        choice = sampler.choose(out.logits[row], tokens)
         tokens.append(choice.token)
         near_ties += choice.near_tie
-        children = tree.children(kept[-1])
-        child = next((row for row in children if tree.tokens[row] == choice.token), None)
-        if child is None:
-            return Verdict(tuple(kept), tuple(tokens), not children, near_ties)
-        kept.append(child)
+        children = tree.children(row)
+        right = [child for child in children if tree.tokens[child] == choice.token]
+        if not right:
+            return Verdict(tuple(tokens), tuple(accepted), not children, near_ties)
+        row = right[0]
+        accepted.append(row)

@@ -29,6 +29,7 @@ class Checkpoint:
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
+    adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
 
     def __post_init__(self) -> None:

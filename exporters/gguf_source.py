@@ -67,7 +67,8 @@ def open_gguf(path: Path) -> Checkpoint:
         tensors=tensors,
         chat_template=metadata.get("tokenizer.chat_template", str),
         eos_ids=tuple(sorted({stop for stop in stop_ids if stop is not None})),
-        bos_id=bos if (spm if adds_bos is None else adds_bos) else None,
+        bos_id=bos,
+        adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
         read_tokenizer=lambda: str(tokenizer_from_gguf(file.metadata, path).to_str()),
     )
 

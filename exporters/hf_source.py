@@ -34,7 +34,8 @@ def open_directory(path: Path) -> Checkpoint:
         tensors=tensors,
         chat_template=_chat_template(path, tokenizer_config),
         eos_ids=tuple(sorted({int(token) for token in eos_ids if token is not None})),
-        bos_id=values.get("bos_token_id") if tokenizer_config.get("add_bos_token") else None,
+        bos_id=values.get("bos_token_id"),
+        adds_bos=bool(tokenizer_config.get("add_bos_token")),
         read_tokenizer=lambda: _read_text(path / "tokenizer.json"),
     )
 

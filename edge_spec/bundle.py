@@ -1,0 +1,130 @@
+"""A bundle: a directory with a converted model and the manifest that describes it.
+
+Exporters write bundles, runtimes read them. Nothing in a bundle is executed: the manifest is
+JSON, the chat template runs in a sandbox.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.errors import BundleError
+from edge_spec.storage import sha256_file
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 16_000_000
+
+
+class FileEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    num_bytes: int = Field(ge=0)
+
+
+class Manifest(BaseModel):
+    """The content of manifest.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    format: str  # the exporter that wrote it, for example "onnx"
+    name: str
+    architecture: dict[str, object]  # ModelConfig.to_dict()
+    tokenizer_sha256: str
+    chat_template: str | None
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    adds_bos: bool
+    quantization: str
+    source_sha256: str | None  # of the file it was made from, where it was one file
+    parity: dict[str, float]  # distance from the source, on the packaged text
+    files: dict[str, FileEntry]
+
+
+class Bundle:
+    """An opened bundle whose manifest is valid and whose files are the ones it lists."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @property
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_dict(self.manifest.architecture)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.manifest.files.values())
+
+    def file(self, name: str) -> Path:
+        """Raises BundleError for a file that the manifest does not list."""
+        if name not in self.manifest.files:
+            raise BundleError(f"{self.path} has no file {name}", remedy=_EXPORT_AGAIN)
+        return self.path / name
+
+
+_EXPORT_AGAIN = "Delete the directory and export the model again."
+
+
+def is_bundle(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Reads the manifest and checks size and sha256 of every file. Raises BundleError."""
+    manifest_path = path / MANIFEST
+    try:
+        if manifest_path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise BundleError(f"{manifest_path} is too large", remedy=_EXPORT_AGAIN)
+        manifest = Manifest.model_validate_json(manifest_path.read_bytes())
+        ModelConfig.from_dict(manifest.architecture)
+    except OSError as error:
+        raise BundleError(f"cannot read {manifest_path}: {error}", remedy=_EXPORT_AGAIN) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise BundleError(
+            f"{manifest_path} is not valid: {where}: {first['msg']}", remedy=_EXPORT_AGAIN
+        ) from None
+    except (TypeError, AttributeError) as error:
+        raise BundleError(
+            f"{manifest_path}: bad architecture: {error}", remedy=_EXPORT_AGAIN
+        ) from None
+    for name, entry in manifest.files.items():
+        _check_file(path, name, entry)
+    return Bundle(path, manifest)
+
+
+def write_manifest(path: Path, **fields: object) -> Manifest:
+    """Lists and hashes the files in `path` and writes its manifest beside them."""
+    files = {
+        file.name: FileEntry(sha256=sha256_file(file), num_bytes=file.stat().st_size)
+        for file in sorted(path.iterdir())
+    }
+    manifest = Manifest.model_validate(
+        {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
+    )
+    (path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise BundleError(f"{directory} lists a file outside itself: {name}", remedy=_EXPORT_AGAIN)
+    file = directory / name
+    if not file.is_file() or file.is_symlink():
+        raise BundleError(f"{file} is missing", remedy=_EXPORT_AGAIN)
+    size = file.stat().st_size
+    if size != entry.num_bytes:
+        raise BundleError(
+            f"{file} has {size} bytes, expected {entry.num_bytes}", remedy=_EXPORT_AGAIN
+        )
+    if sha256_file(file) != entry.sha256:
+        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)

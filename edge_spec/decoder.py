@@ -1,0 +1,136 @@
+"""The round loop: propose, forward, verify, commit, observe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from edge_spec.control.policy import Plan, Policy
+from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.metrics import RoundStats
+from edge_spec.model import Session
+from edge_spec.sampling import Sampler
+from edge_spec.tree import TokenTree, Verdict
+from edge_spec.verify import verify
+
+
+class Origin(StrEnum):
+    """How a token came about."""
+
+    PLAIN = "plain"  # the round had no guess
+    ACCEPTED = "accepted"  # guessed by a drafter and confirmed
+    RECOVERED = "recovered"  # the target's own choice after a wrong guess
+    BONUS = "bonus"  # the target's own choice after all guesses were right
+
+
+class DecodedToken(NamedTuple):
+    id: int
+    origin: Origin
+    drafter: str = ""  # whose guess it was, where it was accepted
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a generation ends."""
+
+    max_tokens: int
+    stop_ids: frozenset[int]
+    context_length: int
+    max_rows: int  # of one forward
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Joins a target with its drafters under a policy."""
+
+    target: Session
+    drafters: Sequence[Drafter]
+    policy: Policy
+    clock: Callable[[], float] = time.perf_counter
+
+    def decode(
+        self,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        limits: Limits,
+        on_round: Callable[[RoundStats], None],
+    ) -> Iterator[list[DecodedToken]]:
+        """The tokens of each round, until a stop token (included), max_tokens or the context.
+
+        The target must hold all of the prompt but its last token. However the iterator ends, the cache never keeps a token that was not yielded.
+        """
+        num_tokens, pending = 0, prompt[-1]
+        for drafter in self.drafters:
+            drafter.begin(prompt)
+        try:
+            while num_tokens == 0 or pending not in limits.stop_ids:
+                left = limits.max_tokens - num_tokens
+                room = limits.context_length - self.target.length
+                if left <= 0 or room <= 0:
+                    return
+                budget = Budget(min(left, room, limits.max_rows) - 1)
+                plan, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
+                num_tokens += len(verdict.tokens)
+                pending = verdict.next_token
+                on_round(round_stats)
+                yield _with_origins(plan.tree, verdict)
+        finally:
+            # An interrupt may have come between a commit and the count of its tokens.
+            told = len(prompt) - 1 + num_tokens
+            self.target.rollback(min(self.target.length, told))
+
+    def _round(
+        self, pending: int, budget: Budget, sampler: Sampler, limits: Limits, left: int
+    ) -> tuple[Plan, Verdict, RoundStats]:
+        start = self.clock()
+        plan = self.policy.choose(self.drafters, pending, budget)
+        tree = plan.tree
+        drafted = self.clock()
+        out = self.target.forward(tree)
+        scored = self.clock()
+        verdict = _cut(verify(tree, out, sampler), limits.stop_ids, left)
+        self.target.commit(verdict.kept)
+        sampler.observe(verdict.tokens)
+        committed = self.clock()
+        for drafter in self.drafters:
+            drafter.observe(tree, out, verdict)
+        ended = self.clock()
+        return (
+            plan,
+            verdict,
+            RoundStats(
+                num_draft_tokens=len(tree) - 1,
+                num_accepted=verdict.num_accepted,
+                num_tokens=len(verdict.tokens),
+                plain_reason=plan.plain_reason,
+                near_ties=verdict.near_ties,
+                draft_s=drafted - start + ended - committed,
+                forward_s=scored - drafted,
+                total_s=ended - start,
+            ),
+        )
+
+
+def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:
+    """Ends the verdict at the first stop token and at `left` tokens."""
+    for i, token in enumerate(verdict.tokens[:left]):
+        if token in stop_ids:
+            return verdict.first_tokens(i + 1)
+    return verdict.first_tokens(left)
+
+
+def _with_origins(tree: TokenTree, verdict: Verdict) -> list[DecodedToken]:
+    tokens = [
+        DecodedToken(int(tree.tokens[row]), Origin.ACCEPTED, tree.proposed_by[row])
+        for row in verdict.accepted_rows
+    ]
+    for token in verdict.tokens[len(tokens) :]:
+        if len(tree) == 1:
+            origin = Origin.PLAIN
+        else:
+            origin = Origin.BONUS if verdict.exhausted else Origin.RECOVERED
+        tokens.append(DecodedToken(token, origin))
+    return tokens

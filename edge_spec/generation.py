@@ -1,0 +1,175 @@
+"""One generation: a prompt becomes a stream of text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edge_spec.decoder import DecodedToken, Decoder, Limits
+from edge_spec.metrics import PlainRate, RoundStats
+from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
+from edge_spec.sampling import Sampler
+from edge_spec.tokenizer import StopCutter, Tokenizer
+
+PREFILL_TOKENS = 256  # between two looks at whether the generation was cancelled
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and where its answer ends."""
+
+    prompt: tuple[int, ...]
+    limits: Limits
+    stops: tuple[str, ...]
+
+
+class Conversation:
+    """The target's KV cache and the tokens that it holds, so that prompts share a prefix."""
+
+    def __init__(self, decoder: Decoder, plain_rate: PlainRate) -> None:
+        self.decoder = decoder
+        self.plain_rate = plain_rate
+        self.tokens: list[int] = []  # those in the target's cache
+
+    def reuse(self, prompt: Sequence[int]) -> int:
+        """Rolls back to the longest common prefix, short of the pending token; its length."""
+        shared = 0
+        for cached, token in zip(self.tokens, prompt[:-1], strict=False):
+            if cached != token:
+                break
+            shared += 1
+        self.decoder.target.rollback(shared)
+        self.tokens = list(prompt[:shared])
+        return shared
+
+
+class Generation(Iterator[Chunk]):
+    """A running generation: iterate for its text, or call `finish`.
+
+    `result` grows with each chunk. `cancel` may be called from a signal handler or another
+    thread and ends the generation after the current round, with the cache consistent.
+    """
+
+    def __init__(
+        self, conversation: Conversation, request: Request, sampler: Sampler, tokenizer: Tokenizer
+    ) -> None:
+        self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
+        self._conversation = conversation
+        self._request = request
+        self._sampler = sampler
+        self._text = tokenizer.stream()
+        self._cutter = StopCutter(request.stops)
+        self._cancelled = False
+        self._started = time.perf_counter()
+        self._chunks = self._generate()
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def close(self) -> None:
+        """Ends the generation; what was generated stays in `result`."""
+        self._chunks.close()
+        if self.result.finish_reason is None:
+            self.result.finish_reason = FinishReason.CANCELLED
+
+    def finish(self) -> GenerationResult:
+        """Runs to the end."""
+        for _ in self:
+            pass
+        return self.result
+
+    def _generate(self) -> Iterator[Chunk]:
+        conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
+        decoded: list[int] = []
+        try:
+            if not self._prefill():
+                return
+            rounds = conversation.decoder.decode(
+                prompt, self._sampler, self._request.limits, self._on_round
+            )
+            for tokens in rounds:
+                decoded += [token.id for token in tokens]
+                if not stats.ttft_ms:
+                    stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
+                chunk = self._chunk(tokens)
+                if chunk.text or chunk.tokens:
+                    yield chunk
+                if self._cutter.stopped or self._cancelled:
+                    rounds.close()
+                    break
+            yield from self._last_chunk(decoded)
+        finally:
+            held = conversation.decoder.target.length
+            conversation.tokens = [*prompt, *decoded][:held]
+            stats.plain_per_second = conversation.plain_rate.tokens_per_second
+
+    def _prefill(self) -> bool:
+        """Brings the cache to the prompt without its last token; False if cancelled."""
+        conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
+        target = conversation.decoder.target
+        stats.prompt_n = len(prompt)
+        stats.cached_n = conversation.reuse(prompt)
+        while target.length < len(prompt) - 1:
+            if self._cancelled:
+                self.result.finish_reason = FinishReason.CANCELLED
+                return False
+            end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
+            target.prefill(prompt[target.length : end])
+        stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
+        return True
+
+    def _on_round(self, round_stats: RoundStats) -> None:
+        self.result.stats.observe(round_stats)
+        self._conversation.plain_rate.observe(round_stats)
+
+    def _chunk(self, decoded: list[DecodedToken]) -> Chunk:
+        text, tokens = "", []
+        for token in decoded:
+            piece = self._text.push(token.id)
+            text += self._cutter.push(piece)
+            tokens.append(Token(token.id, piece, token.origin, token.drafter))
+            if self._cutter.stopped:
+                break
+        return self._add(text, tokens)
+
+    def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
+        """Text held back for a stop string that did not come, and the reason of the end."""
+        result, limits = self.result, self._request.limits
+        if self._cutter.stopped:
+            _cut_tokens(result)
+            result.finish_reason = FinishReason.STOP
+            return
+        left = self._text.finish()
+        if left and result.tokens:
+            last = result.tokens[-1]
+            result.tokens[-1] = Token(last.id, last.text + left, last.origin, last.drafter)
+        if decoded and decoded[-1] in limits.stop_ids:
+            result.finish_reason = FinishReason.STOP
+        elif self._cancelled:
+            result.finish_reason = FinishReason.CANCELLED
+        else:
+            result.finish_reason = FinishReason.LENGTH
+        text = self._cutter.push(left) + self._cutter.finish()
+        if text:
+            yield self._add(text, [])
+
+    def _add(self, text: str, tokens: list[Token]) -> Chunk:
+        self.result.text += text
+        self.result.tokens += tokens
+        return Chunk(text, tuple(tokens))
+
+
+def _cut_tokens(result: GenerationResult) -> None:
+    """Ends the tokens where the text was cut, so that their texts join to it."""
+    left = len(result.text)
+    kept = []
+    for token in result.tokens:
+        if left <= 0:
+            break
+        kept.append(Token(token.id, token.text[:left], token.origin, token.drafter))
+        left -= len(token.text)
+    result.tokens = kept

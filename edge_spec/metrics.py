@@ -1,0 +1,145 @@
+"""Every statistic of a generation, defined once, under the names the field uses."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+_MIN_PLAIN_ROUNDS = 3
+
+
+class PlainReason(StrEnum):
+    """Why a round was not speculative."""
+
+    OFF = "off"  # no drafter was asked for
+    NO_CANDIDATE = "no_candidate"
+    BELOW_BREAK_EVEN = "below_break_even"
+    COOLDOWN = "cooldown"
+    UNSUPPORTED = "unsupported"
+    BUDGET = "budget"  # no token or cache position left to guess for
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """One round = propose + forward + verify + commit. Times are in seconds."""
+
+    num_draft_tokens: int
+    num_accepted: int
+    num_tokens: int  # committed to the text: accepted and the recovered, bonus or plain one
+    plain_reason: PlainReason | None
+    near_ties: int
+    draft_s: float  # drafters: propose and observe
+    forward_s: float  # the target's pass
+    total_s: float
+
+
+class PlainRate:
+    """Duration of recent plain rounds of one session: the baseline of every speedup."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=256)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        if round_stats.num_draft_tokens == 0:
+            self._seconds.append(round_stats.total_s)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None until a few plain rounds were measured."""
+        if len(self._seconds) < _MIN_PLAIN_ROUNDS:
+            return None
+        return 1 / median(self._seconds)
+
+
+@dataclass
+class Stats:
+    """Sums over the rounds of one generation.
+
+    `acceptance_rate` is accepted / verified rows; `mean_accepted_length` is tokens a round,
+    the recovered or bonus token included; `speedup` is the measured rate over the measured rate
+    of plain rounds in the same session (None where too few of them were run).
+    """
+
+    prompt_n: int = 0
+    cached_n: int = 0  # of prompt_n, tokens still in the KV cache from an earlier generation
+    prompt_ms: float = 0.0
+    ttft_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    rounds: int = 0
+    plain_rounds: int = 0
+    plain_reasons: Counter[str] = field(default_factory=Counter)
+    acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    near_ties: int = 0
+    plain_per_second: float | None = None
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self.rounds += 1
+        self.predicted_n += round_stats.num_tokens
+        self.predicted_ms += round_stats.total_s * 1e3
+        self.draft_n += round_stats.num_draft_tokens
+        self.draft_n_accepted += round_stats.num_accepted
+        self.draft_ms += round_stats.draft_s * 1e3
+        self.verify_ms += round_stats.forward_s * 1e3
+        self.near_ties += round_stats.near_ties
+        if round_stats.plain_reason is not None:
+            self.plain_rounds += 1
+            self.plain_reasons[round_stats.plain_reason.value] += 1
+        else:
+            self.acceptance_histogram[round_stats.num_accepted] += 1
+
+    @property
+    def predicted_per_second(self) -> float:
+        return self.predicted_n / self.predicted_ms * 1e3 if self.predicted_ms else 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.draft_n_accepted / self.draft_n if self.draft_n else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        return self.predicted_n / self.rounds if self.rounds else None
+
+    @property
+    def overhead_ms(self) -> float:
+        """Time of the rounds outside drafting and the target's passes."""
+        return self.predicted_ms - self.draft_ms - self.verify_ms
+
+    @property
+    def speedup(self) -> float | None:
+        if self.plain_per_second is None or not self.predicted_n:
+            return None
+        return self.predicted_per_second / self.plain_per_second
+
+    def to_dict(self) -> dict[str, Any]:
+        histogram = {str(n): count for n, count in sorted(self.acceptance_histogram.items())}
+        return {
+            "prompt_n": self.prompt_n,
+            "cached_n": self.cached_n,
+            "prompt_ms": round(self.prompt_ms, 3),
+            "ttft_ms": round(self.ttft_ms, 3),
+            "predicted_n": self.predicted_n,
+            "predicted_ms": round(self.predicted_ms, 3),
+            "predicted_per_second": round(self.predicted_per_second, 3),
+            "draft_n": self.draft_n,
+            "draft_n_accepted": self.draft_n_accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_accepted_length": self.mean_accepted_length,
+            "acceptance_histogram": histogram,
+            "rounds": self.rounds,
+            "plain_rounds": self.plain_rounds,
+            "plain_reasons": dict(self.plain_reasons),
+            "draft_ms": round(self.draft_ms, 3),
+            "verify_ms": round(self.verify_ms, 3),
+            "overhead_ms": round(self.overhead_ms, 3),
+            "near_ties": self.near_ties,
+            "plain_per_second": self.plain_per_second,
+            "speedup": self.speedup,
+        }

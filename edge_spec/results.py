@@ -1,0 +1,59 @@
+"""What a generation gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from edge_spec.decoder import Origin
+from edge_spec.metrics import Stats
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # the model ended its text, or a stop string appeared
+    LENGTH = "length"  # max_tokens or the end of the context
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Token:
+    """`text` is what the token added to the text: "" for special tokens and for all but the
+    last token of a character."""
+
+    id: int
+    text: str
+    origin: Origin
+    drafter: str = ""  # whose guess was accepted
+
+    def to_dict(self) -> dict[str, Any]:
+        named = {"drafter": self.drafter} if self.drafter else {}
+        return {"id": self.id, "text": self.text, "origin": self.origin.value, **named}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer: the text of one round or more."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass
+class GenerationResult:
+    """A finished generation; while one is streamed, what there is of it so far."""
+
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stats: Stats = field(default_factory=Stats)
+    seed: int | None = None  # of the random draws, where there were any
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "finish_reason": self.finish_reason and self.finish_reason.value,
+            "tokens": [token.to_dict() for token in self.tokens],
+            "stats": self.stats.to_dict(),
+            "seed": self.seed,
+        }

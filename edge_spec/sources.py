@@ -1,0 +1,67 @@
+"""Where a MODEL argument leads: a file or directory, and the bundle cached for it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edge_spec import demo_model
+from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.model import ExportOptions, Progress
+from edge_spec.storage import cache_directory
+
+# Part of every cached bundle's name: raise it when an exporter writes something else.
+EXPORT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as the user named it; nothing is fetched until `path` is asked for."""
+
+    model: str
+    progress: Progress
+
+    @property
+    def is_demo(self) -> bool:
+        return self.model == demo_model.NAME
+
+    @cached_property
+    def path(self) -> Path:
+        """Raises ModelFileError where there is no such file, DownloadError, UsageError."""
+        if self.is_demo:
+            return demo_model.fetch_demo_model(self.progress)
+        if self.model.startswith("hf:"):
+            raise UsageError(
+                f"this version cannot fetch {self.model}",
+                remedy="Download the model and give the path of its directory or GGUF file.",
+            )
+        path = Path(self.model).expanduser()
+        if not path.exists():
+            raise ModelFileError(
+                f"no such file or directory: {path}",
+                remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory or "
+                f"{demo_model.NAME}.",
+            )
+        return path.resolve()
+
+    @property
+    def name(self) -> str:
+        return self.model if self.is_demo else self.path.stem
+
+    def cached_bundle(self, format: str, options: ExportOptions) -> Path:
+        """Where the conversion of this model is kept, whether or not it exists yet.
+
+        The name changes with the model (the demo's hash; else path, size and time of change of
+        its files), the options and EXPORT_VERSION.
+        """
+        if self.is_demo:
+            identity = demo_model.SHA256
+        else:
+            files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+            stats = [(str(file), file.stat()) for file in files]
+            identity = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+        key = repr((identity, format, options, EXPORT_VERSION))
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"

@@ -1,0 +1,83 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE_VARIABLE = "EDGE_SPEC_CACHE"
+
+
+def cache_directory() -> Path:
+    """Where downloads and converted models are kept; $EDGE_SPEC_CACHE overrides it."""
+    override = os.environ.get(CACHE_VARIABLE)
+    if override:
+        return Path(override).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("edge-spec"))
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Iterator[Path]:
+    """A new directory beside `final` that takes its place when the block ends without error.
+
+    Every file is synced before the rename. After an error or an interrupt nothing is left; after
+    a kill, a hidden directory that is never opened.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    try:
+        yield work
+        for path in work.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        _sync(work)
+        work.chmod(0o755)  # mkdtemp makes it private
+        if final.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+            final.rename(old / "old")
+            work.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            work.rename(final)
+        _sync(final.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def atomic_file(final: Path) -> Iterator[Path]:
+    """A new file beside `final` that takes its place when the block ends without error."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
+    os.close(handle)
+    work = Path(name)
+    try:
+        yield work
+        work.chmod(0o644)  # mkstemp makes it private
+        _sync(work)
+        work.replace(final)
+        _sync(final.parent)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # Windows cannot open a directory
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Text to tokens and back, token by token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from edge_spec.errors import ModelFileError
+
+
+class Tokenizer:
+    """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
+
+    def __init__(self, json: str, bos_id: int | None = None) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(json)
+        except Exception as error:  # the library raises plain Exception
+            raise ModelFileError(
+                f"the model's tokenizer.json cannot be read: {error}",
+                remedy="Download or export the model again.",
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._bos_id = bos_id
+        self.sha256 = hashlib.sha256(json.encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Begins with the BOS token where the model asks for one and the text has none."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self._bos_id is not None and ids[:1] != [self._bos_id]:
+            ids.insert(0, self._bos_id)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def stream(self) -> TextStream:
+        return TextStream(self._tokenizer)
+
+    def token_text(self, token: int) -> str:
+        """The token as the vocabulary spells it, special ones included."""
+        return self._tokenizer.id_to_token(token) or ""
+
+
+class TextStream:
+    """Turns tokens into text as they come; the pieces join to `Tokenizer.decode` of them all.
+
+    A character that spans tokens appears with the last of them.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._num_characters = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        piece = self._stream.step(self._tokenizer, token) or ""
+        self._num_characters += len(piece)
+        return piece
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: an incomplete character's replacement."""
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return text[self._num_characters :]
+
+
+class StopCutter:
+    """Holds text back while it may be the beginning of a stop string; cuts at the first one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """Text that can be shown now. After a stop string `stopped` is set and nothing follows."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        found = [text.find(stop) for stop in self._stops if stop in text]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        held = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """The text held back, when nothing follows that could complete a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that `stop` begins with."""
+        return next(
+            (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+        )

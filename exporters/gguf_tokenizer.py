@@ -1,0 +1,199 @@
+"""Hugging Face tokenizers from the vocabulary inside a GGUF file.
+
+The ids equal llama.cpp's (`llama_tokenize` with `add_special=False, parse_special=True`) but for
+two cases: letters and digits that are new in Unicode 16, which `tokenizers` knows and llama.cpp
+does not, may be split elsewhere; and where special tokens overlap, the first one is taken, not the
+longest. Vocabularies for which this cannot be had are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+
+_SPACE = "\u2581"
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_PARSED_IN_TEXT = frozenset((_UNKNOWN, _CONTROL, _USER_DEFINED))
+# llama.cpp takes these for control tokens, whatever type the file gives them.
+_CONTROL_NAME = re.compile(
+    r"<\|(eo[tm]_id|im_end|end|endoftext|end_of_text|((fim|code)_)?(prefix|suffix|middle)|fim_pad"
+    r"|fim_repo|repo_name|file_sep)\|>|<(eos|/s|end_of_turn|end_of_utterance|reponame|REPO|PAD)>"
+    r"|<fim[-_](prefix|suffix|middle|pad)>|<fim-repo>|_?<EOT>|\u2581?<(PRE|SUF|MID)>|\[(EOT|EOS|PAD)\]"
+)
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORD = r"'[sStTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL]|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = r"[^\r\n\p{L}\p{N}]?([\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*)"
+_TEKKEN = rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# tokenizer.ggml.pre (llama.cpp's llama-vocab.cpp): splits, and if a word that is a token stays whole.
+PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = MappingProxyType(
+    {
+        name: (splits, whole_words)
+        for names, splits, whole_words in (
+            ("default", (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"), False),
+            ("gpt-2 phi-2 olmo mpt exaone4 trillion granite-docling", (_GPT2,), False),
+            ("smollm starcoder refact command-r codeshell minerva-7b", (r"\p{N}", _GPT2), False),
+            ("llama3 llama-v3 llama-bpe falcon3 glm4", (rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}",), True),
+            ("qwen2 deepseek-r1-qwen stablelm2 megrez", (rf"{_WORD}|\p{{N}}|{_REST}",), False),
+            ("tekken", (_TEKKEN,), True),
+        )
+        for name in names.split()
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """What the file says; `ids` is in the order of the ids and `kinds` beside it."""
+
+    metadata: Mapping[str, Any]
+    path: Path
+    ids: dict[str, int]
+    kinds: list[int]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def texts(self, key: str) -> list[str]:
+        texts = self.get(key)
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise self.damaged(f"it has no list of {key}")
+        return texts
+
+    def numbers(self, key: str) -> list[float]:
+        numbers = self.get(key)
+        if getattr(numbers, "shape", None) != (len(self.ids),) or not np.isfinite(numbers).all():
+            raise self.damaged(f"it lacks a {key} for each of its {len(self.ids)} tokens")
+        return list(numbers.tolist())
+
+    def damaged(self, what: str) -> ModelFileError:
+        where = f"the vocabulary of {self.path} is damaged"
+        return ModelFileError(f"{where}: {what}", remedy="Download or convert the file again.")
+
+    def unsupported(self, why: str) -> UnsupportedModelError:
+        where = f"the tokenizer of {self.path} is not supported"
+        remedy = "Give the model's Hugging Face directory, which has its tokenizer.json."
+        return UnsupportedModelError(f"{where}: {why}", remedy=remedy)
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
+    """A tokenizer of text alone: it adds no BOS or EOS, whatever the file asks for.
+
+    `decode(ids, skip_special_tokens=False)` is the exact text if the vocabulary is byte-level (less
+    the bytes it has no token for); SentencePiece may add a space after special tokens, and reads
+    U+2581 as a space. Raises `UnsupportedModelError` if it cannot do what llama.cpp does with this
+    vocabulary, and `ModelFileError`, naming `path`, if that is missing or inconsistent.
+    """
+    vocabulary = _read(metadata, path)
+    kind = str(vocabulary.get("model"))
+    if kind not in ("gpt2", "llama"):
+        raise vocabulary.unsupported(f"its model is {kind!r}; gpt2 and llama are supported")
+    if "phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""):
+        raise vocabulary.unsupported("llama.cpp strips spaces after the special tokens of Phi-3")
+    tokenizer = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
+    added = [
+        AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
+        for token, kind in zip(vocabulary.ids, vocabulary.kinds, strict=True)
+        if kind in _PARSED_IN_TEXT
+    ]
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def _read(metadata: Mapping[str, Any], path: Path) -> _Vocabulary:
+    vocabulary = _Vocabulary(metadata, path, {}, [])
+    tokens = vocabulary.texts("tokens")
+    vocabulary.ids.update((token or f"[EMPTY_{at}]", at) for at, token in enumerate(tokens))
+    if not tokens or len(vocabulary.ids) != len(tokens):
+        raise vocabulary.damaged("it has no tokens, or two with the same text")
+    for token, kind in zip(vocabulary.ids, vocabulary.numbers("token_type"), strict=True):
+        vocabulary.kinds.append(_CONTROL if _CONTROL_NAME.fullmatch(token) else int(kind))
+    return vocabulary
+
+
+def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
+    name = str(vocabulary.get("pre", "default"))
+    if name not in PRE_TOKENIZERS:
+        raise vocabulary.unsupported(f"pre-tokenizer {name!r} is not one of {[*PRE_TOKENIZERS]}")
+    splits, whole_words = PRE_TOKENIZERS[name]
+    model = models.BPE(vocabulary.ids, _listed_merges(vocabulary), ignore_merges=whole_words)
+    steps: list[Any] = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
+    if missing := sorted(alphabet - vocabulary.ids.keys()):
+        # These bytes yield no token, but what is around them must not be merged across them.
+        characters = "".join(rf"\x{{{ord(character):x}}}" for character in missing)
+        steps.append(pre_tokenizers.Split(Regex(f"[{characters}]"), "removed"))
+    for token, kind in zip(vocabulary.ids, vocabulary.kinds, strict=True):
+        if kind in _PARSED_IN_TEXT and not token.isascii() and alphabet.issuperset(token):
+            raise vocabulary.unsupported(f"special token {token!r} would be decoded as bytes")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _listed_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    pairs: dict[tuple[str, str], None] = {}  # of equal merges the first counts
+    for merge in vocabulary.texts("merges"):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocabulary.ids.keys():
+            raise vocabulary.damaged(f"the merge {merge!r} is not of its tokens")
+        pairs[left, right] = None
+    return list(pairs)
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    if any(f"<0x{byte:02X}>" not in vocabulary.ids for byte in range(256)):
+        raise vocabulary.damaged("it lacks tokens for the bytes <0x00> to <0xFF>")
+    merges = _scored_merges(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, byte_fallback=True))
+    normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    plain: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.get("add_space_prefix", True):
+        normal.insert(0, normalizers.Prepend(_SPACE))
+        plain.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(normal)
+    tokenizer.decoder = decoders.Sequence(plain)
+    return tokenizer
+
+
+def _scored_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Every pair that joins to a token, ordered so that ranks choose as llama.cpp's scores do."""
+    ids, scores = vocabulary.ids, vocabulary.numbers("scores")
+    ranked: list[tuple[float, int, str, str]] = []
+    for token, kind, score in zip(ids, vocabulary.kinds, scores, strict=True):
+        # A special token's text never gets as far as the merges, unless its spaces are escaped.
+        if kind in _PARSED_IN_TEXT and _SPACE not in token:
+            continue
+        if len(token) > 1 and kind != _BYTE and not set(token) <= ids.keys():
+            raise vocabulary.unsupported(f"token {token!r} has a character that is no token")
+        # Of equal scores llama.cpp takes the leftmost pair, so that a run of spaces grows from
+        # the left. Ranks do the same if a pair with a longer left part comes earlier.
+        cuts = (cut for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids)
+        ranked.extend((-score, -cut, token[:cut], token[cut:]) for cut in cuts)
+    ranked.sort(key=lambda pair: pair[:2])
+    for _, tied in groupby(ranked, key=lambda pair: pair[0]):
+        _refuse_ambiguous([pair[2:] for pair in tied], vocabulary)
+    return [pair[2:] for pair in ranked]
+
+
+def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: _Vocabulary) -> None:
+    """Raises if a pair overlaps another token's of equal score: no order of ranks is leftmost."""
+    joined: dict[str, set[str]] = {}
+    for left, right in tied:
+        joined.setdefault(left, set()).add(left + right)
+    for left, right in tied:
+        for token in joined.get(right, set()) - {left + right}:
+            if len(set(left + token)) > 1:  # a run of one character is in order
+                raise vocabulary.unsupported(f"{left + right!r} and {token!r} have equal scores")

@@ -1,0 +1,181 @@
+"""Checkpoint to ONNX bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from edge_spec import plugins
+from edge_spec.bundle import MANIFEST, TOKENIZER, is_bundle, open_bundle, write_manifest
+from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.onnx.graph import GraphBuilder
+from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
+from edge_spec.exporters.onnx.nodes import Nodes
+from edge_spec.exporters.onnx.weights import (
+    EMBEDDING_BLOCK,
+    FloatWeights,
+    IntegerWeights,
+    Weights,
+)
+from edge_spec.exporters.parity import Parity, compare, parity_text, score_text
+from edge_spec.model import ExportOptions, ExportReport, Progress, RuntimeOptions
+from edge_spec.storage import atomic_directory, sha256_file
+from edge_spec.tokenizer import Tokenizer
+
+GRAPH_FILE = "model.onnx"
+DEFAULT_QUANTIZATION = "int4"
+BLOCK_SIZES = (32, 64, 128)
+_MIN_PARITY_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """One way to store the weights, and the farthest it may be from the source.
+
+    The bounds are several times what the demo model measures (docs/benchmarks.md): they stop
+    broken exports, not lossy formats.
+    """
+
+    bits: int
+    max_kl_divergence: float  # nats
+
+
+QUANTIZATIONS = MappingProxyType(
+    {
+        "int4": Quantization(4, 1.0),
+        "int8": Quantization(8, 0.02),
+        "fp16": Quantization(16, 1e-3),
+        "fp32": Quantization(32, 1e-4),
+    }
+)
+
+
+class OnnxExporter:
+    format = "onnx"
+
+    def export(
+        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+    ) -> ExportReport:
+        """Writes a bundle at `out` and compares it with the reference.
+
+        Raises UsageError for unknown options, ExportError beyond the quantization's bound; then,
+        or when interrupted, `out` is left as it was.
+        """
+        name, block_size = _checked(checkpoint, out, options)
+        quantization = QUANTIZATIONS[name]
+        with atomic_directory(out) as work:
+            _write_graph(checkpoint, work, quantization, block_size, progress)
+            (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
+            described = {
+                "format": self.format,
+                "name": checkpoint.path.stem,
+                "architecture": checkpoint.config.to_dict(),
+                "chat_template": checkpoint.chat_template,
+                "eos_ids": checkpoint.eos_ids,
+                "bos_id": checkpoint.bos_id,
+                "adds_bos": checkpoint.adds_bos,
+                "quantization": name if quantization.bits > 8 else f"{name} block {block_size}",
+                "source_sha256": (
+                    sha256_file(checkpoint.path) if checkpoint.path.is_file() else None
+                ),
+                "parity": {},
+            }
+            write_manifest(work, **described)
+            if options.check:
+                parity = _check(checkpoint, work, quantization, progress)
+                described["parity"] = parity._asdict()
+                (work / MANIFEST).unlink()
+                write_manifest(work, **described)
+        bundle = open_bundle(out)
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+
+
+def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
+    name = options.quantization or DEFAULT_QUANTIZATION
+    block_size = options.block_size or BLOCK_SIZES[0]
+    if name not in QUANTIZATIONS:
+        raise UsageError(
+            f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
+        )
+    if block_size not in BLOCK_SIZES:
+        raise UsageError(
+            f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
+        )
+    if out.exists() and not is_bundle(out) and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
+        )
+    config = checkpoint.config
+    if QUANTIZATIONS[name].bits <= 8 and config.hidden_size % EMBEDDING_BLOCK:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: a hidden size of {config.hidden_size} cannot be quantized in "
+            f"blocks of {EMBEDDING_BLOCK}",
+            remedy="Export it with --quant fp16 or fp32.",
+        )
+    if config.head_dim % 8:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 8, this "
+            f"model has {config.head_dim}",
+            remedy="Run it with --runtime reference.",
+        )
+    return name, block_size
+
+
+def _write_graph(
+    checkpoint: Checkpoint,
+    work: Path,
+    quantization: Quantization,
+    block_size: int,
+    progress: Progress,
+) -> None:
+    num_layers = checkpoint.config.num_layers
+    with (work / DATA_FILE).open("wb") as data:
+        nodes = Nodes(Initializers(data))
+        weights: Weights
+        if quantization.bits <= 8:
+            weights = IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
+        else:
+            stored = np.float16 if quantization.bits == 16 else np.float32
+            weights = FloatWeights(checkpoint, nodes, stored)
+        graph = GraphBuilder(nodes, weights, checkpoint)
+        model = graph.build(
+            lambda layer: progress("Converting the weights", (layer + 1) / num_layers)
+        )
+    (work / GRAPH_FILE).write_bytes(model.SerializeToString())
+
+
+def _check(
+    checkpoint: Checkpoint, work: Path, quantization: Quantization, progress: Progress
+) -> Parity:
+    """Scores the packaged text with the reference and with the written bundle."""
+    tokens = Tokenizer(checkpoint.tokenizer_json()).encode(parity_text())
+    tokens = tokens[: checkpoint.config.context_length]
+    if len(tokens) < _MIN_PARITY_TOKENS:
+        raise ExportError(
+            f"the tokenizer of {checkpoint.path} makes {len(tokens)} tokens of the test text",
+            remedy="Check the model's tokenizer.",
+        )
+
+    def part(start: float) -> Callable[[float], None]:
+        return lambda done: progress("Comparing with the reference", start + done / 2)
+
+    scores = []
+    for start, runtime, source in ((0.0, "reference", checkpoint), (0.5, "ort", open_bundle(work))):
+        model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
+        try:
+            scores.append(score_text(model, tokens, part(start)))
+        finally:
+            model.close()
+    parity = compare(scores[0], scores[1], tokens)
+    if not parity.kl_divergence <= quantization.max_kl_divergence:  # also true for NaN
+        raise ExportError(
+            f"the exported model is too far from {checkpoint.path}: KL divergence "
+            f"{parity.kl_divergence:.4f}, allowed {quantization.max_kl_divergence}",
+            remedy="Use more bits or smaller blocks (--quant int8, --block-size 32).",
+        )
+    return parity

@@ -1,0 +1,198 @@
+"""The graph of a Llama-family model with its KV cache bound in place, for chains and trees.
+
+Inputs and outputs (rows: tokens scored in this pass, total: cached tokens + rows):
+
+    input_ids              [1, rows] int64
+    position_ids           [1, rows] int64      depth in the tree, counted from the cache's end
+    attention_bias         [1, 1, rows, total]  0 where a row sees a position, -inf elsewhere
+    seqlens_k              [1] int32            total - 1
+    total_sequence_length  scalar int32         total
+    logit_rows             [scored] int64       the rows that reach the head
+    past.N.key|value       [1, kv_heads, capacity, head_dim]
+    present.N.key|value    the same buffers
+    logits                 [scored, vocab]
+    hidden                 [scored, hidden]     after the final norm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
+from edge_spec.exporters.onnx.weights import EMBEDDING, Weights
+
+OPSET = 21
+IR_VERSION = 10
+
+
+class GraphBuilder:
+    """Adds a whole model to `nodes`, reading matrices through `weights`."""
+
+    def __init__(self, nodes: Nodes, weights: Weights, checkpoint: Checkpoint) -> None:
+        self.config = checkpoint.config
+        self.nodes = nodes
+        self.weights = weights
+        self.checkpoint = checkpoint
+
+    def build(self, on_layer: Callable[[int], None]) -> ModelProto:
+        config, nodes = self.config, self.nodes
+        cos, sin = config.rope_tables(config.context_length)
+        nodes.constant("rope_cos", cos)
+        nodes.constant("rope_sin", sin)
+        residual = self.weights.embed("input_ids")
+        normed = nodes.add(
+            "SimplifiedLayerNormalization",
+            [residual, self._vector("model.layers.0.input_layernorm.weight")],
+            "model.layers.0.input_layernorm.output",
+            axis=-1,
+            epsilon=config.norm_epsilon,
+        )
+        for layer in range(config.num_layers):
+            prefix = f"model.layers.{layer}."
+            attended = self._attention(normed, layer)
+            normed, residual = self._add_and_norm(
+                attended, residual, prefix + "post_attention_layernorm"
+            )
+            update = self._mlp(normed, prefix + "mlp.")
+            if layer + 1 < config.num_layers:
+                following = f"model.layers.{layer + 1}.input_layernorm"
+                normed, residual = self._add_and_norm(update, residual, following)
+            on_layer(layer)
+        self._scores(update, residual)
+        return self._model()
+
+    def _attention(self, x: str, layer: int) -> str:
+        config, nodes = self.config, self.nodes
+        prefix = f"model.layers.{layer}.self_attn."
+        names = [f"{prefix}{part}_proj.weight" for part in "qkv"]
+        biases = [f"{prefix}{part}_proj.bias" for part in "qkv"] if config.qkv_bias else []
+        inputs = [self.weights.linear(x, names, biases), "", ""]  # q, k, v packed
+        if config.qk_norm:
+            inputs = self._normed_heads(inputs[0], prefix)
+        output = nodes.add(
+            "GroupQueryAttention",
+            [
+                *inputs,
+                f"past.{layer}.key",
+                f"past.{layer}.value",
+                "seqlens_k",
+                "total_sequence_length",
+                "rope_cos",
+                "rope_sin",
+                "position_ids",
+                "attention_bias",
+            ],
+            [prefix + "output", f"present.{layer}.key", f"present.{layer}.value"],
+            domain=CONTRIB,
+            num_heads=config.num_heads,
+            kv_num_heads=config.num_kv_heads,
+            do_rotary=1,
+        )
+        bias = [prefix + "o_proj.bias"] if config.output_bias else []
+        return self.weights.linear(output, [prefix + "o_proj.weight"], bias)
+
+    def _normed_heads(self, packed: str, prefix: str) -> list[str]:
+        """Splits q, k and v and normalizes each head of q and k (Qwen3)."""
+        config, nodes = self.config, self.nodes
+        sizes = np.array([config.query_size, config.kv_size, config.kv_size])
+        parts = [f"{prefix}{part}.split" for part in "qkv"]
+        nodes.add("Split", [packed, nodes.constant("qkv_sizes", sizes)], parts, axis=-1)
+        heads = nodes.constant("head_shape", np.array([1, 0, -1, config.head_dim]))
+        flat = nodes.constant("flat_shape", np.array([1, 0, -1]))
+        for i, part in enumerate("qk"):
+            split = nodes.add("Reshape", [parts[i], heads], f"{prefix}{part}.heads")
+            normed = nodes.add(
+                "SimplifiedLayerNormalization",
+                [split, self._vector(f"{prefix}{part}_norm.weight")],
+                f"{prefix}{part}.normed",
+                axis=-1,
+                epsilon=config.norm_epsilon,
+            )
+            parts[i] = nodes.add("Reshape", [normed, flat], f"{prefix}{part}.flat")
+        return parts
+
+    def _mlp(self, x: str, prefix: str) -> str:
+        nodes = self.nodes
+        joined = self.weights.linear(
+            x, [prefix + "gate_proj.weight", prefix + "up_proj.weight"], []
+        )
+        gate, up = prefix + "gate", prefix + "up"
+        nodes.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
+        swish = nodes.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)
+        product = nodes.add("Mul", [swish, up], prefix + "product")
+        return self.weights.linear(product, [prefix + "down_proj.weight"], [])
+
+    def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
+        """The norm of x + residual, and that sum."""
+        outputs = [name + ".output", "", "", name + ".sum"]
+        self.nodes.add(
+            "SkipSimplifiedLayerNormalization",
+            [x, residual, self._vector(name + ".weight")],
+            outputs,
+            domain=CONTRIB,
+            epsilon=self.config.norm_epsilon,
+        )
+        return outputs[0], outputs[3]
+
+    def _scores(self, update: str, residual: str) -> None:
+        """Final norm and head, for the asked rows only."""
+        nodes = self.nodes
+        flat = nodes.constant("rows_shape", np.array([-1, self.config.hidden_size]))
+        picked = []
+        for name, tensor in (("update", update), ("residual", residual)):
+            rows = nodes.add("Reshape", [tensor, flat], name + "_rows")
+            picked.append(nodes.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
+        nodes.add(
+            "SkipSimplifiedLayerNormalization",
+            [*picked, self._vector("model.norm.weight")],
+            "hidden",
+            domain=CONTRIB,
+            epsilon=self.config.norm_epsilon,
+        )
+        head = EMBEDDING if self.config.tied_embeddings else "lm_head.weight"
+        self.weights.head("hidden", head, "logits")
+
+    def _vector(self, name: str) -> str:
+        return self.nodes.weights.add(name, self.checkpoint.float32(name))
+
+    def _model(self) -> ModelProto:
+        config = self.config
+        scored = [
+            _value("logits", TensorProto.FLOAT, ["scored", config.vocab_size]),
+            _value("hidden", TensorProto.FLOAT, ["scored", config.hidden_size]),
+        ]
+        inputs = [
+            _value("input_ids", TensorProto.INT64, [1, "rows"]),
+            _value("position_ids", TensorProto.INT64, [1, "rows"]),
+            _value("attention_bias", TensorProto.FLOAT, [1, 1, "rows", "total"]),
+            _value("seqlens_k", TensorProto.INT32, [1]),
+            _value("total_sequence_length", TensorProto.INT32, []),
+            _value("logit_rows", TensorProto.INT64, ["scored"]),
+        ]
+        graph = helper.make_graph(
+            self.nodes.protos,
+            "edge-spec",
+            inputs + self._cache("past"),
+            scored + self._cache("present"),
+            self.nodes.weights.protos,
+        )
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
+        )
+
+    def _cache(self, when: str) -> list[ValueInfoProto]:
+        shape = [1, self.config.num_kv_heads, "capacity", self.config.head_dim]
+        return [
+            _value(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
+            for layer in range(self.config.num_layers)
+            for part in ("key", "value")
+        ]
+
+
+def _value(name: str, kind: int, shape: list[int | str]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)

@@ -1,0 +1,36 @@
+"""The growing list of a graph's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from edge_spec.exporters.onnx.initializers import Initializers
+
+CONTRIB = "com.microsoft"
+
+
+class Nodes:
+    def __init__(self, weights: Initializers) -> None:
+        self.weights = weights
+        self.protos: list[NodeProto] = []
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        outputs: str | Sequence[str],
+        domain: str = "",
+        **attributes: Any,
+    ) -> str:
+        """Appends a node and returns the name of its first output."""
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        node = helper.make_node(op, list(inputs), names, names[0], domain=domain, **attributes)
+        self.protos.append(node)
+        return names[0]
+
+    def constant(self, name: str, values: np.ndarray) -> str:
+        return self.weights.add(name, values)

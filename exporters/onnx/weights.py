@@ -1,0 +1,151 @@
+"""How matrices are stored in the graph: in blocks of integers, or as floats.
+
+Both kinds write the nodes of a linear layer and of the embedding, so that the graph itself does
+not know about quantization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from onnx import TensorProto
+
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.onnx import quantize
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
+
+EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING_BLOCK = 32
+_ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
+
+
+class Weights(Protocol):
+    """Reads matrices from a checkpoint and adds them to a graph."""
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
+
+    def embed(self, ids: str) -> str:
+        """ids: [1, rows] -> [1, rows, hidden]."""
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
+
+
+class IntegerWeights:
+    """MatMulNBits with int8 activations. Embedding and head keep 8 bits at every setting:
+
+    they are where low precision costs most, and llama.cpp's Q4_0 files keep 6 or 8 there too.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, nodes: Nodes, bits: int, block_size: int) -> None:
+        self._checkpoint = checkpoint
+        self._nodes = nodes
+        self._bits = bits
+        self._block_size = block_size
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        weight = self._read(names, self._bits, self._block_size)
+        inputs = [x, *self._store(names[0], weight)]
+        if biases:
+            bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
+            inputs += [""] * (5 - len(inputs))  # no zero points, no group index
+            inputs.append(self._nodes.weights.add(biases[0], bias))
+        return self._matmul(inputs, weight, names[0].removesuffix(".weight") + ".output")
+
+    def embed(self, ids: str) -> str:
+        weight = self._read([EMBEDDING], 8, EMBEDDING_BLOCK)
+        inputs = self._store(EMBEDDING, weight)
+        flat = self._nodes.constant("embedding_shape", np.array([len(weight.packed), -1]))
+        inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
+        return self._nodes.add(
+            "GatherBlockQuantized",
+            [inputs[0], ids, *inputs[1:]],
+            "embedded",
+            domain=CONTRIB,
+            bits=8,
+            block_size=EMBEDDING_BLOCK,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        weight = self._read([name], 8, EMBEDDING_BLOCK)
+        self._matmul([hidden, *self._store(name, weight)], weight, output)
+
+    def _read(self, names: Sequence[str], bits: int, block_size: int) -> quantize.BlockQuantized:
+        stored = [self._checkpoint.tensors[name] for name in names]
+        kinds = {tensor.kind for tensor in stored}
+        columns = stored[0].shape[1]
+        carried = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
+        if kinds == {carried} and block_size == 32:
+            rows = np.concatenate([tensor.stored_rows() for tensor in stored])
+            carry = quantize.from_q4_0 if bits == 4 else quantize.from_q8_0
+            return carry(rows, columns)
+        floats = np.concatenate([tensor.float32() for tensor in stored])
+        return quantize.quantize(floats, bits, block_size)
+
+    def _store(self, name: str, weight: quantize.BlockQuantized) -> list[str]:
+        """Names of packed values, scales and, where there are any, zero points."""
+        inputs = [
+            self._nodes.weights.add(name, weight.packed),
+            self._nodes.weights.add(name + ".scales", weight.scales),
+        ]
+        if weight.zero_points is not None:
+            inputs.append(self._nodes.weights.add(name + ".zero_points", weight.zero_points))
+        return inputs
+
+    def _matmul(self, inputs: list[str], weight: quantize.BlockQuantized, output: str) -> str:
+        return self._nodes.add(
+            "MatMulNBits",
+            inputs,
+            output,
+            domain=CONTRIB,
+            K=weight.columns,
+            N=len(weight.packed),
+            bits=weight.bits,
+            block_size=weight.block_size,
+            accuracy_level=_ACCURACY_INT8,
+        )
+
+
+class FloatWeights:
+    """Plain matrices, stored as float16 or float32 and used as float32."""
+
+    def __init__(self, checkpoint: Checkpoint, nodes: Nodes, stored: type[np.floating]) -> None:
+        self._checkpoint = checkpoint
+        self._nodes = nodes
+        self._stored = stored
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        joined = np.concatenate([self._checkpoint.float32(name) for name in names])
+        weight = self._add(names[0], joined.T)
+        output = names[0].removesuffix(".weight") + ".output"
+        if not biases:
+            return self._nodes.add("MatMul", [x, weight], output)
+        product = self._nodes.add("MatMul", [x, weight], output + ".product")
+        bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
+        return self._nodes.add("Add", [product, self._nodes.weights.add(biases[0], bias)], output)
+
+    def embed(self, ids: str) -> str:
+        table = self._nodes.weights.add(EMBEDDING, self._read(EMBEDDING))
+        rows = self._nodes.add("Gather", [table, ids], "embedded_stored")
+        return self._widen(rows, "embedded")
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        self._nodes.add("Gemm", [hidden, self._add(name, self._read(name))], output, transB=1)
+
+    def _read(self, name: str) -> np.ndarray:
+        return self._checkpoint.float32(name).astype(self._stored)
+
+    def _add(self, name: str, values: np.ndarray) -> str:
+        stored = self._nodes.weights.add(name, values.astype(self._stored))
+        return self._widen(stored, name + ".float32")
+
+    def _widen(self, name: str, widened: str) -> str:
+        if self._stored is np.float32:
+            return name
+        return self._nodes.add("Cast", [name], widened, to=TensorProto.FLOAT)

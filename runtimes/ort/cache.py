@@ -1,0 +1,50 @@
+"""The KV cache as one numpy block that onnxruntime reads and writes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+
+from edge_spec.architecture import ModelConfig
+
+GROWTH_TOKENS = 512
+
+
+class KvCache:
+    """Keys and values of all layers, [layers, 2, 1, kv_heads, capacity, head_dim] float32."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self.capacity = 0
+        self._block = self._allocate(0)
+
+    def reserve(self, needed: int, used: int) -> bool:
+        """Makes room for `needed` tokens, keeping the first `used`; True if buffers moved."""
+        if needed <= self.capacity:
+            return False
+        steps = -(-needed // GROWTH_TOKENS)
+        self.capacity = min(steps * GROWTH_TOKENS, self._config.context_length)
+        grown = self._allocate(self.capacity)
+        grown[..., :used, :] = self._block[..., :used, :]
+        self._block = grown
+        return True
+
+    def bind(self, binding: onnxruntime.IOBinding) -> None:
+        """Binds each buffer as both past and present."""
+        for layer, parts in enumerate(self._block):
+            for part, buffer in zip(("key", "value"), parts, strict=True):
+                shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+                binding.bind_ortvalue_input(f"past.{layer}.{part}", shared)
+                binding.bind_ortvalue_output(f"present.{layer}.{part}", shared)
+
+    def compact(self, start: int, rows: Sequence[int]) -> None:
+        """Moves the tokens at start + rows to start, start + 1, ..."""
+        kept = self._block[..., start + np.asarray(rows), :]
+        self._block[..., start : start + len(rows), :] = kept
+
+    def _allocate(self, capacity: int) -> np.ndarray:
+        config = self._config
+        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
+        return np.zeros(shape, np.float32)

@@ -1,0 +1,78 @@
+"""Loads a bundle into onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_spec.bundle import Bundle
+from edge_spec.errors import BundleError, MissingDependencyError, UsageError
+from edge_spec.model import Capabilities, RuntimeOptions
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.ort.session import OrtSession
+
+GRAPH_FILE = "model.onnx"
+
+
+class OrtModel:
+    """One InferenceSession; its sessions share the weights and the thread pool."""
+
+    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        onnxruntime = _import_onnxruntime()
+        from edge_spec.runtimes.ort.session import MAX_ROWS
+
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
+        )
+        self.config = bundle.config
+        if options.context_length is not None:
+            shorter = min(options.context_length, self.config.context_length)
+            self.config = replace(self.config, context_length=shorter)
+        providers = list(options.providers or ("CPUExecutionProvider",))
+        available = onnxruntime.get_available_providers()
+        missing = [name for name in providers if name not in available]
+        if missing:
+            raise UsageError(
+                f"onnxruntime has no {', '.join(missing)} here",
+                remedy=f"Available: {', '.join(available)}.",
+            )
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 3
+        if options.threads is not None:
+            settings.intra_op_num_threads = options.threads
+        graph = bundle.file(GRAPH_FILE)
+        try:
+            self._inference = onnxruntime.InferenceSession(graph, settings, providers=providers)
+        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+            raise BundleError(
+                f"onnxruntime cannot load {graph}: {error}",
+                remedy="Export the model again, or update onnxruntime.",
+            ) from error
+
+    def open_session(self) -> OrtSession:
+        from edge_spec.runtimes.ort.session import OrtSession
+
+        return OrtSession(self._inference, self.config)
+
+    def close(self) -> None:
+        del self._inference
+
+
+class OrtRuntime:
+    name = "ort"
+    reads = "onnx"
+
+    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel:
+        return OrtModel(source, options)
+
+
+def _import_onnxruntime():  # type: ignore[no-untyped-def]
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingDependencyError(
+            "onnxruntime is not installed",
+            remedy='Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).',
+        ) from None
+    return onnxruntime

@@ -1,0 +1,135 @@
+"""One KV cache over an onnxruntime session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.model import Forward
+from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.tree import TokenTree
+
+MAX_ROWS = 64
+PREFILL_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """Buffers bound once for passes of one width; only their contents change."""
+
+    binding: onnxruntime.IOBinding
+    input_ids: np.ndarray  # [1, rows] int64
+    position_ids: np.ndarray  # [1, rows] int64
+    bias: np.ndarray  # [rows * capacity] float32, zero between passes
+    logits: np.ndarray  # [scored, vocab] float32
+    hidden: np.ndarray  # [scored, hidden] float32
+
+
+class OrtSession:
+    """A pass costs one `run_with_iobinding`; numpy and onnxruntime share every buffer."""
+
+    def __init__(self, inference: onnxruntime.InferenceSession, config: ModelConfig) -> None:
+        self.length = 0
+        self._inference = inference
+        self._config = config
+        self._cache = KvCache(config)
+        self._last = np.zeros(1, np.int32)  # seqlens_k
+        self._total = np.zeros((), np.int32)
+        self._bound: dict[int, _Bound] = {}
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._reserve(len(tokens))
+        for start in range(0, len(tokens), PREFILL_ROWS):
+            chunk = tokens[start : start + PREFILL_ROWS]
+            rows = len(chunk)
+            # The head has to score something: the last row, whose scores are not used.
+            bound = self._bind(rows, np.array([rows - 1]))
+            bound.input_ids[0] = chunk
+            bound.position_ids[0] = np.arange(self.length, self.length + rows)
+            self._run(bound, rows)
+            self.length += rows
+
+    def forward(self, tree: TokenTree) -> Forward:
+        rows = len(tree)
+        if rows > MAX_ROWS:
+            raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
+        self._reserve(rows)
+        bound = self._bound.get(rows)
+        if bound is None:
+            bound = self._bound[rows] = self._bind(rows, np.arange(rows))
+        bound.input_ids[0] = tree.tokens
+        np.add(tree.depths, self.length, out=bound.position_ids[0])
+        self._run(bound, rows, tree)
+        return Forward(bound.logits, bound.hidden)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        if rows[-1] != len(rows) - 1:  # not simply the first rows
+            self._cache.compact(self.length, rows)
+        self.length += len(rows)
+
+    def rollback(self, length: int) -> None:
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot roll back from {self.length} to {length} tokens")
+        self.length = length
+
+    def close(self) -> None:
+        self._bound.clear()
+        self._cache = KvCache(self._config)
+
+    def _reserve(self, rows: int) -> None:
+        needed = self.length + rows
+        limit = self._config.context_length
+        if needed > limit:
+            raise ContextFullError(
+                f"{needed} tokens do not fit the context of {limit}",
+                remedy="Shorten the prompt.",
+            )
+        if self._cache.reserve(needed, self.length):
+            self._bound.clear()
+
+    def _bind(self, rows: int, scored: np.ndarray) -> _Bound:
+        binding = self._inference.io_binding()
+        self._cache.bind(binding)
+        config = self._config
+        bound = _Bound(
+            binding=binding,
+            input_ids=np.zeros((1, rows), np.int64),
+            position_ids=np.zeros((1, rows), np.int64),
+            bias=np.zeros(rows * self._cache.capacity, np.float32),
+            logits=np.empty((len(scored), config.vocab_size), np.float32),
+            hidden=np.empty((len(scored), config.hidden_size), np.float32),
+        )
+        binding.bind_cpu_input("input_ids", bound.input_ids)
+        binding.bind_cpu_input("position_ids", bound.position_ids)
+        binding.bind_cpu_input("logit_rows", scored.astype(np.int64))
+        binding.bind_cpu_input("seqlens_k", self._last)
+        binding.bind_cpu_input("total_sequence_length", self._total)
+        for name, buffer in (("logits", bound.logits), ("hidden", bound.hidden)):
+            binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
+        return bound
+
+    def _run(self, bound: _Bound, rows: int, tree: TokenTree | None = None) -> None:
+        total = self.length + rows
+        self._last[0] = total - 1
+        self._total[...] = total
+        # The operator masks causally by itself, so a chain needs no bias but zeros.
+        bias = bound.bias[: rows * total].reshape(1, 1, rows, total)
+        branches = tree is not None and not tree.is_chain
+        if tree is not None and branches:
+            bias[0, 0, :, self.length :] = np.where(tree.ancestors, 0.0, -np.inf)
+        bound.binding.bind_cpu_input("attention_bias", bias)
+        try:
+            self._inference.run_with_iobinding(bound.binding)
+        except Exception as error:
+            raise SessionError(
+                f"onnxruntime failed on {rows} rows at {self.length} tokens: {error}",
+                remedy="Try fewer rows (--draft-n-max) or another --device.",
+            ) from error
+        finally:
+            if branches:
+                bias[0, 0, :, self.length :] = 0.0

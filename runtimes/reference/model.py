@@ -1,0 +1,74 @@
+"""Weights and arithmetic of the reference transformer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_spec.model import Capabilities, RuntimeOptions, Tensors
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.reference.session import ReferenceSession
+
+MAX_ROWS = 512
+
+
+class ReferenceModel:
+    """Float32 weights, read from the checkpoint when a layer is first used and then kept."""
+
+    capabilities = Capabilities(max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True)
+
+    def __init__(self, tensors: Tensors, context_length: int | None = None) -> None:
+        self.config = tensors.config
+        if context_length is not None:
+            self.config = replace(self.config, context_length=context_length)
+        self._tensors = tensors
+        self._weights: dict[str, np.ndarray] = {}
+        self.cos, self.sin = self.config.rope_tables(self.config.context_length)
+
+    def weight(self, name: str) -> np.ndarray:
+        if name not in self._weights:
+            self._weights[name] = self._tensors.float32(name)
+        return self._weights[name]
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        """x: [rows, in] -> [rows, out]."""
+        y = x @ self.weight(name + ".weight").T
+        has_bias = (self.config.output_bias and name.endswith("o_proj")) or (
+            self.config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
+        )
+        return y + self.weight(name + ".bias") if has_bias else y
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+        scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon)
+        normed: np.ndarray = x * scale.astype(np.float32) * self.weight(name + ".weight")
+        return normed
+
+    def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """x: [heads, rows, head_dim], turned by its positions, halves paired (Su et al. 2021)."""
+        cos, sin = self.cos[positions], self.sin[positions]
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        tied = self.config.tied_embeddings
+        return self.linear(hidden, "model.embed_tokens" if tied else "lm_head")
+
+    def open_session(self) -> ReferenceSession:
+        from edge_spec.runtimes.reference.session import ReferenceSession
+
+        return ReferenceSession(self)
+
+    def close(self) -> None:
+        self._weights.clear()
+
+
+class ReferenceRuntime:
+    name = "reference"
+    reads = "checkpoint"
+
+    def open(self, source: Tensors, options: RuntimeOptions) -> ReferenceModel:
+        return ReferenceModel(source, options.context_length)
