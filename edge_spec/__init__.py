@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge_spec.loading import load
     from edge_spec.engine import Engine
     from edge_spec.errors import EdgeSpecError
     from edge_spec.generation import Generation
+    from edge_spec.loading import load
     from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
     from edge_spec.sampling import SamplingParams
 

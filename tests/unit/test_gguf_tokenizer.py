@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from tokenizers import Tokenizer
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "tokenizer_smollm2.json"
 PATH = Path("some.gguf")
