@@ -60,7 +60,8 @@ class Decoder:
     ) -> Iterator[list[DecodedToken]]:
         """The tokens of each round, until a stop token (included), max_tokens or the context.
 
-        The target must hold all of the prompt but its last token. However the iterator ends, the cache never keeps a token that was not yielded.
+        The target must hold all of the prompt but its last token. However the iterator ends,
+        the cache holds no token that was not yielded.
         """
         num_tokens, pending = 0, prompt[-1]
         for drafter in self.drafters:

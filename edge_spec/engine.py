@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, overload
 
+from edge_spec import plugins
 from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import Policy
 from edge_spec.decoder import Decoder, Limits
@@ -153,6 +154,16 @@ class Engine:
         ids = self.parts.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, max_tokens, stop, sampling)
         return generation if stream else generation.finish()
+
+    def set_drafter(self, names: str) -> None:
+        """From the next answer on: "auto", "none", or drafters' names joined by commas.
+
+        Raises UsageError for a name that is not installed, and then changes nothing.
+        """
+        drafters = plugins.load_drafters(names)
+        self._end_running()
+        conversation = self._conversation
+        conversation.decoder = replace(conversation.decoder, drafters=drafters)
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
         """The tokens that ask for the assistant's next message."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.metrics import PlainRate, RoundStats
@@ -69,6 +72,20 @@ class Generation(Iterator[Chunk]):
 
     def cancel(self) -> None:
         self._cancelled = True
+
+    @contextmanager
+    def cancelled_by_interrupt(self) -> Iterator[None]:
+        """Within the block, the first Ctrl-C cancels this generation; a second one raises."""
+
+        def cancel(number: int, frame: FrameType | None) -> None:
+            self.cancel()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        previous = signal.signal(signal.SIGINT, cancel)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
     def close(self) -> None:
         """Ends the generation; what was generated stays in `result`."""

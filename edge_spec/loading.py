@@ -17,7 +17,6 @@ from edge_spec.sources import Source
 from edge_spec.tokenizer import Tokenizer
 
 AUTO_RUNTIME = "ort"
-AUTO_DRAFTERS = ("suffix",)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def load(
 def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
     """Raises an EdgeSpecError that names what is missing or wrong."""
     source = Source(model, progress)
-    drafters = _drafters(options.drafter)
+    drafters = plugins.load_drafters(options.drafter)
     runtime = plugins.load_runtime(AUTO_RUNTIME if options.runtime == "auto" else options.runtime)
     if runtime.reads == "checkpoint":
         checkpoint = plugins.open_checkpoint(source.path)
@@ -108,13 +107,6 @@ def _compose(
         policy = FixedPolicy(max_draft_tokens=options.draft_n_max)
     numerics = measure_numerics(model)
     return Engine(Parts(name, runtime, model, text, drafters, policy, numerics))
-
-
-def _drafters(names: str) -> list[Drafter]:
-    if names == "none":
-        return []
-    chosen = AUTO_DRAFTERS if names == "auto" else [name.strip() for name in names.split(",")]
-    return [plugins.load_drafter(name) for name in chosen]
 
 
 def _bundle(source: Source, format: str, options: LoadOptions, progress: Progress) -> Bundle:

@@ -71,7 +71,7 @@ class RuntimeOptions:
     """How to load a model; a runtime ignores what it has no use for."""
 
     threads: int | None = None  # None: the runtime's best guess for this machine
-    providers: tuple[str, ...] = ()  # onnxruntime execution providers, in order of preference
+    providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"
     context_length: int | None = None  # tokens; None: what the model was trained for
 
 

@@ -1,4 +1,4 @@
-"""Finds runtimes, exporters and drafters through entry points: the only dynamic importer.
+"""Finds runtimes, exporters, drafters and apps by entry point: the only dynamic importer.
 
 A package adds one by declaring it, without touching this repository:
 
@@ -8,6 +8,7 @@ A package adds one by declaring it, without touching this repository:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.model import Checkpoint, Exporter, Runtime
 
+AUTO_DRAFTERS = ("suffix",)
+
 
 def names(kind: str) -> list[str]:
-    """The installed "runtimes", "exporters", "drafters" or "checkpoints"."""
+    """The installed "runtimes", "exporters", "drafters" or "apps"."""
     return sorted(entry_points(group=f"edge_spec.{kind}").names)
 
 
@@ -32,9 +35,17 @@ def load_exporter(name: str) -> Exporter:
     return exporter
 
 
-def load_drafter(name: str) -> Drafter:
-    drafter: Drafter = _load("drafters", name)()
-    return drafter
+def load_drafters(chosen: str) -> list[Drafter]:
+    """New drafters for "auto", "none", or names joined by commas."""
+    if chosen == "none":
+        return []
+    wanted = AUTO_DRAFTERS if chosen == "auto" else [name.strip() for name in chosen.split(",")]
+    return [_load("drafters", name)() for name in wanted]
+
+
+def load_app(name: str) -> Callable[..., None]:
+    app: Callable[..., None] = _load("apps", name)
+    return app
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

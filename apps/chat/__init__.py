@@ -1,0 +1,5 @@
+"""The terminal conversation behind `edge-spec chat`."""
+
+from edge_spec.apps.chat.repl import run
+
+__all__ = ["run"]

@@ -1,0 +1,1 @@
+"""The command `edge-spec`: one thin file a command."""

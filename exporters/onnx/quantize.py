@@ -8,6 +8,7 @@ points would carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -61,70 +62,67 @@ def quantize(weights: np.ndarray, bits: int, block_size: int) -> BlockQuantized:
     """
     rows, columns = weights.shape
     blocks = -(-columns // block_size)
-    values = np.empty((rows, blocks, block_size), np.uint8)
-    scales = np.empty((rows, blocks), np.float32)
-    zeros = np.empty((rows, blocks), np.uint8)
-    for start in range(0, rows, _SLICE_ROWS):
-        part = weights[start : start + _SLICE_ROWS]
-        padded = np.pad(part, ((0, 0), (0, blocks * block_size - columns)))
-        found = _best_blocks(padded.reshape(-1, block_size), bits)
-        for array, values_found in zip((values, scales, zeros), found, strict=True):
-            array[start : start + _SLICE_ROWS] = values_found.reshape(
-                len(part), blocks, -1
-            ).reshape(array[start : start + _SLICE_ROWS].shape)
-    symmetric = bool((zeros == 1 << (bits - 1)).all())
+    padding = ((0, 0), (0, blocks * block_size - columns))
+    found = [
+        _best_blocks(np.pad(weights[start : start + _SLICE_ROWS], padding), bits, block_size)
+        for start in range(0, rows, _SLICE_ROWS)
+    ]
+    levels, scales, zeros = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    zeros = zeros.reshape(rows, blocks)
     return BlockQuantized(
-        bits,
-        block_size,
-        columns,
-        _pack(values, bits),
-        scales,
-        None if symmetric else _pack(zeros, bits),
+        bits=bits,
+        block_size=block_size,
+        columns=columns,
+        packed=_pack(levels.reshape(rows, blocks, block_size), bits),
+        scales=scales.reshape(rows, blocks),
+        zero_points=None if (zeros == 1 << (bits - 1)).all() else _pack(zeros, bits),
     )
 
 
-def _best_blocks(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values [n, size], scales [n] and zero points [n] for blocks [n, size]."""
-    top = np.float32((1 << bits) - 1)
+def _best_blocks(
+    weights: np.ndarray, bits: int, block_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Levels uint8 [n, block_size], scales float32 [n] and zero points uint8 [n] of n blocks."""
+    weights = weights.reshape(-1, block_size)
+    top, middle = np.float32((1 << bits) - 1), np.float32(1 << (bits - 1))
     low = np.minimum(weights.min(axis=1), 0)
     high = np.maximum(weights.max(axis=1), 0)
-    extreme = np.where(-low > high, low, high)
-    # The candidates: the whole range, the range cut a little at both ends (rounding the few
-    # extremes harder pays for a finer grid), and the symmetric grid with its extreme at -2^(b-1).
-    starts = [((high - low) * np.float32(cut) / top, None) for cut in _CUTS[bits]]
-    starts.append((extreme / -np.float32(1 << (bits - 1)), np.float32(1 << (bits - 1))))
-    best_error = np.full(len(weights), np.inf, np.float32)
-    values = np.zeros(weights.shape, np.uint8)
-    scales = np.ones(len(weights), np.float32)
-    zeros = np.full(len(weights), 1 << (bits - 1), np.uint8)
-    for scale, fixed_zero in starts:
-        scale = np.where(scale == 0, np.float32(1), scale).astype(np.float32)
-        middle = (low + high) / 2
-        zero = (
-            np.clip(np.rint(top / 2 - middle / scale), 0, top)
-            if fixed_zero is None
-            else np.full_like(scale, fixed_zero)
-        )
-        levels = np.rint(weights / scale[:, None])
-        levels += zero[:, None]
-        np.clip(levels, 0, top, out=levels)
-        centred = levels - zero[:, None]
-        # The best scale for these levels, by least squares.
-        dot = np.einsum("ij,ij->i", weights, centred)
-        norm = np.einsum("ij,ij->i", centred, centred)
-        scale = np.where(norm > 0, dot / np.maximum(norm, 1), scale).astype(np.float32)
-        centred *= scale[:, None]
-        centred -= weights
-        error = np.einsum("ij,ij->i", centred, centred)
-        better = error < best_error
-        best_error[better] = error[better]
-        values[better] = levels[better]
-        scales[better] = scale[better]
-        zeros[better] = zero[better]
-    return values, scales, zeros
+    # Symmetric first, so that a zero point has to earn its place: the extreme lies on -middle.
+    grids = [(np.where(-low > high, low, high) / -middle, np.full_like(low, middle))]
+    for cut in _RANGE_CUTS[bits]:
+        scale = np.where(high > low, (high - low) * np.float32(cut) / top, 1)
+        grids.append((scale, np.clip(np.rint((top - (low + high) / scale) / 2), 0, top)))
+    levels = np.empty(weights.shape, np.uint8)
+    scales, zeros = np.empty_like(low), np.empty(low.shape, np.uint8)
+    errors = np.full(low.shape, np.inf, np.float32)
+    for scale, zero in grids:
+        fitted, scale, error = _fit(weights, np.where(scale == 0, 1, scale), zero, top)
+        better = error < errors
+        for best, new in ((levels, fitted), (scales, scale), (zeros, zero), (errors, error)):
+            best[better] = new[better]
+    return levels, scales, zeros
 
 
-_CUTS = {4: (1.0, 0.92, 0.84), 8: (1.0,)}
+def _fit(
+    weights: np.ndarray, scale: np.ndarray, zero: np.ndarray, top: np.float32
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Levels on this grid, the least-squares scale for them, and the squared error [n]."""
+    levels = weights / scale[:, None]
+    np.rint(levels, out=levels)
+    levels += zero[:, None]
+    np.clip(levels, 0, top, out=levels)
+    centred = levels - zero[:, None]
+    norm = np.einsum("ij,ij->i", centred, centred)
+    dot = np.einsum("ij,ij->i", weights, centred)
+    scale = np.where(norm > 0, dot / np.maximum(norm, 1), scale).astype(np.float32)
+    centred *= scale[:, None]
+    centred -= weights
+    return levels, scale, np.einsum("ij,ij->i", centred, centred)
+
+
+# The whole range of a block, and at 4 bits also a little less of it: clipping the few extremes
+# pays for a finer grid.
+_RANGE_CUTS = MappingProxyType({4: (1.0, 0.92, 0.84), 8: (1.0,)})
 
 
 def _half_scales(blocks: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,14 +30,7 @@ class OrtModel:
         if options.context_length is not None:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
-        providers = list(options.providers or ("CPUExecutionProvider",))
-        available = onnxruntime.get_available_providers()
-        missing = [name for name in providers if name not in available]
-        if missing:
-            raise UsageError(
-                f"onnxruntime has no {', '.join(missing)} here",
-                remedy=f"Available: {', '.join(available)}.",
-            )
+        providers = _providers(options.providers, onnxruntime.get_available_providers())
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         if options.threads is not None:
@@ -65,6 +59,21 @@ class OrtRuntime:
 
     def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel:
         return OrtModel(source, options)
+
+
+def _providers(wanted: Sequence[str], available: Sequence[str]) -> list[str]:
+    """Full names of execution providers; "cuda" stands for CUDAExecutionProvider."""
+    by_name = {name.lower().removesuffix("executionprovider"): name for name in available}
+    providers = []
+    for name in wanted or ("cpu",):
+        short = name.lower().removesuffix("executionprovider")
+        if short not in by_name:
+            raise UsageError(
+                f"onnxruntime has no device {name!r} here",
+                remedy=f"Available: {', '.join(sorted(by_name))}.",
+            )
+        providers.append(by_name[short])
+    return providers
 
 
 def _import_onnxruntime():  # type: ignore[no-untyped-def]

@@ -102,8 +102,15 @@ def test_byte_level_decodes_to_the_exact_text(text: str) -> None:
 
 def test_a_byte_without_a_token_is_dropped_and_keeps_its_neighbours_apart() -> None:
     of = byte_level("a+b")
-    of["tokenizer.ggml.tokens"][SYMBOLS.index(SYMBOLS[1])] = "another"
-    assert pieces(build(of), "ab a\x01b") == ["ab", SYMBOLS[0x20], "a", "b"]
+    for byte in "é".encode():
+        of["tokenizer.ggml.tokens"][byte] = f"no {byte}"
+    tokenizer = build(of)
+    assert pieces(tokenizer, "abaéb") == ["ab", "a", "b"]
+    assert tokenizer.decode(tokenizer.encode("abaéb").ids) == "abab"
+
+
+def test_an_empty_token_has_the_name_that_llama_cpp_gives_it() -> None:
+    assert build(byte_level("", {"": NORMAL})).id_to_token(256) == "[EMPTY_256]"
 
 
 def test_whole_words_stay_unmerged_only_where_llama_cpp_does_so() -> None:
@@ -243,6 +250,8 @@ def test_a_character_that_is_no_token_is_refused() -> None:
 
 def test_equal_scores_of_tokens_that_cannot_overlap_are_fine() -> None:
     assert pieces(build(sentencepiece({"ab": -1.0, "cd": -1.0})), "abcd") == [SPACE, "ab", "cd"]
+    overlapping_itself = sentencepiece({"ab": -1.0, "aba": -2.0, "ba": -3.0})
+    assert pieces(build(overlapping_itself), "ababa") == [SPACE, "ab", "aba"]
 
 
 @pytest.mark.parametrize(

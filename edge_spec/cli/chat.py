@@ -1,0 +1,47 @@
+"""`edge-spec chat [MODEL]`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    runtime: options.Runtime = "auto",
+    drafter: options.Drafter = "auto",
+    draft_n_max: options.DraftMax = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    context: options.Context = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    json: options.Json = False,
+) -> None:
+    """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
+    from edge_spec import plugins
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.loading import LoadOptions, load_engine
+    from edge_spec.sampling import SamplingParams
+
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed)
+    load_options = LoadOptions(
+        runtime=runtime,
+        drafter=drafter,
+        draft_n_max=draft_n_max,
+        threads=threads,
+        providers=(device,) if device else (),
+        context_length=context,
+    )
+    with ProgressBar() as progress:
+        engine = load_engine(model, load_options, progress)
+    with engine:
+        plugins.load_app("chat")(engine, sampling, max_tokens, system, json)

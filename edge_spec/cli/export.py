@@ -1,0 +1,49 @@
+"""`edge-spec export MODEL OUT`: a bundle in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+
+def export(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
+    out: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
+    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    quant: Annotated[
+        str | None, typer.Option(help="int4, int8, fp16 or fp32.  [default: int4]")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.  [default: 32]")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Compare the result with the reference model.")
+    ] = True,
+    json: options.Json = False,
+) -> None:
+    """Convert a model into a bundle that `chat` and `generate` open directly."""
+    from edge_spec import plugins
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.model import ExportOptions
+    from edge_spec.sources import Source
+
+    with ProgressBar() as progress:
+        exporter = plugins.load_exporter(format)
+        checkpoint = plugins.open_checkpoint(Source(model, progress).path)
+        report = exporter.export(checkpoint, out, ExportOptions(quant, block_size, check), progress)
+    if json:
+        from json import dumps
+
+        print(dumps({"path": str(report.path), "num_bytes": report.num_bytes, **report.parity}))
+        return
+    print(f"{report.path}: {report.num_bytes / 1e6:.1f} MB")
+    if report.parity:
+        print(
+            "against the reference: perplexity {source_perplexity:.3f} -> {perplexity:.3f}, "
+            "KL divergence {kl_divergence:.4f}, largest logit difference "
+            "{max_logit_difference:.3g}".format(**report.parity)
+        )

@@ -1,0 +1,83 @@
+"""`edge-spec generate [MODEL] PROMPT`: one answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edge_spec.cli import options
+from edge_spec.errors import UsageError
+
+
+def generate(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] PROMPT",
+            help=f"{options.MODEL_HELP} Without MODEL: smollm2. A PROMPT of - reads stdin.",
+            show_default=False,
+        ),
+    ],
+    raw: Annotated[
+        bool, typer.Option(help="Continue the text instead of answering it as a chat message.")
+    ] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+    ] = None,
+    runtime: options.Runtime = "auto",
+    drafter: options.Drafter = "auto",
+    draft_n_max: options.DraftMax = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    context: options.Context = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    json: options.Json = False,
+) -> None:
+    """Answer one prompt."""
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.loading import LoadOptions, load_engine
+    from edge_spec.sampling import SamplingParams
+
+    if len(arguments) > 2:
+        raise UsageError(
+            f"{len(arguments)} arguments, expected [MODEL] PROMPT",
+            remedy="Put the prompt in quotes.",
+        )
+    model, prompt = arguments if len(arguments) == 2 else ("smollm2", arguments[0])
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed)
+    load_options = LoadOptions(
+        runtime=runtime,
+        drafter=drafter,
+        draft_n_max=draft_n_max,
+        threads=threads,
+        providers=(device,) if device else (),
+        context_length=context,
+    )
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    with ProgressBar() as progress:
+        engine = load_engine(model, load_options, progress)
+    with engine:
+        start = engine.generate if raw else engine.chat
+        generation = start(
+            prompt, max_tokens=max_tokens, stop=stop or (), sampling=sampling, stream=True
+        )
+        with generation.cancelled_by_interrupt():
+            for chunk in generation:
+                if not json:
+                    print(chunk.text, end="", flush=True)
+        if json:
+            from json import dumps
+
+            print(dumps(generation.result.to_dict(), ensure_ascii=False))
+        else:
+            print()
+    if generation.result.finish_reason == "cancelled":
+        raise KeyboardInterrupt

@@ -1,0 +1,67 @@
+"""Entry point: runs a command and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from edge_spec.cli.chat import chat
+from edge_spec.cli.export import export
+from edge_spec.cli.generate import generate
+from edge_spec.errors import EdgeSpecError
+
+INTERRUPTED = 130  # what shells expect after SIGINT
+
+app = typer.Typer(
+    name="edge-spec",
+    help="Language models on your own machine, faster by lossless speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(no_args_is_help=True)(generate)
+app.command()(chat)
+app.command()(export)
+
+
+@app.callback()
+def configure(
+    debug: Annotated[bool, typer.Option(help="Show where an error comes from.")] = False,
+) -> None:
+    if debug:
+        os.environ["EDGE_SPEC_DEBUG"] = "1"
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit status: 0, 1 for a failure, 2 for bad usage, 130 after Ctrl-C."""
+    try:
+        status = app(arguments, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except EdgeSpecError as error:
+        if os.environ.get("EDGE_SPEC_DEBUG"):
+            raise
+        return _complain(str(error), error.exit_status)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left; give stdout a place to flush to when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        # Click's own errors (an unknown option, say) know their text and status.
+        if hasattr(error, "format_message") and not os.environ.get("EDGE_SPEC_DEBUG"):
+            text = " ".join(error.format_message().split())
+            return _complain(f"{text} See edge-spec --help.", getattr(error, "exit_code", 2))
+        raise
+
+
+def _complain(text: str, status: int) -> int:
+    print(f"edge-spec: {text}", file=sys.stderr)
+    return status

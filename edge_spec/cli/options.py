@@ -1,0 +1,47 @@
+"""Options that several commands share. No heavy import: every `--help` passes through here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_LOADING = "Model and drafting"
+_SAMPLING = "Sampling"
+
+MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle directory, or smollm2."
+
+Runtime = Annotated[
+    str,
+    typer.Option(help="auto, or an installed runtime: ort, reference.", rich_help_panel=_LOADING),
+]
+Drafter = Annotated[
+    str,
+    typer.Option(help="auto, none, or names joined by commas: suffix.", rich_help_panel=_LOADING),
+]
+DraftMax = Annotated[
+    int | None,
+    typer.Option("--draft-n-max", help="Most tokens guessed a round.", rich_help_panel=_LOADING),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where the model runs, such as cpu or cuda.", rich_help_panel=_LOADING),
+]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads of the model.", rich_help_panel=_LOADING)
+]
+Context = Annotated[
+    int | None,
+    typer.Option(help="Tokens of context, if not the model's own.", rich_help_panel=_LOADING),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Most tokens of an answer.", rich_help_panel=_SAMPLING)
+]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int, typer.Option(help="0 keeps all tokens.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float, typer.Option(help="1 keeps all tokens.", rich_help_panel=_SAMPLING)]
+MinP = Annotated[float, typer.Option(help="0 keeps all tokens.", rich_help_panel=_SAMPLING)]
+Seed = Annotated[int | None, typer.Option(help="Of the random draws.", rich_help_panel=_SAMPLING)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
