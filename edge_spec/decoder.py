@@ -72,7 +72,8 @@ class Decoder:
                 room = limits.context_length - self.target.length
                 if left <= 0 or room <= 0:
                     return
-                budget = Budget(min(left, room, limits.max_rows) - 1)
+                num_rows = min(room, limits.max_rows)
+                budget = Budget(min(left, num_rows) - 1, num_rows)
                 plan, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
                 num_tokens += len(verdict.tokens)
                 pending = verdict.next_token
@@ -90,7 +91,7 @@ class Decoder:
         plan = self.policy.choose(self.drafters, pending, budget)
         tree = plan.tree
         drafted = self.clock()
-        out = self.target.forward(tree)
+        out = self.target.forward(tree.padded(plan.num_rows or 0))
         scored = self.clock()
         verdict = _cut(verify(tree, out, sampler), limits.stop_ids, left)
         self.target.commit(verdict.kept)

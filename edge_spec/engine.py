@@ -45,6 +45,7 @@ class Parts:
     drafters: Sequence[Drafter]
     policy: Policy
     numerics: Numerics
+    min_rows: int = 1  # of a pass; more in exact mode
 
 
 class Engine:
@@ -200,15 +201,16 @@ class Engine:
                 "logit_bias has a token outside the vocabulary",
                 remedy=f"Tokens are 0 to {vocab_size - 1}.",
             )
-        if len(prompt) > context_length:
+        longest = context_length - self.parts.min_rows + 1
+        if len(prompt) > longest:
             raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens, the context holds {context_length}",
+                f"the prompt has {len(prompt)} tokens, the context holds {longest}",
                 remedy="Shorten the prompt or begin a new conversation.",
             )
         limits = Limits(
             max_tokens=context_length if max_tokens is None else max_tokens,
             stop_ids=frozenset(self.parts.text.eos_ids),
-            context_length=context_length,
+            context_length=longest,
             max_rows=model.capabilities.max_rows,
         )
         stops = (stop,) if isinstance(stop, str) else tuple(stop)

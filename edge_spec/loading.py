@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from edge_spec import plugins
 from edge_spec.bundle import Bundle, is_bundle, open_bundle
-from edge_spec.control.numerics import measure_numerics
-from edge_spec.control.policy import FixedPolicy
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.numerics import EXACT_WIDTHS, measure_numerics
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine import Engine, Parts, TextFormat
 from edge_spec.errors import UsageError
@@ -28,6 +29,7 @@ class LoadOptions:
     draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
     quantization: str | None = None  # of a model that has to be converted
     block_size: int | None = None
+    exact: bool = False  # bit-identical to plain decoding in the same mode
     threads: int | None = None
     providers: tuple[str, ...] = ()
     context_length: int | None = None  # tokens; None: what the model was trained for
@@ -53,6 +55,7 @@ def load(
     runtime: str = "auto",
     drafter: str = "auto",
     draft_n_max: int | None = None,
+    exact: bool = False,
     threads: int | None = None,
     context_length: int | None = None,
     progress: Progress | None = None,
@@ -61,12 +64,15 @@ def load(
 
     model: a GGUF file, a Hugging Face directory, a bundle directory or "smollm2".
     drafter: "auto", "none", or names joined by commas.
+    exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
+    where the runtime needs it.
     Raises an EdgeSpecError that names what is missing or wrong.
     """
     options = LoadOptions(
         runtime=runtime,
         drafter=drafter,
         draft_n_max=draft_n_max,
+        exact=exact,
         threads=threads,
         context_length=context_length,
     )
@@ -97,16 +103,20 @@ def _compose(
     drafters: Sequence[Drafter],
     options: LoadOptions,
 ) -> Engine:
-    policy = FixedPolicy()
-    if options.draft_n_max is not None:
-        if options.draft_n_max >= model.capabilities.max_rows:
-            raise UsageError(
-                f"{options.draft_n_max} draft tokens a round are too many",
-                remedy=f"{runtime} takes at most {model.capabilities.max_rows - 1}.",
-            )
-        policy = FixedPolicy(max_draft_tokens=options.draft_n_max)
-    numerics = measure_numerics(model)
-    return Engine(Parts(name, runtime, model, text, drafters, policy, numerics))
+    max_rows = model.capabilities.max_rows
+    if options.draft_n_max is not None and options.draft_n_max >= max_rows:
+        raise UsageError(
+            f"{options.draft_n_max} draft tokens a round are too many",
+            remedy=f"{runtime} takes at most {max_rows - 1}.",
+        )
+    policy: Policy = FixedPolicy(options.draft_n_max or DEFAULT_DRAFT_TOKENS)
+    if not options.exact:
+        numerics = measure_numerics(model)
+        return Engine(Parts(name, runtime, model, text, drafters, policy, numerics))
+    numerics = measure_numerics(model, EXACT_WIDTHS)
+    widths = numerics.invariant_widths
+    policy = ExactPolicy(policy, widths)
+    return Engine(Parts(name, runtime, model, text, drafters, policy, numerics, widths[0]))
 
 
 def _bundle(source: Source, format: str, options: LoadOptions, progress: Progress) -> Bundle:

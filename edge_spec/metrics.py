@@ -43,7 +43,7 @@ class PlainRate:
         self._seconds: deque[float] = deque(maxlen=256)
 
     def observe(self, round_stats: RoundStats) -> None:
-        if round_stats.num_draft_tokens == 0:
+        if round_stats.plain_reason is not None:
             self._seconds.append(round_stats.total_s)
 
     @property

@@ -94,6 +94,17 @@ class TokenTree:
             path.append(int(self.parents[path[-1]]))
         return path[::-1]
 
+    def padded(self, rows: int) -> TokenTree:
+        """A tree of `rows` rows: these, then a chain below the last one whose tokens mean nothing."""
+        extra = rows - len(self)
+        if extra <= 0:
+            return self
+        return TokenTree(
+            np.append(self.tokens, np.zeros(extra, np.int32)),
+            np.append(self.parents, np.arange(len(self) - 1, rows - 1, dtype=np.int32)),
+            np.append(self.confidence, np.zeros(extra, np.float32)),
+        )
+
     def first_rows(self, rows: int) -> TokenTree:
         """The tree of the first `rows` rows, itself a tree since parents precede children."""
         if rows >= len(self):

@@ -29,7 +29,7 @@ app.command()(export)
 
 @app.callback()
 def configure(
-    debug: Annotated[bool, typer.Option(help="Show where an error comes from.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
     if debug:
         os.environ["EDGE_SPEC_DEBUG"] = "1"
@@ -57,8 +57,8 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         # Click's own errors (an unknown option, say) know their text and status.
         if hasattr(error, "format_message") and not os.environ.get("EDGE_SPEC_DEBUG"):
-            text = " ".join(error.format_message().split())
-            return _complain(f"{text} See edge-spec --help.", getattr(error, "exit_code", 2))
+            text = " ".join(error.format_message().split()).rstrip(".")
+            return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
         raise
 
 

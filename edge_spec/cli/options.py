@@ -23,6 +23,14 @@ DraftMax = Annotated[
     int | None,
     typer.Option("--draft-n-max", help="Most tokens guessed a round.", rich_help_panel=_LOADING),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Bit-identical to plain decoding in this mode, at the price of wider plain steps.",
+        rich_help_panel=_LOADING,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="Where the model runs, such as cpu or cuda.", rich_help_panel=_LOADING),

@@ -11,10 +11,13 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.metrics import PlainReason
 from edge_spec.tree import TokenTree
 
+DEFAULT_DRAFT_TOKENS = 15
+
 
 class Plan(NamedTuple):
     tree: TokenTree
     plain_reason: PlainReason | None  # set exactly where the tree holds no guess
+    num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
 
 
 class Policy(Protocol):
@@ -30,7 +33,9 @@ class FixedPolicy:
     (docs/benchmarks.md), so a row has to win that back at the current speedup.
     """
 
-    def __init__(self, max_draft_tokens: int = 15, min_confidence: float = 0.4) -> None:
+    def __init__(
+        self, max_draft_tokens: int = DEFAULT_DRAFT_TOKENS, min_confidence: float = 0.4
+    ) -> None:
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
 
@@ -42,7 +47,7 @@ class FixedPolicy:
         if count <= 0:
             return Plan(plain, PlainReason.BUDGET)
         for drafter in drafters:
-            tree = drafter.propose(pending, Budget(count))
+            tree = drafter.propose(pending, Budget(count, budget.num_rows))
             if len(tree) > 1:
                 likely = tree.first_rows(self._likely_rows(tree))
                 below = PlainReason.BELOW_BREAK_EVEN if len(likely) == 1 else None

@@ -12,9 +12,10 @@ from edge_spec.tree import TokenTree, Verdict
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one proposal."""
+    """Limits of one round."""
 
-    num_draft_tokens: int  # rows besides the pending one
+    num_draft_tokens: int  # guesses that can still become part of the text
+    num_rows: int  # rows that fit one pass, the pending one included
 
 
 class Drafter(Protocol):

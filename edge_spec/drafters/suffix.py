@@ -90,9 +90,10 @@ class MatchAcceptance:
     """P(a copied token is right), by the length of the match before it; learnt from outcomes."""
 
     # Shortest match of each bucket, and the acceptance before anything was seen: measured over
-    # greedy outputs of a 135M chat model on six kinds of prompts (benchmarks/suffix_priors.py).
-    _STARTS = (1, 2, 3, 4, 6, 9, 14, 24)
-    _PRIORS = (0.3, 0.45, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+    # greedy outputs of a 135M chat model on six kinds of prompts (benchmarks/suffix.py
+    # --acceptance).
+    _STARTS = (1, 2, 3, 4, 6, 9, 14, 21)
+    _PRIORS = (0.28, 0.55, 0.68, 0.79, 0.81, 0.86, 0.92, 0.97)
     _PRIOR_WEIGHT = 12.0  # outcomes that a prior counts for
 
     def __init__(self) -> None:

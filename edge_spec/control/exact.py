@@ -1,0 +1,30 @@
+"""Exact mode: speculative text equal to plain text of the same mode, bit for bit.
+
+A kernel may give a row other logits in a pass of another width, and near ties then flip. Exact
+mode scores chains only, and only at widths at which rows were measured to be bit-identical on
+this machine (numerics.py); plain steps are padded to the narrowest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_spec.control.policy import Plan, Policy
+from edge_spec.drafters.protocol import Budget, Drafter
+
+
+class ExactPolicy:
+    """Another policy's plans, cut and padded to `widths`, ascending and not empty."""
+
+    def __init__(self, policy: Policy, widths: Sequence[int]) -> None:
+        self._policy = policy
+        self._widths = widths
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+        """The narrowest width has to fit the budget's rows."""
+        widths = [width for width in self._widths if width <= budget.num_rows]
+        plan = self._policy.choose(drafters, pending, budget)
+        tree = plan.tree.first_rows(widths[-1])
+        while not tree.is_chain:
+            tree = tree.first_rows(len(tree) - 1)
+        return Plan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))
