@@ -25,6 +25,18 @@ class RopeScaling:
     original_context_length: int = 8192
     factors: tuple[float, ...] = ()
 
+    def divisors(self, frequencies: np.ndarray) -> np.ndarray:
+        """What each of the unscaled frequencies is divided by."""
+        if self.kind == "linear":
+            return np.full_like(frequencies, self.factor)
+        if self.kind == "factors":
+            return np.array(self.factors)
+        turns = self.original_context_length * frequencies / (2 * np.pi)
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        smooth = np.clip(smooth, 0.0, 1.0)
+        divisors: np.ndarray = 1 / (smooth + (1 - smooth) / self.factor)
+        return divisors
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -68,19 +80,11 @@ class ModelConfig:
 
     def rope_frequencies(self) -> np.ndarray:
         """[head_dim / 2] float64; radians a position for each rotated pair."""
-        frequencies = self.rope_theta ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
-        scaling = self.rope_scaling
-        if scaling is None:
-            return frequencies
-        if scaling.kind == "linear":
-            return frequencies / scaling.factor
-        if scaling.kind == "factors":
-            return frequencies / np.array(scaling.factors)
-        wavelengths = 2 * np.pi / frequencies
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        smooth = (scaling.original_context_length / wavelengths - low) / (high - low)
-        smooth = np.clip(smooth, 0.0, 1.0)
-        return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
+        exponents = -np.arange(0, self.head_dim, 2) / self.head_dim
+        frequencies: np.ndarray = np.power(self.rope_theta, exponents)
+        if self.rope_scaling is not None:
+            frequencies /= self.rope_scaling.divisors(frequencies)
+        return frequencies
 
     def rope_tables(self, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin, each [num_positions, head_dim / 2] float32."""

@@ -17,7 +17,6 @@ from edge_spec.storage import sha256_file
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 16_000_000
 
 
@@ -33,7 +32,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     format: str  # the exporter that wrote it, for example "onnx"
     name: str
     architecture: dict[str, object]  # ModelConfig.to_dict()

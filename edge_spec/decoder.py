@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -57,7 +57,7 @@ class Decoder:
         sampler: Sampler,
         limits: Limits,
         on_round: Callable[[RoundStats], None],
-    ) -> Iterator[list[DecodedToken]]:
+    ) -> Generator[list[DecodedToken], None, None]:
         """The tokens of each round, until a stop token (included), max_tokens or the context.
 
         The target must hold all of the prompt but its last token. However the iterator ends,

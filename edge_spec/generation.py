@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -99,7 +99,7 @@ class Generation(Iterator[Chunk]):
             pass
         return self.result
 
-    def _generate(self) -> Iterator[Chunk]:
+    def _generate(self) -> Generator[Chunk, None, None]:
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         decoded: list[int] = []
         try:

@@ -148,7 +148,7 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     scaled = logits.astype(np.float64) / params.temperature
     if 0 < params.top_k < len(scaled):
         scaled[scaled < np.partition(scaled, -params.top_k)[-params.top_k]] = -np.inf
-    probabilities = np.exp(scaled - scaled.max())
+    probabilities: np.ndarray = np.exp(scaled - scaled.max())
     probabilities /= probabilities.sum()
     if params.top_p < 1:
         descending = np.sort(probabilities)[::-1]
@@ -156,7 +156,8 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         probabilities[probabilities < descending[last]] = 0
     if params.min_p > 0:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0
-    return probabilities / probabilities.sum()
+    probabilities /= probabilities.sum()
+    return probabilities
 
 
 def _pick(probabilities: np.ndarray, draw: float) -> int:

@@ -95,7 +95,7 @@ class TokenTree:
         return path[::-1]
 
     def padded(self, rows: int) -> TokenTree:
-        """A tree of `rows` rows: these, then a chain below the last one whose tokens mean nothing."""
+        """A tree of `rows` rows: these, then a chain of meaningless tokens below the last."""
         extra = rows - len(self)
         if extra <= 0:
             return self

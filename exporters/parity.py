@@ -25,7 +25,7 @@ class Parity(NamedTuple):
 
 def parity_text() -> str:
     """About 500 tokens of prose, dialogue, arithmetic and code."""
-    return (files("edge_spec.exporters") / "data" / "parity.txt").read_text(encoding="utf-8")
+    return (files("edge_spec.exporters") / "parity.txt").read_text(encoding="utf-8")
 
 
 def score_text(

@@ -186,10 +186,11 @@ class GraphBuilder:
         )
 
     def _cache(self, when: str) -> list[ValueInfoProto]:
-        shape = [1, self.config.num_kv_heads, "capacity", self.config.head_dim]
+        config = self.config
+        shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
         return [
             _value(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
-            for layer in range(self.config.num_layers)
+            for layer in range(config.num_layers)
             for part in ("key", "value")
         ]
 

@@ -33,7 +33,7 @@ class BlockQuantized:
         zeros: np.ndarray | float = 2.0 ** (self.bits - 1)
         if self.zero_points is not None:
             zeros = _unpack(self.zero_points, self.bits)[:, :blocks, None].astype(np.float32)
-        floats = (values - zeros) * self.scales[..., None]
+        floats: np.ndarray = (values - zeros) * self.scales[..., None]
         return floats.astype(np.float32).reshape(rows, -1)[:, : self.columns]
 
 

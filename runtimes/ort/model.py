@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError, MissingDependencyError, UsageError
@@ -76,7 +76,7 @@ def _providers(wanted: Sequence[str], available: Sequence[str]) -> list[str]:
     return providers
 
 
-def _import_onnxruntime():  # type: ignore[no-untyped-def]
+def _import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError:

@@ -35,7 +35,7 @@ class ReferenceModel:
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """x: [rows, in] -> [rows, out]."""
-        y = x @ self.weight(name + ".weight").T
+        y: np.ndarray = x @ self.weight(name + ".weight").T
         has_bias = (self.config.output_bias and name.endswith("o_proj")) or (
             self.config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
         )
