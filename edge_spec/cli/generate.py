@@ -12,14 +12,13 @@ from edge_spec.errors import UsageError
 
 
 def generate(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[MODEL] PROMPT",
-            help=f"{options.MODEL_HELP} Without MODEL: smollm2. A PROMPT of - reads stdin.",
-            show_default=False,
-        ),
-    ],
+    model: Annotated[
+        str | None, typer.Argument(help=f"{options.MODEL_HELP}  [default: smollm2]")
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="A single argument is the prompt; - reads it from stdin."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option(help="Continue the text instead of answering it as a chat message.")
     ] = False,
@@ -46,12 +45,10 @@ def generate(
     from edge_spec.loading import LoadOptions, load_engine
     from edge_spec.sampling import SamplingParams
 
-    if len(arguments) > 2:
-        raise UsageError(
-            f"{len(arguments)} arguments, expected [MODEL] PROMPT",
-            remedy="Put the prompt in quotes.",
-        )
-    model, prompt = arguments if len(arguments) == 2 else ("smollm2", arguments[0])
+    if model is None:
+        raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
+    if prompt is None:
+        model, prompt = "smollm2", model
     sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed)
     load_options = LoadOptions(
         runtime=runtime,

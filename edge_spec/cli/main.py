@@ -58,6 +58,8 @@ def run(arguments: list[str]) -> int:
         # Click's own errors (an unknown option, say) know their text and status.
         if hasattr(error, "format_message") and not os.environ.get("EDGE_SPEC_DEBUG"):
             text = " ".join(error.format_message().split()).rstrip(".")
+            if not text:  # no arguments: the help has been printed
+                return 2
             return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
         raise
 

@@ -1,0 +1,219 @@
+"""A model means the same, whichever of the two published forms it is read from."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
+
+from edge_spec.errors import EdgeSpecError
+from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.tokenizer import Tokenizer
+
+VARIANTS = (
+    "llama",
+    "llama-tied",
+    "llama-linear",
+    "llama-llama3",
+    "llama-bias",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)
+TEXTS = ("the thin man in there", "<|im_start|>user\nhi<|im_end|>\n", "naïve 1234 \t\n 🙂", "")
+
+Files = Callable[..., Path]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_both_forms_give_the_weights_that_were_written(
+    variant: str, kind: str, tiny: ModuleType, hf: Files, gguf: Files
+) -> None:
+    weights = tiny.build(variant).weights
+    for path in (hf(variant, kind), gguf(variant, kind)):
+        checkpoint = open_checkpoint(path)
+        assert sorted(checkpoint.names()) == sorted(weights)
+        for name, expected in weights.items():
+            found = checkpoint.float32(name)
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found, expected, err_msg=f"{path.name}: {name}")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_forms_describe_the_same_model(variant: str, hf: Files, gguf: Files) -> None:
+    published, converted = open_checkpoint(hf(variant)), open_checkpoint(gguf(variant))
+    first, second = published.config, converted.config
+    # float32 in the GGUF file; GGUF has no "mistral" and keeps llama3 scaling as factors.
+    np.testing.assert_allclose(first.rope_frequencies(), second.rope_frequencies(), rtol=1e-6)
+    assert second.norm_epsilon == pytest.approx(first.norm_epsilon, rel=1e-6)
+    assert replace(
+        second,
+        architecture=first.architecture,
+        norm_epsilon=first.norm_epsilon,
+        rope_scaling=first.rope_scaling,
+    ) == first
+    assert published.chat_template == converted.chat_template is not None
+    assert published.eos_ids == converted.eos_ids == (264,)
+    assert published.bos_id == converted.bos_id == 262
+    assert not published.adds_bos
+    assert not converted.adds_bos
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("llama", {"tied_embeddings": False, "head_dim": 16, "context_length": 128}),
+        ("llama-tied", {"tied_embeddings": True}),
+        ("llama-bias", {"qkv_bias": True, "output_bias": True}),
+        ("mistral", {"context_length": 96}),  # no further than its attention reaches
+        ("qwen2", {"qkv_bias": True, "output_bias": False, "context_length": 128}),
+        ("qwen3", {"qk_norm": True, "head_dim": 24, "qkv_bias": False}),
+    ],
+)
+def test_what_distinguishes_a_model_is_found(
+    variant: str, expected: dict[str, object], hf: Files, gguf: Files
+) -> None:
+    for path in (hf(variant), gguf(variant)):
+        config = open_checkpoint(path).config
+        assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_frequencies_are_scaled_as_published(hf: Files) -> None:
+    plain = open_checkpoint(hf("llama")).config.rope_frequencies()
+    linear = open_checkpoint(hf("llama-linear")).config.rope_frequencies()
+    llama3 = open_checkpoint(hf("llama-llama3")).config.rope_frequencies()
+    np.testing.assert_allclose(linear, plain / 4)
+    divisors = plain / llama3
+    assert divisors[0] == pytest.approx(1)  # fast ones are kept, slow ones divided by 8
+    assert divisors[-1] == pytest.approx(8)
+    assert np.any((divisors > 1.01) & (divisors < 7.99))
+    assert (np.diff(divisors) > -1e-9).all()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_both_forms_have_the_same_tokenizer(text: str, hf: Files, gguf: Files) -> None:
+    ids = [Tokenizer(open_checkpoint(path).tokenizer_json()).encode(text) for path in (hf(), gguf())]
+    assert ids[0] == ids[1]
+    assert bool(ids[0]) == bool(text)
+
+
+def test_shards_are_one_model(tiny: ModuleType, hf: Files) -> None:
+    directory = hf("llama", num_shards=3)
+    assert len(list(directory.glob("*.safetensors"))) == 3
+    checkpoint = open_checkpoint(directory)
+    for name, expected in tiny.build().weights.items():
+        np.testing.assert_array_equal(checkpoint.float32(name), expected)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+def test_quantized_rows_are_put_in_order_as_they_are(
+    kind: str, tiny: ModuleType, gguf: Files
+) -> None:
+    """llama.cpp permutes q and k before it quantizes; blocks lie along rows, so both commute."""
+    weights = tiny.build().weights
+    checkpoint = open_checkpoint(gguf("llama", kind))
+    for name, values in weights.items():
+        is_table = name in ("model.embed_tokens.weight", "lm_head.weight")
+        stored = Kind["F32" if values.ndim == 1 else "Q8_0" if is_table else kind]
+        assert checkpoint.tensors[name].kind == stored
+        expected = quants.dequantize(quants.quantize(values, stored), stored)
+        np.testing.assert_array_equal(checkpoint.float32(name), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_rows_of_k_quants_are_put_in_order(kind: Kind) -> None:
+    """gguf cannot make K-quants, but any bytes with finite scales are some."""
+    _, block_bytes = quants.GGML_QUANT_SIZES[kind]
+    data = np.random.RandomState(0).randint(0, 60, (6, block_bytes)).astype(np.uint8)
+    order = np.array([4, 0, 5, 2, 1, 3])
+    values = StoredTensor((6, 256), kind, data, row_order=order).float32()
+    assert np.isfinite(values).all()
+    assert np.ptp(values) > 0
+    np.testing.assert_array_equal(values, quants.dequantize(data, kind)[order])
+
+
+def test_a_type_without_dequantizer_is_named() -> None:
+    tensor = StoredTensor((1, 8), Kind.I8, np.zeros((1, 8), np.uint8))
+    with pytest.raises(EdgeSpecError, match="type I8 cannot be dequantized"):
+        tensor.float32()
+
+
+def test_metadata_of_every_kind_is_read(tmp_path: Path) -> None:
+    import gguf as library
+
+    writer = library.GGUFWriter(tmp_path / "a.gguf", "llama")
+    written = {
+        "uint8": 200,
+        "int8": -3,
+        "uint16": 65535,
+        "int16": -300,
+        "uint32": 2**32 - 1,
+        "int32": -(2**31),
+        "uint64": 2**64 - 1,
+        "int64": -(2**63),
+        "float32": 0.5,
+        "float64": 1e300,
+        "bool": True,
+        "string": "naïve",
+    }
+    for kind, value in written.items():
+        getattr(writer, f"add_{kind}")(kind, value)
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_array("texts", ["a", "", "naïve"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = GgufFile(tmp_path / "a.gguf").metadata
+    assert {kind: metadata[kind] for kind in written} == written
+    assert metadata["numbers"].tolist() == [1, 2, 3]
+    assert metadata["texts"] == ["a", "", "naïve"]
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_opening_a_model_reads_no_weights(form: str, tiny: ModuleType, tmp_path: Path) -> None:
+    """The embeddings are a hole of 512 MB in the file: no disk, and no memory until asked for."""
+    hidden, rows = 64, 2_000_000
+    model = tiny.build("llama-tied")
+    model.weights["model.embed_tokens.weight"] = model.weights.pop("model.embed_tokens.weight")
+    path = tmp_path / "model"
+    if form == "gguf":
+        tiny.write_gguf(model, path)
+        data = path.read_bytes()
+        at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4
+        assert int.from_bytes(data[at : at + 8], "little") == hidden
+        data = data[: at + 8] + rows.to_bytes(8, "little") + data[at + 16 :]
+        path.write_bytes(data)
+        file = path
+    else:
+        tiny.write_hf(model, path)
+        file = path / "model.safetensors"
+        data = file.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header, body = tiny.json.loads(data[8 : 8 + size]), data[8 + size :]
+        entry = header["model.embed_tokens.weight"]
+        entry["shape"][0] = rows
+        entry["data_offsets"][1] = entry["data_offsets"][0] + rows * hidden * 4
+        tiny.write_json(path / "config.json", model.config | {"vocab_size": rows})
+        file.write_bytes(tiny.safetensors_file(header, body))
+    with file.open("r+b") as sparse:
+        sparse.truncate(file.stat().st_size + (rows - len(tiny.TOKENS)) * hidden * 4)
+    tracemalloc.start()
+    try:
+        checkpoint = open_checkpoint(path)
+        norm = checkpoint.float32("model.norm.weight")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert checkpoint.config.vocab_size == rows
+    np.testing.assert_array_equal(norm, model.weights["model.norm.weight"])
+    assert peak < 5_000_000

@@ -1,0 +1,213 @@
+"""Damaged and hostile model files: one line that names the file, never another exception."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
+from edge_spec.exporters.checkpoint import open_checkpoint
+
+HUGE = 2**60
+U8, U32, F32, STRING, ARRAY, U64 = 0, 4, 6, 8, 9, 10
+
+Files = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """1 GiB more than now: believing a count in a damaged file ends in MemoryError."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(statm.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def read(path: Path) -> None:
+    """Everything that an export reads."""
+    checkpoint = open_checkpoint(path)
+    with np.errstate(all="ignore"):  # damaged weights may be infinite
+        for name in checkpoint.names():
+            checkpoint.float32(name)
+    checkpoint.tokenizer_json()
+
+
+def refusal(path: Path, file: str = "") -> EdgeSpecError:
+    """The error of a file that has to be refused, as its user would see it."""
+    with pytest.raises((ModelFileError, UnsupportedModelError)) as caught:
+        read(path)
+    text = str(caught.value)
+    assert (file or path.name) in text
+    assert caught.value.remedy and text.endswith(caught.value.remedy)
+    assert "\n" not in text
+    assert len(text) < 500
+    return caught.value
+
+
+def text(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def header(num_tensors: int = 0, num_pairs: int = 0, version: int = 3) -> bytes:
+    return struct.pack("<4sIQQ", b"GGUF", version, num_tensors, num_pairs)
+
+
+def pair(kind: int, value: bytes, key: str | bytes = "a.key") -> bytes:
+    return header(num_pairs=1) + text(key) + struct.pack("<I", kind) + value + bytes(64)
+
+
+def array(kind: int, count: int) -> bytes:
+    return struct.pack("<IQ", kind, count)
+
+
+def tensor(shape: tuple[int, ...], kind: int = 0, offset: int = 0, repeat: int = 1) -> bytes:
+    dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    one = text("t") + dims + struct.pack("<IQ", kind, offset)
+    return header(num_tensors=repeat) + one * repeat + bytes(128)
+
+
+def alignment(kind: int, value: bytes) -> bytes:
+    return pair(kind, value, "general.alignment")
+
+
+BAD_GGUF = {
+    "empty": (b"", "cannot read"),
+    "shorter than its magic": (b"GG", "4 more bytes expected"),
+    "a zip file": (b"PK\3\4" + bytes(100), "not a GGUF file"),
+    "version 1": (header(version=1), "version 1"),
+    "big-endian": (header(version=3 << 24), "version 50331648"),
+    "no counts": (header()[:10], "more bytes expected"),
+    "too many tensors": (header(num_tensors=HUGE), "cannot fit"),
+    "too many pairs": (header(num_pairs=HUGE), "cannot fit"),
+    "huge key": (header(num_pairs=1) + struct.pack("<Q", HUGE) + bytes(64), f"{HUGE} more bytes"),
+    "huge string": (pair(STRING, struct.pack("<Q", 2**63)), f"{2**63} more bytes"),
+    "huge array": (pair(ARRAY, array(U64, HUGE)), "more bytes expected"),
+    "huge array of bytes": (pair(ARRAY, array(U8, HUGE)), "more bytes expected"),
+    "huge array of strings": (pair(ARRAY, array(STRING, HUGE)), "an array of"),
+    "huge array of arrays": (pair(ARRAY, array(ARRAY, HUGE)), "an array of"),
+    "nested arrays": (pair(ARRAY, array(ARRAY, 1) * 20), "metadata type"),
+    "unknown type": (pair(13, b""), "metadata type 13"),
+    "array of an unknown type": (pair(ARRAY, array(99, 1)), "metadata type 99"),
+    "text not UTF-8": (pair(U8, b"\0", key=b"\xff\xfe"), "not UTF-8"),
+    "alignment 0": (alignment(U32, struct.pack("<I", 0)), "alignment 0"),
+    "alignment 48": (alignment(U32, struct.pack("<I", 48)), "alignment 48"),
+    "alignment a text": (alignment(STRING, text("x")), "alignment 'x'"),
+    "no dimensions": (tensor(()), "0 dimensions"),
+    "five dimensions": (tensor((1,) * 5), "5 dimensions"),
+    "a dimension of 0": (tensor((4, 0)), "the shape [0, 4]"),
+    "a huge dimension": (tensor((4, 2**63)), "the shape"),
+    "a huge product": (tensor((512, 512, 512, 512)), "beyond the end"),
+    "an unknown tensor type": (tensor((4,), kind=200), "unknown type 200"),
+    "an offset beyond the file": (tensor((4,), offset=HUGE), "beyond the end"),
+    "an offset that wraps": (tensor((4,), offset=2**64 - 8), "beyond the end"),
+    "a row that is no multiple of a block": (tensor((33,), kind=2), "not a multiple of 32"),
+    "two tensors of one name": (tensor((4,), repeat=2), "two tensors named t"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_GGUF)
+def test_a_file_that_is_no_gguf_is_refused(case: str, tmp_path: Path) -> None:
+    data, expected = BAD_GGUF[case]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(data)
+    error = refusal(path)
+    assert isinstance(error, ModelFileError)
+    assert expected in str(error)
+
+
+def test_a_path_without_file_is_refused(tmp_path: Path) -> None:
+    assert "no such file" in str(refusal(tmp_path / "none.gguf"))
+
+
+def truncated(path: Path) -> Iterator[bytes]:
+    """About 200 beginnings, most of them within the header. The last 32 bytes may be padding."""
+    data = path.read_bytes()
+    for length in [*range(0, 9000, 61), *range(9000, len(data) - 32, len(data) // 50)]:
+        yield data[:length]
+
+
+def test_a_gguf_file_cut_anywhere_is_refused(gguf: Files, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    for data in truncated(gguf("llama")):
+        cut.write_bytes(data)
+        assert isinstance(refusal(cut), ModelFileError)
+
+
+def test_a_safetensors_file_cut_anywhere_is_refused(
+    tiny: ModuleType, tmp_path: Path, hf: Files
+) -> None:
+    directory = tiny.write_hf(tiny.build(), tmp_path / "model")
+    for data in truncated(hf("llama") / "model.safetensors"):
+        (directory / "model.safetensors").write_bytes(data)
+        assert isinstance(refusal(directory, "model.safetensors"), ModelFileError)
+
+
+def mutated(data: bytes, random: Any, header_bytes: int) -> bytes:
+    """A few bytes or one integer changed, mostly where the counts and sizes are."""
+    changed = bytearray(data)
+    for _ in range(random.randint(1, 4)):
+        end = [1000, header_bytes, header_bytes, len(data)][random.randint(4)]
+        at = random.randint(min(end, len(data)) - 8)
+        if random.randint(2):
+            changed[at] ^= 1 << random.randint(8)
+        else:
+            extreme = [0, 1, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1][random.randint(7)]
+            width = (4, 8)[random.randint(2)]
+            changed[at : at + width] = (extreme % 2 ** (8 * width)).to_bytes(width, "little")
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+def test_random_damage_is_refused_or_harmless(
+    form: str, seed: int, tiny: ModuleType, tmp_path: Path
+) -> None:
+    """50 files a seed. Only the library's own errors may come out."""
+    random = np.random.RandomState(seed)
+    model = tiny.build(("llama-bias", "qwen3", "llama-llama3")[seed % 3])
+    if form == "gguf":
+        path = file = tiny.write_gguf(model, tmp_path / "model.gguf")
+        header_bytes = file.read_bytes().index(b"blk.1.ffn_down.weight") + 64
+    else:
+        path = tiny.write_hf(model, tmp_path / "model")
+        file = path / "model.safetensors"
+        header_bytes = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    data = file.read_bytes()
+    num_refused = 0
+    for round in range(50):
+        file.write_bytes(mutated(data, random, header_bytes))
+        try:
+            read(path)
+        except EdgeSpecError as error:
+            num_refused += 1
+            assert "\n" not in str(error), f"round {round}"
+            assert len(str(error)) < 1000, f"round {round}"
+        except Exception as error:
+            raise AssertionError(f"round {round} of seed {seed}: {error!r}") from error
+    assert 10 < num_refused < 50  # or the damage is too slight or too coarse to tell
+
+
+def test_the_names_of_a_damaged_file_are_cut_in_its_message(
+    tiny: ModuleType, tmp_path: Path
+) -> None:
+    for key in ("general__architecture", "llama__rope__scaling__type"):
+        path = tmp_path / "model.gguf"
+        tiny.write_gguf(tiny.build(), path, **{key: "x" * 100_000})
+        assert isinstance(refusal(path), UnsupportedModelError)
+
+

@@ -1,0 +1,187 @@
+"""The numpy reference against Hugging Face transformers, and against itself in other passes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edge_spec.errors import ContextFullError
+from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.model import RuntimeOptions, Session
+from edge_spec.runtimes.reference import ReferenceModel, ReferenceRuntime
+from edge_spec.tree import TokenTree
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "reference_logits.npz"
+VARIANTS = ("llama", "llama-linear", "llama-llama3", "llama-bias", "mistral", "qwen2", "qwen3")
+# Logits have a standard deviation of 2 to 3. Two float32 implementations differ by about 1e-5,
+# one implementation at two widths by about 1e-6; a wrong mask or position changes them by 0.1.
+ACROSS_LIBRARIES = 1e-4
+ACROSS_WIDTHS = 1e-5
+
+Tokens = Callable[..., list[int]]
+Scores = Callable[[Session, list[int]], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def transformers_logits() -> dict[str, np.ndarray]:
+    with np.load(FIXTURE, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture
+def model(checkpoint: Callable[..., Checkpoint]) -> ReferenceModel:
+    return ReferenceModel(checkpoint("llama-llama3"))
+
+
+def test_the_fixture_is_of_these_weights(
+    tiny: ModuleType, transformers_logits: dict[str, np.ndarray]
+) -> None:
+    digest = hashlib.sha256()
+    for variant in VARIANTS:
+        for values in tiny.build(variant).weights.values():
+            digest.update(values.tobytes())
+    assert digest.digest() == transformers_logits["weights_sha256"].tobytes()
+
+
+@pytest.mark.parametrize("source", ["hf", "gguf"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_those_of_transformers(
+    variant: str, source: str, transformers_logits: dict[str, np.ndarray], request: pytest.FixtureRequest
+) -> None:
+    expected = transformers_logits[variant]
+    tokens = transformers_logits["tokens"].tolist()
+    path = request.getfixturevalue(source)(variant)
+    session = ReferenceModel(open_checkpoint(path)).open_session()
+    session.prefill(tokens[: -len(expected)])
+    rest = tokens[-len(expected) :]
+    logits = session.forward(TokenTree.chain(rest[0], rest[1:])).logits
+    assert expected.std() > 1  # flat logits would equal anything
+    np.testing.assert_allclose(logits, expected, atol=ACROSS_LIBRARIES, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_of_a_tree_scores_as_its_path_alone(
+    seed: int, model: ReferenceModel, tokens: Tokens, scores: Scores, random_tree: Callable[..., TokenTree]
+) -> None:
+    tree = random_tree(12, seed)
+    session = model.open_session()
+    session.prefill(tokens(10, seed))
+    result = session.forward(tree)
+    assert not tree.is_chain
+    assert result.hidden is not None
+    for row in range(len(tree)):
+        path = tree.tokens[tree.path(row)].tolist()
+        np.testing.assert_allclose(
+            result.logits[row], scores(session, path)[-1], atol=ACROSS_WIDTHS, rtol=0
+        )
+    logits = model.logits(result.hidden)  # hidden is what the head sees
+    np.testing.assert_allclose(logits, result.logits, atol=ACROSS_WIDTHS, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_committed_path_leaves_the_cache_of_that_path_alone(
+    seed: int, model: ReferenceModel, tokens: Tokens, scores: Scores, random_tree: Callable[..., TokenTree]
+) -> None:
+    tree = random_tree(12, seed)
+    kept = max((tree.path(row) for row in range(12)), key=lambda path: (path[-1] - len(path)))
+    assert kept != list(range(len(kept)))  # or it would not have to move anything
+    branched, alone = model.open_session(), model.open_session()
+    for session in (branched, alone):
+        session.prefill(tokens(10, seed))
+    branched.forward(tree)
+    branched.commit(kept)
+    alone.prefill(tree.tokens[kept].tolist())
+    assert branched.length == alone.length == 10 + len(kept)
+    probe = tokens(3, seed=99)
+    np.testing.assert_allclose(
+        scores(branched, probe), scores(alone, probe), atol=ACROSS_WIDTHS, rtol=0
+    )
+
+
+def test_what_was_rolled_back_leaves_no_trace(
+    model: ReferenceModel, tokens: Tokens, scores: Scores
+) -> None:
+    text = tokens(20)
+    session, fresh = model.open_session(), model.open_session()
+    session.prefill(text[:12] + tokens(30, seed=5))
+    session.rollback(12)
+    assert session.length == 12
+    session.prefill(text[12:])
+    fresh.prefill(text)
+    probe = tokens(3, seed=6)
+    np.testing.assert_allclose(
+        scores(session, probe), scores(fresh, probe), atol=ACROSS_WIDTHS, rtol=0
+    )
+
+
+def test_a_forward_commits_nothing(model: ReferenceModel, tokens: Tokens, scores: Scores) -> None:
+    session = model.open_session()
+    session.prefill(tokens(8))
+    before = scores(session, tokens(4, seed=1))
+    scores(session, tokens(9, seed=2))
+    assert session.length == 8
+    np.testing.assert_array_equal(scores(session, tokens(4, seed=1)), before)
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 40, (7, 1, 32), (39, 1)])
+def test_a_prefill_in_chunks_equals_the_whole(
+    sizes: tuple[int, ...], model: ReferenceModel, tokens: Tokens, scores: Scores
+) -> None:
+    text = tokens(40)
+    whole, chunked = model.open_session(), model.open_session()
+    whole.prefill(text)
+    for size in sizes:
+        chunked.prefill(text[chunked.length : chunked.length + size])
+    probe = tokens(2, seed=3)
+    np.testing.assert_allclose(
+        scores(chunked, probe), scores(whole, probe), atol=ACROSS_WIDTHS, rtol=0
+    )
+
+
+def test_a_prefill_longer_than_one_pass_equals_single_tokens(
+    tiny: ModuleType, tmp_path: Path, tokens: Tokens, scores: Scores
+) -> None:
+    model = tiny.build("llama", max_position_embeddings=1024)
+    reference = ReferenceModel(open_checkpoint(tiny.write_hf(model, tmp_path / "long")))
+    text = tokens(520)  # one pass takes 512 rows
+    whole, chunked = reference.open_session(), reference.open_session()
+    whole.prefill(text)
+    for start in range(0, 520, 52):
+        chunked.prefill(text[start : start + 52])
+    probe = tokens(2, seed=3)
+    np.testing.assert_allclose(scores(chunked, probe), scores(whole, probe), atol=ACROSS_WIDTHS)
+
+
+@pytest.mark.parametrize("length", [-1, 9])
+def test_rolling_back_to_where_it_never_was_is_refused(
+    length: int, model: ReferenceModel, tokens: Tokens
+) -> None:
+    session = model.open_session()
+    session.prefill(tokens(8))
+    with pytest.raises(ValueError, match="roll back"):
+        session.rollback(length)
+
+
+def test_a_full_context_says_how_much_fits_and_loses_nothing(
+    checkpoint: Callable[..., Checkpoint], tokens: Tokens, scores: Scores
+) -> None:
+    session = ReferenceRuntime().open(checkpoint(), RuntimeOptions(context_length=32)).open_session()
+    session.prefill(tokens(30))
+    before = scores(session, tokens(2, seed=1))
+    for act in (lambda: session.prefill(tokens(3)), lambda: scores(session, tokens(3))):
+        with pytest.raises(ContextFullError, match="33 tokens do not fit the context of 32"):
+            act()
+    assert session.length == 30
+    np.testing.assert_array_equal(scores(session, tokens(2, seed=1)), before)
+
+
+def test_a_longer_context_than_the_model_has_is_not_given(
+    checkpoint: Callable[..., Checkpoint],
+) -> None:
+    options = RuntimeOptions(context_length=10_000)
+    assert ReferenceRuntime().open(checkpoint(), options).config.context_length == 128
