@@ -34,16 +34,18 @@ def score_text(
     """logits [tokens - 1, vocab] float32: row i scores token i + 1."""
     session = model.open_session()
     rows = min(_CHUNK_ROWS, model.capabilities.max_rows)
-    scored = []
+    count = len(tokens) - 1
+    scores = np.empty((count, model.config.vocab_size), np.float32)
     try:
-        for start in range(0, len(tokens) - 1, rows):
-            chunk = tokens[start : min(start + rows, len(tokens) - 1)]
-            scored.append(session.forward(TokenTree.chain(chunk[0], chunk[1:])).logits.copy())
+        for start in range(0, count, rows):
+            end = min(start + rows, count)
+            chunk = TokenTree.chain(tokens[start], tokens[start + 1 : end])
+            scores[start:end] = session.forward(chunk).logits
             session.commit(range(len(chunk)))
-            on_chunk((start + len(chunk)) / (len(tokens) - 1))
+            on_chunk(end / count)
     finally:
         session.close()
-    return np.concatenate(scored)
+    return scores
 
 
 def compare(source: np.ndarray, converted: np.ndarray, tokens: Sequence[int]) -> Parity:

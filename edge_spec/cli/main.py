@@ -50,10 +50,6 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), error.exit_status)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has left; give stdout a place to flush to when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         # Click's own errors (an unknown option, say) know their text and status.
         if hasattr(error, "format_message") and not os.environ.get("EDGE_SPEC_DEBUG"):

@@ -1,0 +1,41 @@
+"""The command line as a user runs it, on the demo model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+
+
+@pytest.fixture(scope="session")
+def command() -> list[str]:
+    return [sys.executable, "-c", MAIN]
+
+
+@pytest.fixture(scope="session")
+def edge_spec(command: list[str], demo_gguf: Path) -> Run:
+    """Runs `edge-spec ARGUMENTS` as its own process, its input given as text."""
+
+    def run(
+        *arguments: str, text: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **environment},
+            check=False,
+            timeout=300,
+        )
+
+    return run

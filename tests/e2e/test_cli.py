@@ -1,0 +1,158 @@
+"""What the command line promises: answers, JSON, one-line errors, exit statuses, pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+
+FAR = ["--max-tokens", "24"]
+
+
+def test_generate_answers_on_stdout_alone(edge_spec):
+    done = edge_spec("generate", "What is the capital of France?", *FAR)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paris" in done.stdout
+
+
+def test_the_prompt_can_come_through_a_pipe(edge_spec):
+    done = edge_spec("generate", "-", *FAR, text="What is the capital of France?")
+    assert "Paris" in done.stdout
+
+
+def test_json_is_one_document_whose_token_texts_join_to_the_text(edge_spec):
+    done = edge_spec("generate", "smollm2", "Count from one to ten.", "--json", *FAR)
+    document = json.loads(done.stdout)
+    assert "".join(token["text"] for token in document["tokens"]) == document["text"]
+    assert document["finish_reason"] == "length"
+    stats = document["stats"]
+    assert stats["predicted_n"] == len(document["tokens"]) == 24
+    accepted = [token for token in document["tokens"] if token["origin"] == "accepted"]
+    assert len(accepted) == stats["draft_n_accepted"]
+
+
+def test_chat_remembers_and_reuses_the_cache(edge_spec):
+    done = edge_spec("chat", "--json", *FAR, text="My name is Olga.\nWhat is my name?\n")
+    first, second = json.loads(done.stdout)["turns"]
+    assert "Olga" in second["text"]
+    # All of the first turn but its last token, which was never scored, is still in the cache.
+    held = first["stats"]["prompt_n"] + first["stats"]["predicted_n"] - 1
+    assert second["stats"]["cached_n"] >= held
+
+
+def test_chat_commands(edge_spec):
+    lines = (
+        "/stats\nHello\n/draft off\nHello\n/stats\n/draft nonsense\n/reset\n/what\n/quit\nlost\n"
+    )
+    done = edge_spec("chat", *FAR, text=lines)
+    assert done.returncode == 0
+    for expected in ("No answer yet.", "Speculation: off.", "off ", "no drafter called", "/quit"):
+        assert expected in done.stdout
+    assert "forgotten" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
+        (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
+        (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
+        (["generate", "x", "--top-p", "many"], 2, "--top-p"),
+        (["generate", "x", "--runtime", "abacus"], 2, "Installed: ort, reference"),
+        (["generate", "x", "--drafter", "oracle"], 2, "Installed: suffix"),
+        (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
+        (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
+        (["generate", "x", "--device", "abacus"], 2, "Available: "),
+        (["generate", "x", "--context", "8"], 2, "the context holds 8"),
+        (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
+        (["generate", "hf:org/name", "x"], 2, "cannot fetch hf:org/name"),
+        (["generate"], 2, ""),
+        (["export", "smollm2", "out", "--quant", "int3"], 2, "int4, int8, fp16, fp32"),
+        (["export", "smollm2", "out", "--format", "mp3"], 2, "Installed: onnx"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(edge_spec, arguments, status, told):
+    done = edge_spec(*arguments)
+    assert done.returncode == status
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+    assert "Traceback" not in done.stderr
+    assert not Path("out").exists()
+
+
+def test_a_corrupted_bundle_is_refused_by_its_hash(edge_spec, tmp_path):
+    bundle = tmp_path / "bundle"
+    assert edge_spec("export", "smollm2", str(bundle), "--no-check").returncode == 0
+    data = bundle / "model.onnx.data"
+    with data.open("r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"\xff\x00\xff\x00")
+    done = edge_spec("generate", str(bundle), "x")
+    assert done.returncode == 1
+    assert re.search(r"model\.onnx\.data does not match the sha256", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_onnxruntime_the_install_command_is_named(edge_spec, tmp_path):
+    # A module of that name that cannot be imported stands for a missing package.
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')")
+    done = edge_spec("generate", "x", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert 'pip install "edge-spec[cpu]"' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_ends_it_without_noise(command, demo_gguf):
+    arguments = ["generate", "Tell a long story.", "--max-tokens", "300"]
+    with subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_an_answer_and_says_so_by_its_status(command, demo_gguf):
+    process = subprocess.Popen(
+        [*command, "generate", "Tell a long story.", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        # JSON comes at the end only, so the interrupt is sent when the model runs: its threads
+        # exist once the engine is up, and the answer takes far longer than that.
+        while process.poll() is None and _num_threads(process.pid) < 2:
+            pass
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            break
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    if out:  # the signal came after the start of the answer
+        assert json.loads(out)["finish_reason"] == "cancelled"
+
+
+def _num_threads(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    found = re.search(r"Threads:\s+(\d+)", status.read_text())
+    return int(found[1]) if found else 0
+
+
+def test_the_documented_options_are_those_of_the_help(edge_spec):
+    documented = set(re.findall(r"--[a-z][a-z-]+", Path("docs/cli.md").read_text(encoding="utf-8")))
+    offered = set()
+    for name in ("generate", "chat", "export"):
+        shown = edge_spec(name, "--help", COLUMNS="200", NO_COLOR="1").stdout
+        offered |= set(re.findall(r"--[a-z][a-z-]+", shown))
+    offered -= {"--help", "--no-raw", "--check", "--format"}
+    assert documented - {"--debug"} == offered
