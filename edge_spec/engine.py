@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 from edge_spec import plugins
 from edge_spec.control.numerics import Numerics
@@ -48,6 +48,14 @@ class Parts:
     min_rows: int = 1  # of a pass; more in exact mode
 
 
+class AnswerOptions(TypedDict, total=False):
+    """How `chat` and `generate` answer."""
+
+    max_tokens: int | None  # None: until the model ends its text or the context is full
+    stop: str | Sequence[str]  # the text ends before the first of these
+    sampling: SamplingParams  # greedy where not given
+
+
 class Engine:
     """One model with its drafters and one KV cache. Use it from one thread at a time.
 
@@ -86,10 +94,8 @@ class Engine:
         self,
         messages: str | Sequence[Message],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams = GREEDY,
         stream: Literal[False] = False,
+        **options: Unpack[AnswerOptions],
     ) -> GenerationResult: ...
 
     @overload
@@ -97,27 +103,22 @@ class Engine:
         self,
         messages: str | Sequence[Message],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams = GREEDY,
         stream: Literal[True],
+        **options: Unpack[AnswerOptions],
     ) -> Generation: ...
 
     def chat(
         self,
         messages: str | Sequence[Message],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams = GREEDY,
         stream: bool = False,
+        **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
         """The assistant's next message; a string is one message of the user.
 
         Raises UsageError for malformed messages, ContextFullError if they do not fit.
         """
-        prompt = self.chat_prompt(messages)
-        generation = self._start(prompt, max_tokens, stop, sampling)
+        generation = self._start(self.chat_prompt(messages), **options)
         return generation if stream else generation.finish()
 
     @overload
@@ -125,10 +126,8 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams = GREEDY,
         stream: Literal[False] = False,
+        **options: Unpack[AnswerOptions],
     ) -> GenerationResult: ...
 
     @overload
@@ -136,24 +135,23 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams = GREEDY,
         stream: Literal[True],
+        **options: Unpack[AnswerOptions],
     ) -> Generation: ...
 
     def generate(
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams = GREEDY,
         stream: bool = False,
+        **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
-        """The continuation of a text, or of token ids, without a chat template."""
+        """The continuation of a text, or of token ids, without a chat template.
+
+        Raises UsageError for an empty prompt, ContextFullError if it does not fit.
+        """
         ids = self.parts.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        generation = self._start(ids, max_tokens, stop, sampling)
+        generation = self._start(ids, **options)
         return generation if stream else generation.finish()
 
     def set_drafter(self, names: str) -> None:
@@ -177,52 +175,49 @@ class Engine:
         ]
         return text.tokenizer.encode(ChatTemplate(text.chat_template, *names).render(messages))
 
-    def _start(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int | None,
-        stop: str | Sequence[str],
-        sampling: SamplingParams,
-    ) -> Generation:
-        model = self.parts.model
-        context_length = model.config.context_length
-        vocab_size = model.config.vocab_size
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
+    def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
+        sampling = options.get("sampling", GREEDY)
+        stop = options.get("stop", ())
+        limits = self._limits(options.get("max_tokens"))
+        self._check_tokens("the prompt", prompt)
+        self._check_tokens("logit_bias", sampling.logit_bias)
         if not prompt:
             raise UsageError("the prompt is empty", remedy="Give it at least one token.")
-        if not all(0 <= token < vocab_size for token in prompt):
-            raise UsageError(
-                "the prompt has a token outside the vocabulary",
-                remedy=f"Tokens are 0 to {vocab_size - 1}.",
-            )
-        if not all(0 <= token < vocab_size for token in sampling.logit_bias):
-            raise UsageError(
-                "logit_bias has a token outside the vocabulary",
-                remedy=f"Tokens are 0 to {vocab_size - 1}.",
-            )
-        longest = context_length - self.parts.min_rows + 1
-        if len(prompt) > longest:
+        if len(prompt) > limits.context_length:
             raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens, the context holds {longest}",
+                f"the prompt has {len(prompt)} tokens, the context holds {limits.context_length}",
                 remedy="Shorten the prompt or begin a new conversation.",
             )
-        limits = Limits(
-            max_tokens=context_length if max_tokens is None else max_tokens,
-            stop_ids=frozenset(self.parts.text.eos_ids),
-            context_length=longest,
-            max_rows=model.capabilities.max_rows,
-        )
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
         self._end_running()
         generation = Generation(
             self._conversation,
-            Request(tuple(prompt), limits, stops),
+            Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
             Sampler(sampling, prompt, self.parts.numerics.tie_margin),
             self.parts.text.tokenizer,
         )
         self._running, self.last = generation, generation.result
         return generation
+
+    def _limits(self, max_tokens: int | None) -> Limits:
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
+        model = self.parts.model
+        # The last pass, too, has to fit the context with all of its rows.
+        context_length = model.config.context_length - self.parts.min_rows + 1
+        return Limits(
+            max_tokens=context_length if max_tokens is None else max_tokens,
+            stop_ids=frozenset(self.parts.text.eos_ids),
+            context_length=context_length,
+            max_rows=model.capabilities.max_rows,
+        )
+
+    def _check_tokens(self, where: str, tokens: Iterable[int]) -> None:
+        vocab_size = self.parts.model.config.vocab_size
+        if not all(0 <= token < vocab_size for token in tokens):
+            raise UsageError(
+                f"{where} has a token outside the vocabulary",
+                remedy=f"Tokens are 0 to {vocab_size - 1}.",
+            )
 
     def _end_running(self) -> None:
         if self._running is not None:

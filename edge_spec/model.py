@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
+from edge_spec.errors import ContextFullError
 from edge_spec.tree import TokenTree
 
 
@@ -53,6 +54,21 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Frees the cache; the session is of no use afterwards."""
+
+
+def require_room(length: int, rows: int, context_length: int) -> None:
+    """What every session checks before it scores. Raises ContextFullError."""
+    if length + rows > context_length:
+        raise ContextFullError(
+            f"{length + rows} tokens do not fit the context of {context_length}",
+            remedy="Shorten the prompt.",
+        )
+
+
+def require_rollback(current: int, length: int) -> None:
+    """What every session checks before it forgets. Raises ValueError."""
+    if not 0 <= length <= current:
+        raise ValueError(f"cannot roll back from {current} to {length} tokens")
 
 
 class Model(Protocol):

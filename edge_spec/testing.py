@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.errors import ContextFullError
-from edge_spec.model import Capabilities, Forward
+from edge_spec.model import Capabilities, Forward, require_rollback, require_room
 from edge_spec.tree import TokenTree
 
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
@@ -66,11 +65,11 @@ class ScriptedSession:
         return len(self.committed)
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._check_room(len(tokens))
+        require_room(self.length, len(tokens), self._model.config.context_length)
         self.committed += [int(token) for token in tokens]
 
     def forward(self, tree: TokenTree) -> Forward:
-        self._check_room(len(tree))
+        require_room(self.length, len(tree), self._model.config.context_length)
         self._tree = tree
         paths = ([int(tree.tokens[i]) for i in tree.path(row)] for row in range(len(tree)))
         rows = [self._model.next_logits((*self.committed, *path)) for path in paths]
@@ -83,17 +82,8 @@ class ScriptedSession:
         self._tree = None
 
     def rollback(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot roll back from {self.length} to {length} tokens")
+        require_rollback(self.length, length)
         del self.committed[length:]
 
     def close(self) -> None:
         self.committed.clear()
-
-    def _check_room(self, rows: int) -> None:
-        limit = self._model.config.context_length
-        if self.length + rows > limit:
-            raise ContextFullError(
-                f"{self.length + rows} tokens do not fit the context of {limit}",
-                remedy="Shorten the prompt.",
-            )

@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.errors import ContextFullError, SessionError
-from edge_spec.model import Forward
+from edge_spec.errors import SessionError
+from edge_spec.model import Forward, require_rollback, require_room
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.tree import TokenTree
 
@@ -73,8 +73,7 @@ class OrtSession:
         self.length += len(rows)
 
     def rollback(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot roll back from {self.length} to {length} tokens")
+        require_rollback(self.length, length)
         self.length = length
 
     def close(self) -> None:
@@ -82,14 +81,8 @@ class OrtSession:
         self._cache = KvCache(self._config)
 
     def _reserve(self, rows: int) -> None:
-        needed = self.length + rows
-        limit = self._config.context_length
-        if needed > limit:
-            raise ContextFullError(
-                f"{needed} tokens do not fit the context of {limit}",
-                remedy="Shorten the prompt.",
-            )
-        if self._cache.reserve(needed, self.length):
+        require_room(self.length, rows, self._config.context_length)
+        if self._cache.reserve(self.length + rows, self.length):
             self._bound.clear()
 
     def _bind(self, rows: int, scored: np.ndarray) -> _Bound:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.errors import ContextFullError
-from edge_spec.model import Forward
+from edge_spec.model import Forward, require_rollback, require_room
 from edge_spec.runtimes.reference.model import MAX_ROWS, ReferenceModel
 from edge_spec.tree import TokenTree
 
@@ -41,22 +40,15 @@ class ReferenceSession:
         self.length += len(rows)
 
     def rollback(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot roll back from {self.length} to {length} tokens")
+        require_rollback(self.length, length)
         self.length = length
 
     def close(self) -> None:
         self._cache = self._cache[..., :0, :]
 
     def _reserve(self, rows: int) -> None:
-        needed = self.length + rows
-        limit = self._model.config.context_length
-        if needed > limit:
-            raise ContextFullError(
-                f"{needed} tokens do not fit the context of {limit}",
-                remedy="Shorten the prompt.",
-            )
-        missing = needed - self._cache.shape[3]
+        require_room(self.length, rows, self._model.config.context_length)
+        missing = self.length + rows - self._cache.shape[3]
         if missing > 0:
             room = [(0, 0)] * 5
             room[3] = (0, max(missing, 256))
