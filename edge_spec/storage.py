@@ -47,7 +47,12 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         if final.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
             final.rename(old / "old")
-            work.rename(final)
+            try:
+                work.rename(final)
+            except BaseException:
+                (old / "old").rename(final)
+                old.rmdir()
+                raise
             shutil.rmtree(old, ignore_errors=True)
         else:
             work.rename(final)

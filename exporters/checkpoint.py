@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # SmolLM is "llama"
+MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
+_LAYER_PREFIXES = ("model.layers.", "blk.")  # "blk.": a GGUF name that has no counterpart
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,19 @@ class Checkpoint:
     read_tokenizer: Callable[[], str]
 
     def __post_init__(self) -> None:
+        problem = _problem(self.config, len(self.tensors))
+        if problem:
+            raise ModelFileError(
+                f"{self.path}: {problem}", remedy="Download or convert the model again."
+            )
         expected = expected_shapes(self.config)
+        extra = [n for n in self.tensors if n.startswith(_LAYER_PREFIXES) and n not in expected]
+        extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
+        if extra:
+            raise UnsupportedModelError(
+                f"{self.path} has weights that this version does not use, such as {extra[0]}",
+                remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
+            )
         for name, shape in expected.items():
             tensor = self.tensors.get(name)
             if tensor is None or tensor.shape != shape:
@@ -42,13 +57,6 @@ class Checkpoint:
                     f"{self.path}: tensor {name} {found}, expected {list(shape)}",
                     remedy="Download or convert the model again.",
                 )
-        extra = [n for n in self.tensors if n.startswith("model.layers.") and n not in expected]
-        extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
-        if extra:
-            raise UnsupportedModelError(
-                f"{self.path} has weights that this version does not use, such as {extra[0]}",
-                remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
-            )
 
     def names(self) -> Iterator[str]:
         return iter(expected_shapes(self.config))
@@ -75,6 +83,37 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from edge_spec.exporters.gguf_source import open_gguf
 
     return open_gguf(path)
+
+
+def _problem(config: ModelConfig, num_tensors: int) -> str | None:
+    """Why no model can have this shape; checked before anything of its size is made."""
+    counts = (
+        *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
+        *(config.hidden_size, config.intermediate_size, config.vocab_size, config.context_length),
+    )
+    if min(counts) < 1:
+        return f"it has a count of {min(counts)}, expected 1 or more"
+    if config.num_layers > num_tensors:
+        return f"it has {config.num_layers} layers, but {num_tensors} tensors"
+    if config.context_length > MAX_CONTEXT_TOKENS:
+        return (
+            f"its context is {config.context_length} tokens, expected {MAX_CONTEXT_TOKENS} or less"
+        )
+    if config.head_dim % 2 or config.num_heads % config.num_kv_heads:
+        return (
+            f"{config.num_heads} attention heads of {config.head_dim} do not share "
+            f"{config.num_kv_heads} of keys and values"
+        )
+    scaling = config.rope_scaling
+    factors = scaling.factors if scaling else ()
+    if factors and len(factors) != config.head_dim // 2:
+        return f"it scales {len(factors)} rotary frequencies, expected {config.head_dim // 2}"
+    divisors = (config.rope_theta, scaling.factor if scaling else 1.0, *factors)
+    if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
+        return "its rotary frequencies are not positive numbers"
+    if not 0 <= config.norm_epsilon < 1:
+        return f"its norm epsilon is {config.norm_epsilon}"
+    return None
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

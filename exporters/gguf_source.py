@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,10 +52,8 @@ def open_gguf(path: Path) -> Checkpoint:
     interleaved = config.architecture == "llama"
     tensors = {}
     for name, tensor in file.tensors.items():
-        if interleaved and ".attn_q." in name:
-            tensor = replace(tensor, row_order=_halves_order(config.num_heads, config.head_dim))
-        elif interleaved and ".attn_k." in name:
-            tensor = replace(tensor, row_order=_halves_order(config.num_kv_heads, config.head_dim))
+        if interleaved and (".attn_q." in name or ".attn_k." in name):
+            tensor = _in_halves(tensor, config.head_dim)
         tensors[_hf_name(name)] = tensor
     stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot"))
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
@@ -86,7 +85,7 @@ class _Metadata:
             value = float(value)
         if value is not None and not isinstance(value, kind):
             raise ModelFileError(
-                f"{self.path}: {key} is {value!r}, expected {kind.__name__}",
+                f"{self.path}: {key} is {reprlib.repr(value)}, expected {kind.__name__}",
                 remedy="Convert the model again.",
             )
         return value
@@ -102,7 +101,7 @@ def _config(metadata: _Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCo
     architecture = metadata.require("general.architecture", str)
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{metadata.path} is a {architecture!r} model",
+            f"{metadata.path} is a {reprlib.repr(architecture)} model",
             remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
         )
 
@@ -120,6 +119,19 @@ def _config(metadata: _Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCo
             f"{metadata.path} lacks token_embd.weight or attention heads",
             remedy="Convert the model again.",
         )
+    tokens = metadata.get("tokenizer.ggml.tokens", list)
+    if tokens is not None and len(tokens) > embeddings.shape[0]:
+        raise ModelFileError(
+            f"{metadata.path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
+            remedy="Convert the model again.",
+        )
+    head_dim = value("attention.key_length") or hidden_size // num_heads
+    rotated = value("rope.dimension_count")
+    if rotated not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{metadata.path} rotates {rotated} of the {head_dim} elements of a head",
+            remedy="Use a model that rotates all of them.",
+        )
     window = value("attention.sliding_window")
     context_length = needed("context_length")
     return ModelConfig(
@@ -129,7 +141,7 @@ def _config(metadata: _Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCo
         intermediate_size=needed("feed_forward_length"),
         num_heads=num_heads,
         num_kv_heads=value("attention.head_count_kv") or num_heads,
-        head_dim=value("attention.key_length") or hidden_size // num_heads,
+        head_dim=head_dim,
         vocab_size=embeddings.shape[0],
         context_length=min(context_length, window) if window else context_length,
         norm_epsilon=needed("attention.layer_norm_rms_epsilon", float),
@@ -147,13 +159,13 @@ def _rope_scaling(
 ) -> RopeScaling | None:
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
-        return RopeScaling("factors", factors=tuple(map(float, factors.float32())))
+        return RopeScaling("factors", factors=tuple(map(float, factors.float32().ravel())))
     kind = metadata.get(f"{architecture}.rope.scaling.type", str)
     if kind in (None, "none"):
         return None
     if kind != "linear":
         raise UnsupportedModelError(
-            f"{metadata.path} scales its rotary embedding by {kind!r}",
+            f"{metadata.path} scales its rotary embedding by {reprlib.repr(kind)}",
             remedy="Supported: none, linear and llama3.",
         )
     return RopeScaling(
@@ -161,10 +173,13 @@ def _rope_scaling(
     )
 
 
-def _halves_order(num_heads: int, head_dim: int) -> np.ndarray:
-    """For each Hugging Face row (two halves a head) the stored row (pairs interleaved)."""
-    stored = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
-    return stored.swapaxes(1, 2).ravel()
+def _in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
+    """Reads rows as two halves a head that are stored as interleaved pairs."""
+    rows = tensor.shape[0]
+    if head_dim < 2 or rows % head_dim or head_dim % 2:
+        return tensor  # Checkpoint refuses its shape
+    stored = np.arange(rows).reshape(-1, head_dim // 2, 2)
+    return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
 
 
 def _hf_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,15 @@ def open_directory(path: Path) -> Checkpoint:
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
     eos = generation.get("eos_token_id", values.get("eos_token_id"))
-    eos_ids = eos if isinstance(eos, list) else [eos]
+    eos_ids = _token_ids(path, "eos_token_id", eos)
+    bos_ids = _token_ids(path, "bos_token_id", values.get("bos_token_id"))
     return Checkpoint(
         path=path,
         config=config,
         tensors=tensors,
         chat_template=_chat_template(path, tokenizer_config),
-        eos_ids=tuple(sorted({int(token) for token in eos_ids if token is not None})),
-        bos_id=values.get("bos_token_id"),
+        eos_ids=tuple(sorted(set(eos_ids))),
+        bos_id=bos_ids[0] if bos_ids else None,
         adds_bos=bool(tokenizer_config.get("add_bos_token")),
         read_tokenizer=lambda: _read_text(path / "tokenizer.json"),
     )
@@ -73,7 +75,7 @@ def _read_tensors(path: Path) -> dict[str, StoredTensor]:
     if not (path / INDEX).exists():
         return read_safetensors(path / SINGLE)
     names = _read_json(path / INDEX).get("weight_map")
-    if not isinstance(names, dict) or not names:
+    if not (isinstance(names, dict) and names and all(isinstance(f, str) for f in names.values())):
         raise ModelFileError(f"{path / INDEX} has no weight_map", remedy="Download it again.")
     files = sorted(set(names.values()))
     for file in files:
@@ -88,12 +90,27 @@ def _read_tensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _token_ids(path: Path, name: str, value: Any) -> list[int]:
+    """A token's id or a list of them; none where it is null."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ModelFileError(
+            f"{path}: {name} is {reprlib.repr(value)}, expected a token's number",
+            remedy="Download the model again.",
+        )
+    return ids
+
+
 def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     if (path / "chat_template.jinja").exists():
         return _read_text(path / "chat_template.jinja")
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in template}
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, dict)
+        }
         template = named.get("default")
     return template if isinstance(template, str) else None
 
@@ -104,7 +121,7 @@ def _config(
     architecture = str(values.get("model_type"))
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{path / 'config.json'}: model_type is {architecture!r}",
+            f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}",
             remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
         )
     if values.get("mlp_bias"):
@@ -135,7 +152,7 @@ def _config(
             qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
             output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{path / 'config.json'} lacks a valid value: {error}",
             remedy="Download the file again.",
@@ -163,6 +180,6 @@ def _rope_scaling(path: Path, values: Mapping[str, Any]) -> RopeScaling | None:
             original_context_length=int(scaling["original_max_position_embeddings"]),
         )
     raise UnsupportedModelError(
-        f"{path / 'config.json'} scales its rotary embedding by {kind!r}",
+        f"{path / 'config.json'} scales its rotary embedding by {reprlib.repr(kind)}",
         remedy="Supported: default, linear and llama3.",
     )

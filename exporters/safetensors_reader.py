@@ -45,11 +45,15 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise _damaged(path, "the header is not a JSON object")
     body = mapped[8 + header_bytes :]
-    return {
+    tensors = {
         name: _tensor(path, name, entry, body)
         for name, entry in header.items()
         if name != "__metadata__"
     }
+    described = sum(tensor.data.nbytes for tensor in tensors.values())
+    if described != len(body):
+        raise _damaged(path, f"tensors of {described} bytes in {len(body)} bytes of data")
+    return tensors
 
 
 def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor:
@@ -57,7 +61,7 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor
         dtype = str(entry["dtype"])
         shape = tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise _damaged(path, f"no type, shape and offsets for tensor {name}") from None
     if dtype not in _KINDS:
         raise UnsupportedModelError(

@@ -22,7 +22,10 @@ class StoredTensor:
 
     def stored_rows(self) -> np.ndarray:
         """uint8 [..., row_bytes] in Hugging Face's row order."""
-        return self.data if self.row_order is None else self.data[self.row_order]
+        if self.row_order is None:
+            return self.data
+        rows: np.ndarray = self.data.reshape(self.shape[0], -1)  # a bias has one item a row
+        return rows[self.row_order]
 
     def float32(self) -> np.ndarray:
         """The values, in `shape`. Raises UnsupportedModelError for a type gguf cannot read."""

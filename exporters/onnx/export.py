@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edge_spec import plugins
-from edge_spec.bundle import MANIFEST, TOKENIZER, is_bundle, open_bundle, write_manifest
+from edge_spec.bundle import MANIFEST, TOKENIZER, Manifest, open_bundle, write_manifest
 from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx.graph import GraphBuilder
@@ -66,6 +66,7 @@ class OnnxExporter:
         Raises UsageError for unknown options, ExportError beyond the quantization's bound; then,
         or when interrupted, `out` is left as it was.
         """
+        out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
         with atomic_directory(out) as work:
@@ -73,7 +74,7 @@ class OnnxExporter:
             (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
             described = {
                 "format": self.format,
-                "name": checkpoint.path.stem,
+                "name": checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
                 "architecture": checkpoint.config.to_dict(),
                 "chat_template": checkpoint.chat_template,
                 "eos_ids": checkpoint.eos_ids,
@@ -96,8 +97,8 @@ class OnnxExporter:
 
 
 def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
-    name = options.quantization or DEFAULT_QUANTIZATION
-    block_size = options.block_size or BLOCK_SIZES[0]
+    name = DEFAULT_QUANTIZATION if options.quantization is None else options.quantization
+    block_size = BLOCK_SIZES[0] if options.block_size is None else options.block_size
     if name not in QUANTIZATIONS:
         raise UsageError(
             f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
@@ -106,7 +107,7 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
         raise UsageError(
             f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
         )
-    if out.exists() and not is_bundle(out) and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not _may_replace(out):
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
         )
@@ -117,13 +118,27 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
             f"blocks of {EMBEDDING_BLOCK}",
             remedy="Export it with --quant fp16 or fp32.",
         )
-    if config.head_dim % 8:
+    if config.head_dim % 16:
         raise UnsupportedModelError(
-            f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 8, this "
+            f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 16, this "
             f"model has {config.head_dim}",
             remedy="Run it with --runtime reference.",
         )
     return name, block_size
+
+
+def _may_replace(out: Path) -> bool:
+    """Whether `out` is an empty directory, or holds nothing but what its manifest lists."""
+    if not out.is_dir():
+        return False
+    found = {path.name for path in out.iterdir()}
+    if not found:
+        return True
+    try:
+        manifest = Manifest.model_validate_json((out / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return found <= {MANIFEST, *manifest.files}
 
 
 def _write_graph(

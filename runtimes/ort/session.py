@@ -59,13 +59,22 @@ class OrtSession:
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._reserve(rows)
-        bound = self._bound.get(rows)
-        if bound is None:
-            bound = self._bound[rows] = self._bind(rows, np.arange(rows))
-        bound.input_ids[0] = tree.tokens
-        np.add(tree.depths, self.length, out=bound.position_ids[0])
-        self._run(bound, rows, tree)
-        return Forward(bound.logits, bound.hidden)
+        sees = None if tree.is_chain else tree.ancestors
+        if self.length or sees is None:
+            bound = self._score(tree.tokens, tree.depths, sees)
+            return Forward(bound.logits, bound.hidden)
+        # On an empty cache GroupQueryAttention ignores position_ids and counts rows itself, so
+        # that siblings would follow each other: the root has to go before the others.
+        root = self._score(tree.tokens[:1], tree.depths[:1], None)
+        first = (root.logits.copy(), root.hidden.copy())
+        self.length = 1
+        try:
+            rest = self._score(tree.tokens[1:], tree.depths[1:] - 1, sees[1:, 1:])
+        finally:
+            self.length = 0
+        return Forward(
+            np.concatenate([first[0], rest.logits]), np.concatenate([first[1], rest.hidden])
+        )
 
     def commit(self, rows: Sequence[int]) -> None:
         if rows[-1] != len(rows) - 1:  # not simply the first rows
@@ -106,15 +115,25 @@ class OrtSession:
             binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
         return bound
 
-    def _run(self, bound: _Bound, rows: int, tree: TokenTree | None = None) -> None:
+    def _score(self, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray | None) -> _Bound:
+        """One pass; sees: [rows, rows] bool, None for a chain."""
+        rows = len(tokens)
+        bound = self._bound.get(rows)
+        if bound is None:
+            bound = self._bound[rows] = self._bind(rows, np.arange(rows))
+        bound.input_ids[0] = tokens
+        np.add(depths, self.length, out=bound.position_ids[0])
+        self._run(bound, rows, sees)
+        return bound
+
+    def _run(self, bound: _Bound, rows: int, sees: np.ndarray | None = None) -> None:
         total = self.length + rows
         self._last[0] = total - 1
         self._total[...] = total
         # The operator masks causally by itself, so a chain needs no bias but zeros.
         bias = bound.bias[: rows * total].reshape(1, 1, rows, total)
-        branches = tree is not None and not tree.is_chain
-        if tree is not None and branches:
-            bias[0, 0, :, self.length :] = np.where(tree.ancestors, 0.0, -np.inf)
+        if sees is not None:
+            bias[0, 0, :, self.length :] = np.where(sees, 0.0, -np.inf)
         bound.binding.bind_cpu_input("attention_bias", bias)
         try:
             self._inference.run_with_iobinding(bound.binding)
@@ -124,5 +143,5 @@ class OrtSession:
                 remedy="Try fewer rows (--draft-n-max) or another --device.",
             ) from error
         finally:
-            if branches:
+            if sees is not None:
                 bias[0, 0, :, self.length :] = 0.0

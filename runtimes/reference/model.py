@@ -23,7 +23,8 @@ class ReferenceModel:
     def __init__(self, tensors: Tensors, context_length: int | None = None) -> None:
         self.config = tensors.config
         if context_length is not None:
-            self.config = replace(self.config, context_length=context_length)
+            shorter = min(context_length, self.config.context_length)
+            self.config = replace(self.config, context_length=shorter)
         self._tensors = tensors
         self._weights: dict[str, np.ndarray] = {}
         self.cos, self.sin = self.config.rope_tables(self.config.context_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.model import ExportOptions, Session
@@ -105,3 +106,51 @@ def random_tree(tokens: Callable[..., list[int]]) -> Callable[..., TokenTree]:
         return TokenTree(np.array(tokens(rows, seed), np.int32), np.array(parents, np.int32), ones)
 
     return grow
+
+
+@pytest.fixture(scope="session")
+def read() -> Callable[[Path], None]:
+    """read(path): everything of a model that an export reads."""
+
+    def read_all(path: Path) -> None:
+        checkpoint = open_checkpoint(path)
+        with np.errstate(all="ignore"):  # damaged weights may be infinite
+            for name in checkpoint.names():
+                checkpoint.float32(name)
+        checkpoint.tokenizer_json()
+
+    return read_all
+
+
+@pytest.fixture(scope="session")
+def refusal(read: Callable[[Path], None]) -> Callable[..., EdgeSpecError]:
+    """refusal(path, file): the error of a bad model, one line that names `file`, with a remedy."""
+
+    def refused(path: Path, file: str = "") -> EdgeSpecError:
+        with pytest.raises((ModelFileError, UnsupportedModelError)) as caught:
+            read(path)
+        text = str(caught.value)
+        assert (file or path.name) in text
+        assert caught.value.remedy
+        assert text.endswith(caught.value.remedy)
+        assert "\n" not in text
+        assert len(text) < 500
+        return caught.value
+
+    return refused
+
+
+@pytest.fixture
+def bounded_memory() -> Iterator[None]:
+    """1 GiB more than now: believing a count in a damaged file ends in MemoryError."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(statm.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf import quants
+from gguf import GGUFWriter, quants
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import open_checkpoint
@@ -56,12 +56,15 @@ def test_both_forms_describe_the_same_model(variant: str, hf: Files, gguf: Files
     # float32 in the GGUF file; GGUF has no "mistral" and keeps llama3 scaling as factors.
     np.testing.assert_allclose(first.rope_frequencies(), second.rope_frequencies(), rtol=1e-6)
     assert second.norm_epsilon == pytest.approx(first.norm_epsilon, rel=1e-6)
-    assert replace(
-        second,
-        architecture=first.architecture,
-        norm_epsilon=first.norm_epsilon,
-        rope_scaling=first.rope_scaling,
-    ) == first
+    assert (
+        replace(
+            second,
+            architecture=first.architecture,
+            norm_epsilon=first.norm_epsilon,
+            rope_scaling=first.rope_scaling,
+        )
+        == first
+    )
     assert published.chat_template == converted.chat_template is not None
     assert published.eos_ids == converted.eos_ids == (264,)
     assert published.bos_id == converted.bos_id == 262
@@ -77,7 +80,7 @@ def test_both_forms_describe_the_same_model(variant: str, hf: Files, gguf: Files
         ("llama-bias", {"qkv_bias": True, "output_bias": True}),
         ("mistral", {"context_length": 96}),  # no further than its attention reaches
         ("qwen2", {"qkv_bias": True, "output_bias": False, "context_length": 128}),
-        ("qwen3", {"qk_norm": True, "head_dim": 24, "qkv_bias": False}),
+        ("qwen3", {"qk_norm": True, "head_dim": 32, "qkv_bias": False}),
     ],
 )
 def test_what_distinguishes_a_model_is_found(
@@ -102,7 +105,9 @@ def test_frequencies_are_scaled_as_published(hf: Files) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_both_forms_have_the_same_tokenizer(text: str, hf: Files, gguf: Files) -> None:
-    ids = [Tokenizer(open_checkpoint(path).tokenizer_json()).encode(text) for path in (hf(), gguf())]
+    ids = [
+        Tokenizer(open_checkpoint(path).tokenizer_json()).encode(text) for path in (hf(), gguf())
+    ]
     assert ids[0] == ids[1]
     assert bool(ids[0]) == bool(text)
 
@@ -149,9 +154,7 @@ def test_a_type_without_dequantizer_is_named() -> None:
 
 
 def test_metadata_of_every_kind_is_read(tmp_path: Path) -> None:
-    import gguf as library
-
-    writer = library.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
     written = {
         "uint8": 200,
         "int8": -3,
@@ -181,32 +184,9 @@ def test_metadata_of_every_kind_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["hf", "gguf"])
 def test_opening_a_model_reads_no_weights(form: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """The embeddings are a hole of 512 MB in the file: no disk, and no memory until asked for."""
-    hidden, rows = 64, 2_000_000
-    model = tiny.build("llama-tied")
-    model.weights["model.embed_tokens.weight"] = model.weights.pop("model.embed_tokens.weight")
-    path = tmp_path / "model"
-    if form == "gguf":
-        tiny.write_gguf(model, path)
-        data = path.read_bytes()
-        at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4
-        assert int.from_bytes(data[at : at + 8], "little") == hidden
-        data = data[: at + 8] + rows.to_bytes(8, "little") + data[at + 16 :]
-        path.write_bytes(data)
-        file = path
-    else:
-        tiny.write_hf(model, path)
-        file = path / "model.safetensors"
-        data = file.read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        header, body = tiny.json.loads(data[8 : 8 + size]), data[8 + size :]
-        entry = header["model.embed_tokens.weight"]
-        entry["shape"][0] = rows
-        entry["data_offsets"][1] = entry["data_offsets"][0] + rows * hidden * 4
-        tiny.write_json(path / "config.json", model.config | {"vocab_size": rows})
-        file.write_bytes(tiny.safetensors_file(header, body))
-    with file.open("r+b") as sparse:
-        sparse.truncate(file.stat().st_size + (rows - len(tiny.TOKENS)) * hidden * 4)
+    """Nor does one weight read the others: they are 12 MB here."""
+    model = tiny.build(intermediate_size=8192)
+    path = getattr(tiny, f"write_{form}")(model, tmp_path / "model")
     tracemalloc.start()
     try:
         checkpoint = open_checkpoint(path)
@@ -214,6 +194,5 @@ def test_opening_a_model_reads_no_weights(form: str, tiny: ModuleType, tmp_path:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert checkpoint.config.vocab_size == rows
     np.testing.assert_array_equal(norm, model.weights["model.norm.weight"])
-    assert peak < 5_000_000
+    assert peak < 2_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,49 +12,13 @@ import numpy as np
 import pytest
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import open_checkpoint
 
 HUGE = 2**60
 U8, U32, F32, STRING, ARRAY, U64 = 0, 4, 6, 8, 9, 10
 
 Files = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def bounded_memory() -> Iterator[None]:
-    """1 GiB more than now: believing a count in a damaged file ends in MemoryError."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        yield
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(statm.read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def read(path: Path) -> None:
-    """Everything that an export reads."""
-    checkpoint = open_checkpoint(path)
-    with np.errstate(all="ignore"):  # damaged weights may be infinite
-        for name in checkpoint.names():
-            checkpoint.float32(name)
-    checkpoint.tokenizer_json()
-
-
-def refusal(path: Path, file: str = "") -> EdgeSpecError:
-    """The error of a file that has to be refused, as its user would see it."""
-    with pytest.raises((ModelFileError, UnsupportedModelError)) as caught:
-        read(path)
-    text = str(caught.value)
-    assert (file or path.name) in text
-    assert caught.value.remedy and text.endswith(caught.value.remedy)
-    assert "\n" not in text
-    assert len(text) < 500
-    return caught.value
+Refusal = Callable[..., EdgeSpecError]
+pytestmark = pytest.mark.usefixtures("bounded_memory")
 
 
 def text(value: str | bytes) -> bytes:
@@ -121,7 +84,7 @@ BAD_GGUF = {
 
 
 @pytest.mark.parametrize("case", BAD_GGUF)
-def test_a_file_that_is_no_gguf_is_refused(case: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_gguf_is_refused(case: str, tmp_path: Path, refusal: Refusal) -> None:
     data, expected = BAD_GGUF[case]
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
@@ -130,7 +93,7 @@ def test_a_file_that_is_no_gguf_is_refused(case: str, tmp_path: Path) -> None:
     assert expected in str(error)
 
 
-def test_a_path_without_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     assert "no such file" in str(refusal(tmp_path / "none.gguf"))
 
 
@@ -141,7 +104,7 @@ def truncated(path: Path) -> Iterator[bytes]:
         yield data[:length]
 
 
-def test_a_gguf_file_cut_anywhere_is_refused(gguf: Files, tmp_path: Path) -> None:
+def test_a_gguf_file_cut_anywhere_is_refused(gguf: Files, tmp_path: Path, refusal: Refusal) -> None:
     cut = tmp_path / "cut.gguf"
     for data in truncated(gguf("llama")):
         cut.write_bytes(data)
@@ -149,7 +112,7 @@ def test_a_gguf_file_cut_anywhere_is_refused(gguf: Files, tmp_path: Path) -> Non
 
 
 def test_a_safetensors_file_cut_anywhere_is_refused(
-    tiny: ModuleType, tmp_path: Path, hf: Files
+    tiny: ModuleType, tmp_path: Path, hf: Files, refusal: Refusal
 ) -> None:
     directory = tiny.write_hf(tiny.build(), tmp_path / "model")
     for data in truncated(hf("llama") / "model.safetensors"):
@@ -175,7 +138,7 @@ def mutated(data: bytes, random: Any, header_bytes: int) -> bytes:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
 def test_random_damage_is_refused_or_harmless(
-    form: str, seed: int, tiny: ModuleType, tmp_path: Path
+    form: str, seed: int, tiny: ModuleType, tmp_path: Path, read: Callable[[Path], None]
 ) -> None:
     """50 files a seed. Only the library's own errors may come out."""
     random = np.random.RandomState(seed)
@@ -203,11 +166,9 @@ def test_random_damage_is_refused_or_harmless(
 
 
 def test_the_names_of_a_damaged_file_are_cut_in_its_message(
-    tiny: ModuleType, tmp_path: Path
+    tiny: ModuleType, tmp_path: Path, refusal: Refusal
 ) -> None:
     for key in ("general__architecture", "llama__rope__scaling__type"):
         path = tmp_path / "model.gguf"
         tiny.write_gguf(tiny.build(), path, **{key: "x" * 100_000})
         assert isinstance(refusal(path), UnsupportedModelError)
-
-

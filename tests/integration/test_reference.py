@@ -51,7 +51,10 @@ def test_the_fixture_is_of_these_weights(
 @pytest.mark.parametrize("source", ["hf", "gguf"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_those_of_transformers(
-    variant: str, source: str, transformers_logits: dict[str, np.ndarray], request: pytest.FixtureRequest
+    variant: str,
+    source: str,
+    transformers_logits: dict[str, np.ndarray],
+    request: pytest.FixtureRequest,
 ) -> None:
     expected = transformers_logits[variant]
     tokens = transformers_logits["tokens"].tolist()
@@ -66,7 +69,11 @@ def test_logits_equal_those_of_transformers(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_row_of_a_tree_scores_as_its_path_alone(
-    seed: int, model: ReferenceModel, tokens: Tokens, scores: Scores, random_tree: Callable[..., TokenTree]
+    seed: int,
+    model: ReferenceModel,
+    tokens: Tokens,
+    scores: Scores,
+    random_tree: Callable[..., TokenTree],
 ) -> None:
     tree = random_tree(12, seed)
     session = model.open_session()
@@ -85,10 +92,14 @@ def test_a_row_of_a_tree_scores_as_its_path_alone(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_committed_path_leaves_the_cache_of_that_path_alone(
-    seed: int, model: ReferenceModel, tokens: Tokens, scores: Scores, random_tree: Callable[..., TokenTree]
+    seed: int,
+    model: ReferenceModel,
+    tokens: Tokens,
+    scores: Scores,
+    random_tree: Callable[..., TokenTree],
 ) -> None:
     tree = random_tree(12, seed)
-    kept = max((tree.path(row) for row in range(12)), key=lambda path: (path[-1] - len(path)))
+    kept = max((tree.path(row) for row in range(12)), key=lambda path: path[-1] - len(path))
     assert kept != list(range(len(kept)))  # or it would not have to move anything
     branched, alone = model.open_session(), model.open_session()
     for session in (branched, alone):
@@ -170,7 +181,9 @@ def test_rolling_back_to_where_it_never_was_is_refused(
 def test_a_full_context_says_how_much_fits_and_loses_nothing(
     checkpoint: Callable[..., Checkpoint], tokens: Tokens, scores: Scores
 ) -> None:
-    session = ReferenceRuntime().open(checkpoint(), RuntimeOptions(context_length=32)).open_session()
+    session = (
+        ReferenceRuntime().open(checkpoint(), RuntimeOptions(context_length=32)).open_session()
+    )
     session.prefill(tokens(30))
     before = scores(session, tokens(2, seed=1))
     for act in (lambda: session.prefill(tokens(3)), lambda: scores(session, tokens(3))):

@@ -1,0 +1,124 @@
+"""Opening bundles in onnxruntime: options, devices, damaged files; and its measured numerics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_spec.bundle import MANIFEST, Bundle, open_bundle
+from edge_spec.control.numerics import MARGIN_WIDTHS, measure_numerics
+from edge_spec.errors import BundleError, UsageError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.model import RuntimeOptions
+from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.storage import sha256_file
+
+Exported = Callable[..., Bundle]
+
+
+@pytest.fixture
+def copy(exported: Exported, tmp_path: Path) -> Path:
+    """A bundle to damage."""
+    return Path(shutil.copytree(exported("llama", "fp32").path, tmp_path / "bundle"))
+
+
+def renew_manifest(directory: Path) -> None:
+    """As if the damage had been there when the bundle was written."""
+    manifest = json.loads((directory / MANIFEST).read_text())
+    for name, entry in manifest["files"].items():
+        file = directory / name
+        entry |= {"sha256": sha256_file(file), "num_bytes": file.stat().st_size}
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+
+
+def refusal(directory: Path, file: str) -> str:
+    with pytest.raises(BundleError) as caught:
+        OrtRuntime().open(open_bundle(directory), RuntimeOptions())
+    text = str(caught.value)
+    assert file in text
+    assert "\n" not in text
+    assert len(text) < 500
+    assert caught.value.remedy
+    return text
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_a_changed_byte_is_noticed(file: str, copy: Path) -> None:
+    data = bytearray((copy / file).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / file).write_bytes(data)
+    assert "sha256" in refusal(copy, file)
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_a_file_cut_short_or_gone_is_noticed(file: str, copy: Path) -> None:
+    data = (copy / file).read_bytes()
+    (copy / file).write_bytes(data[:-1])
+    assert f"{len(data) - 1} bytes, expected {len(data)}" in refusal(copy, file)
+    (copy / file).unlink()
+    assert "is missing" in refusal(copy, file)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.onnx", lambda data: b""),
+        ("model.onnx", lambda data: b"not a model" * 50),
+        ("model.onnx", lambda data: data[: len(data) // 2]),
+        ("model.onnx.data", lambda data: data[: len(data) // 2]),
+    ],
+    ids=["empty", "no graph", "half a graph", "half the weights"],
+)
+def test_a_bundle_written_damaged_is_refused_in_one_line(
+    file: str, damage: Callable[[bytes], bytes], copy: Path
+) -> None:
+    (copy / file).write_bytes(damage((copy / file).read_bytes()))
+    renew_manifest(copy)
+    assert "cannot load" in refusal(copy, "model.onnx")
+
+
+def test_a_bundle_that_lists_no_graph_is_refused(copy: Path) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    del manifest["files"]["model.onnx"]
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    refusal(copy, "model.onnx")
+
+
+def test_an_unknown_device_names_the_known_ones(exported: Exported) -> None:
+    options = RuntimeOptions(providers=("abacus",))
+    with pytest.raises(UsageError) as caught:
+        OrtRuntime().open(exported(), options)
+    assert "'abacus'" in str(caught.value)
+    assert "cpu" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["cpu", "CPU", "CPUExecutionProvider"])
+def test_a_device_has_a_short_and_a_long_name(name: str, exported: Exported) -> None:
+    OrtRuntime().open(exported(), RuntimeOptions(providers=(name,)))
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 128), (64, 64), (10_000, 128)])
+def test_a_context_is_no_longer_than_the_model_has(
+    asked: int | None, given: int, exported: Exported
+) -> None:
+    model = OrtRuntime().open(exported(), RuntimeOptions(context_length=asked))
+    assert model.config.context_length == given
+
+
+def test_float_rows_hardly_depend_on_the_width(
+    exported: Exported, checkpoint: Callable[..., Checkpoint]
+) -> None:
+    """float32 sums in another order: 1e-6 to 1e-5 of logits with a deviation of 2 to 3."""
+    for model in (
+        OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions(threads=1)),
+        ReferenceModel(checkpoint("llama")),
+    ):
+        numerics = measure_numerics(model)
+        assert 0 <= numerics.tie_margin < 1e-4
+        assert max(MARGIN_WIDTHS) in numerics.invariant_widths  # compared with itself
+        assert measure_numerics(model) == numerics
