@@ -6,10 +6,11 @@ JSON, the chat template runs in a sandbox.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import BundleError
@@ -18,6 +19,7 @@ from edge_spec.storage import sha256_file
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 MAX_MANIFEST_BYTES = 16_000_000
+_ARCHITECTURE = TypeAdapter(ModelConfig)
 
 
 class FileEntry(BaseModel):
@@ -84,6 +86,7 @@ def open_bundle(path: Path) -> Bundle:
             raise BundleError(f"{manifest_path} is too large", remedy=_EXPORT_AGAIN)
         manifest = Manifest.model_validate_json(manifest_path.read_bytes())
         ModelConfig.from_dict(manifest.architecture)
+        _ARCHITECTURE.validate_json(json.dumps(manifest.architecture), strict=True)
     except OSError as error:
         raise BundleError(f"cannot read {manifest_path}: {error}", remedy=_EXPORT_AGAIN) from None
     except ValidationError as error:

@@ -40,6 +40,7 @@ class Limits:
     stop_ids: frozenset[int]
     context_length: int
     max_rows: int  # of one forward
+    min_rows: int = 1  # of one forward; context_length leaves room for them
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,18 @@ class Decoder:
             drafter.begin(prompt)
         try:
             while num_tokens == 0 or pending not in limits.stop_ids:
-                left = limits.max_tokens - num_tokens
                 room = limits.context_length - self.target.length
-                if left <= 0 or room <= 0:
+                left = min(limits.max_tokens - num_tokens, room)
+                if left <= 0:
                     return
-                num_rows = min(room, limits.max_rows)
+                num_rows = min(room + limits.min_rows - 1, limits.max_rows)
                 budget = Budget(min(left, num_rows) - 1, num_rows)
                 plan, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
+                decoded = _with_origins(plan.tree, verdict)
+                on_round(round_stats)
                 num_tokens += len(verdict.tokens)
                 pending = verdict.next_token
-                on_round(round_stats)
-                yield _with_origins(plan.tree, verdict)
+                yield decoded
         finally:
             # An interrupt may have come between a commit and the count of its tokens.
             told = len(prompt) - 1 + num_tokens
@@ -125,8 +127,9 @@ def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:
 
 
 def _with_origins(tree: TokenTree, verdict: Verdict) -> list[DecodedToken]:
+    proposed_by = tree.proposed_by or ("",) * len(tree)
     tokens = [
-        DecodedToken(int(tree.tokens[row]), Origin.ACCEPTED, tree.proposed_by[row])
+        DecodedToken(int(tree.tokens[row]), Origin.ACCEPTED, proposed_by[row])
         for row in verdict.accepted_rows
     ]
     for token in verdict.tokens[len(tokens) :]:

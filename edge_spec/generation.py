@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from edge_spec.decoder import DecodedToken, Decoder, Limits
@@ -90,6 +90,7 @@ class Generation(Iterator[Chunk]):
     def close(self) -> None:
         """Ends the generation; what was generated stays in `result`."""
         self._chunks.close()
+        self.result.text += self._cutter.finish()
         if self.result.finish_reason is None:
             self.result.finish_reason = FinishReason.CANCELLED
 
@@ -154,25 +155,26 @@ class Generation(Iterator[Chunk]):
         return self._add(text, tokens)
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
-        """Text held back for a stop string that did not come, and the reason of the end."""
-        result, limits = self.result, self._request.limits
+        """What is left of the text when no more tokens come, and the reason of the end."""
+        result, text = self.result, ""
+        if not self._cutter.stopped:
+            left = self._text.finish()
+            if left and result.tokens:
+                last = result.tokens[-1]
+                result.tokens[-1] = replace(last, text=last.text + left)
+            text = self._cutter.push(left) + self._cutter.finish()
+        chunk = self._add(text, [])
+        result.finish_reason = self._reason(decoded)
         if self._cutter.stopped:
             _cut_tokens(result)
-            result.finish_reason = FinishReason.STOP
-            return
-        left = self._text.finish()
-        if left and result.tokens:
-            last = result.tokens[-1]
-            result.tokens[-1] = Token(last.id, last.text + left, last.origin, last.drafter)
-        if decoded and decoded[-1] in limits.stop_ids:
-            result.finish_reason = FinishReason.STOP
-        elif self._cancelled:
-            result.finish_reason = FinishReason.CANCELLED
-        else:
-            result.finish_reason = FinishReason.LENGTH
-        text = self._cutter.push(left) + self._cutter.finish()
         if text:
-            yield self._add(text, [])
+            yield chunk
+
+    def _reason(self, decoded: list[int]) -> FinishReason:
+        ended = bool(decoded) and decoded[-1] in self._request.limits.stop_ids
+        if self._cutter.stopped or ended:
+            return FinishReason.STOP
+        return FinishReason.CANCELLED if self._cancelled else FinishReason.LENGTH
 
     def _add(self, text: str, tokens: list[Token]) -> Chunk:
         self.result.text += text
@@ -187,6 +189,6 @@ def _cut_tokens(result: GenerationResult) -> None:
     for token in result.tokens:
         if left <= 0:
             break
-        kept.append(Token(token.id, token.text[:left], token.origin, token.drafter))
+        kept.append(replace(token, text=token.text[:left]))
         left -= len(token.text)
     result.tokens = kept

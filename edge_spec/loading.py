@@ -12,7 +12,7 @@ from edge_spec.control.numerics import EXACT_WIDTHS, measure_numerics
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine import Engine, Parts, TextFormat
-from edge_spec.errors import UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.model import Checkpoint, ExportOptions, Model, Progress, RuntimeOptions
 from edge_spec.sources import Source
 from edge_spec.tokenizer import Tokenizer
@@ -109,7 +109,14 @@ def _compose(
             f"{options.draft_n_max} draft tokens a round are too many",
             remedy=f"{runtime} takes at most {max_rows - 1}.",
         )
-    policy: Policy = FixedPolicy(options.draft_n_max or DEFAULT_DRAFT_TOKENS)
+    if not model.capabilities.rollback:
+        raise UnsupportedModelError(
+            f"{name} on {runtime} cannot rewind its cache, which speculation and chat need",
+            remedy="Use another runtime or model.",
+        )
+    policy: Policy = FixedPolicy(
+        options.draft_n_max or DEFAULT_DRAFT_TOKENS, trees=model.capabilities.trees
+    )
     if not options.exact:
         numerics = measure_numerics(model)
         return Engine(Parts(name, runtime, model, text, drafters, policy, numerics))

@@ -51,7 +51,8 @@ class PlainRate:
         """None until a few plain rounds were measured."""
         if len(self._seconds) < _MIN_PLAIN_ROUNDS:
             return None
-        return 1 / median(self._seconds)
+        seconds = median(self._seconds)
+        return 1 / seconds if seconds else None  # a coarse clock may see no time pass
 
 
 @dataclass

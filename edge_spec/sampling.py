@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,8 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p < 1, "from 0 up to 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
-            ("seed", self.seed is None or self.seed >= 0, "0 or more"),
+            ("presence_penalty", isfinite(self.presence_penalty), "a finite number"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 or more and below 2**64"),
         ):
             if not valid:
                 raise UsageError(
@@ -67,7 +69,8 @@ class Draws:
     """
 
     def __init__(self, seed: int, purpose: int = 0) -> None:
-        self._generator = np.random.Generator(np.random.Philox(key=[seed, purpose]))
+        key = np.array([seed, purpose], np.uint64)
+        self._generator = np.random.Generator(np.random.Philox(key=key))
         self._drawn = np.empty(0)
 
     def at(self, position: int) -> float:
@@ -152,8 +155,8 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     probabilities /= probabilities.sum()
     if params.top_p < 1:
         descending = np.sort(probabilities)[::-1]
-        last = np.searchsorted(descending.cumsum(), params.top_p * (1 - 1e-12))
-        probabilities[probabilities < descending[last]] = 0
+        last = int(np.searchsorted(descending.cumsum(), params.top_p * (1 - 1e-12)))
+        probabilities[probabilities < descending[min(last, len(descending) - 1)]] = 0
     if params.min_p > 0:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0
     probabilities /= probabilities.sum()

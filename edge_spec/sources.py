@@ -48,7 +48,9 @@ class Source:
 
     @property
     def name(self) -> str:
-        return self.model if self.is_demo else self.path.stem
+        if self.is_demo:
+            return self.model
+        return self.path.name if self.path.is_dir() else self.path.stem
 
     def cached_bundle(self, format: str, options: ExportOptions) -> Path:
         """Where the conversion of this model is kept, whether or not it exists yet.

@@ -45,13 +45,12 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         _sync(work)
         work.chmod(0o755)  # mkdtemp makes it private
         if final.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
-            final.rename(old / "old")
+            old = work.with_name(f"{work.name}.old")
+            final.rename(old)
             try:
                 work.rename(final)
             except BaseException:
-                (old / "old").rename(final)
-                old.rmdir()
+                old.rename(final)
                 raise
             shutil.rmtree(old, ignore_errors=True)
         else:

@@ -41,17 +41,20 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt that asks for the assistant's next message."""
         for message in messages:
+            if not isinstance(message, Mapping):
+                raise UsageError(
+                    f"a message is a {type(message).__name__}",
+                    remedy='A message is a mapping: {"role": "user", "content": "..."}.',
+                )
             role, content = message.get("role"), message.get("content")
             if role not in ROLES or not isinstance(content, str):
                 raise UsageError(
                     f"a message has the role {role!r} and content of {type(content).__name__}",
                     remedy=f"Roles are {', '.join(ROLES)}; content is text.",
                 )
-        from jinja2 import TemplateError
-
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=True)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        except Exception as error:  # it is a program, and may fail in any way
             raise UnsupportedModelError(
                 f"the model's chat template refuses these messages: {error}",
                 remedy="Check the order of roles, or use `generate --raw`.",

@@ -84,11 +84,14 @@ class StopCutter:
         if self.stopped:
             return ""
         text = self._held + piece
-        found = [text.find(stop) for stop in self._stops if stop in text]
+        # The stop string that is complete first, whatever pieces the text comes in.
+        found = [
+            (text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text
+        ]
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         held = max((self._overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -105,6 +105,11 @@ class TokenTree:
             np.append(self.confidence, np.zeros(extra, np.float32)),
         )
 
+    def first_chain(self) -> TokenTree:
+        """The leading rows that form a chain."""
+        forks = np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))
+        return self.first_rows(int(forks[0])) if len(forks) else self
+
     def first_rows(self, rows: int) -> TokenTree:
         """The tree of the first `rows` rows, itself a tree since parents precede children."""
         if rows >= len(self):

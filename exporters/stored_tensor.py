@@ -24,8 +24,9 @@ class StoredTensor:
         """uint8 [..., row_bytes] in Hugging Face's row order."""
         if self.row_order is None:
             return self.data
-        rows: np.ndarray = self.data.reshape(self.shape[0], -1)  # a bias has one item a row
-        return rows[self.row_order]
+        rows = self.data.reshape(self.shape[0], -1)  # a bias has one item a row
+        ordered: np.ndarray = rows[self.row_order]
+        return ordered
 
     def float32(self) -> np.ndarray:
         """The values, in `shape`. Raises UnsupportedModelError for a type gguf cannot read."""

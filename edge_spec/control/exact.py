@@ -23,8 +23,7 @@ class ExactPolicy:
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
         """The narrowest width has to fit the budget's rows."""
         widths = [width for width in self._widths if width <= budget.num_rows]
-        plan = self._policy.choose(drafters, pending, budget)
-        tree = plan.tree.first_rows(widths[-1])
-        while not tree.is_chain:
-            tree = tree.first_rows(len(tree) - 1)
+        num_draft_tokens = min(budget.num_draft_tokens, widths[-1] - 1)
+        plan = self._policy.choose(drafters, pending, Budget(num_draft_tokens, widths[-1]))
+        tree = plan.tree.first_chain().first_rows(widths[-1])
         return Plan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))

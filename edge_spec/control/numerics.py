@@ -33,8 +33,9 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
     Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 50 for EXACT_WIDTHS.
     """
     # A tiny context leaves room for less.
-    num_rows = min(widths[-1], model.config.context_length // 2)
-    widths = [width for width in widths if width <= num_rows]
+    limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
+    widths = [width for width in widths if width <= limit]
+    num_rows = widths[-1]
     prompt_tokens = min(_PROMPT_TOKENS, model.config.context_length - num_rows)
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
     chain = tokens[prompt_tokens:].tolist()

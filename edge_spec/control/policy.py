@@ -34,9 +34,13 @@ class FixedPolicy:
     """
 
     def __init__(
-        self, max_draft_tokens: int = DEFAULT_DRAFT_TOKENS, min_confidence: float = 0.4
+        self,
+        max_draft_tokens: int = DEFAULT_DRAFT_TOKENS,
+        min_confidence: float = 0.4,
+        trees: bool = True,
     ) -> None:
         self.max_draft_tokens = max_draft_tokens
+        self.trees = trees  # whether rows may branch (Capabilities.trees)
         self.min_confidence = min_confidence
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
@@ -48,8 +52,9 @@ class FixedPolicy:
             return Plan(plain, PlainReason.BUDGET)
         for drafter in drafters:
             tree = drafter.propose(pending, Budget(count, budget.num_rows))
+            tree = tree if self.trees else tree.first_chain()
             if len(tree) > 1:
-                likely = tree.first_rows(self._likely_rows(tree))
+                likely = tree.first_rows(min(self._likely_rows(tree), budget.num_rows))
                 below = PlainReason.BELOW_BREAK_EVEN if len(likely) == 1 else None
                 return Plan(likely, below)
         return Plan(plain, PlainReason.NO_CANDIDATE)

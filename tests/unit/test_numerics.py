@@ -1,0 +1,95 @@
+"""Numerics are measured on models whose noise is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
+from edge_spec.model import Forward
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from edge_spec.tree import TokenTree
+
+
+class NoisyModel(ScriptedModel):
+    """Adds noise(width) to the logit of each row's likeliest token."""
+
+    def __init__(self, noise: Any, context_length: int = 512, max_rows: int = 64) -> None:
+        super().__init__(random_logits(40), 40, context_length)
+        self.noise, self.max_rows = noise, max_rows
+        self.capabilities = type(self.capabilities)(max_rows, True, True, False)
+        self.open_sessions = 0
+
+    def open_session(self) -> ScriptedSession:
+        self.open_sessions += 1
+        return NoisySession(self)
+
+
+class NoisySession(ScriptedSession):
+    def forward(self, tree: TokenTree) -> Forward:
+        model: Any = self._model
+        assert len(tree) <= model.max_rows
+        logits = super().forward(tree).logits
+        logits[np.arange(len(tree)), logits.argmax(axis=1)] += model.noise(len(tree))
+        return Forward(logits)
+
+    def close(self) -> None:
+        super().close()
+        model: Any = self._model
+        model.open_sessions -= 1
+
+
+@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, EXACT_WIDTHS])
+def test_a_model_without_noise_has_no_margin_and_every_width(widths: tuple[int, ...]) -> None:
+    numerics = measure_numerics(NoisyModel(lambda width: 0), widths)
+    assert numerics.tie_margin == 0
+    assert numerics.invariant_widths == widths
+
+
+def test_the_margin_is_the_largest_change_between_likely_tokens() -> None:
+    numerics = measure_numerics(NoisyModel(lambda width: -0.25 if width == 1 else 0.0))
+    # Logits of about 5 in float32: six digits.
+    assert numerics.tie_margin == pytest.approx(0.25, abs=1e-5)
+    assert numerics.invariant_widths == (8,)
+
+
+def test_a_shift_of_all_logits_changes_no_margin() -> None:
+    class Shifted(NoisySession):
+        def forward(self, tree: TokenTree) -> Forward:
+            return Forward(super().forward(tree).logits + np.float32(len(tree)))
+
+    model: Any = NoisyModel(lambda width: 0)
+    model.open_session = lambda: Shifted(model)
+    model.open_sessions = 1
+    # Adding 8 to a logit of about 5 in float32 rounds at 1e-6.
+    assert measure_numerics(model).tie_margin < 1e-5
+
+
+def test_only_the_widths_equal_to_the_widest_are_invariant() -> None:
+    numerics = measure_numerics(NoisyModel(lambda width: 0.1 * (width < 4)), EXACT_WIDTHS)
+    assert numerics.invariant_widths == (4, 6, 8, 12, 16)
+
+
+@pytest.mark.parametrize("context_length", [1, 2, 3, 5, 16, 20, 31, 40])
+@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, EXACT_WIDTHS])
+def test_a_small_context_leaves_at_least_its_widest_width(
+    context_length: int, widths: tuple[int, ...]
+) -> None:
+    model = NoisyModel(lambda width: 0.01 * width, context_length)
+    numerics = measure_numerics(model, widths)
+    assert len(numerics.invariant_widths) == 1  # every width differs: the widest one measured
+    assert numerics.invariant_widths[0] in widths
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 8])
+def test_no_pass_is_wider_than_the_model_accepts(max_rows: int) -> None:
+    numerics = measure_numerics(NoisyModel(lambda width: 0, max_rows=max_rows), EXACT_WIDTHS)
+    assert max(numerics.invariant_widths) <= max_rows
+
+
+def test_the_session_is_closed() -> None:
+    model = NoisyModel(lambda width: 0)
+    measure_numerics(model)
+    assert model.open_sessions == 0

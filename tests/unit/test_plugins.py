@@ -1,0 +1,80 @@
+"""Runtimes, exporters, drafters and apps are found by entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.errors import MissingDependencyError, UsageError
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
+    """Installs only these entry points: kind, name, object."""
+    declared = EntryPoints(
+        EntryPoint(name, value, f"edge_spec.{kind}") for kind, name, value in points
+    )
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: declared.select(**wanted))
+
+
+def test_the_repositorys_own_plugins_are_installed() -> None:
+    assert {"ort", "reference"} <= set(plugins.names("runtimes"))
+    assert "onnx" in plugins.names("exporters")
+    assert "suffix" in plugins.names("drafters")
+    assert "chat" in plugins.names("apps")
+
+
+def test_a_third_partys_plugins_are_found_and_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = "edge_spec.drafters.suffix:SuffixDrafter"
+    declare(monkeypatch, ("drafters", "mine", point), ("drafters", "a", point))
+    assert plugins.names("drafters") == ["a", "mine"]
+    assert isinstance(plugins.load_drafters("mine")[0], SuffixDrafter)
+
+
+def test_the_reference_runtime_loads() -> None:
+    runtime = plugins.load_runtime("reference")
+    assert (runtime.name, runtime.reads) == ("reference", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [("none", 0), ("auto", 1), ("suffix", 1), ("suffix,suffix", 2), (" suffix , suffix ", 2)],
+)
+def test_drafters_are_chosen_by_names(chosen: str, count: int) -> None:
+    drafters = plugins.load_drafters(chosen)
+    assert [drafter.name for drafter in drafters] == ["suffix"] * count
+    assert len({id(drafter) for drafter in drafters}) == count  # each its own
+
+
+@pytest.mark.parametrize("chosen", ["nonesuch", "suffix,nonesuch", "", "suffix,", "AUTO"])
+def test_an_unknown_drafter_is_a_usage_error_that_lists_the_installed(chosen: str) -> None:
+    with pytest.raises(UsageError, match=r"no drafter called.*Installed: .*suffix"):
+        plugins.load_drafters(chosen)
+
+
+@pytest.mark.parametrize(
+    ("load", "kind"),
+    [
+        (plugins.load_runtime, "runtime"),
+        (plugins.load_exporter, "exporter"),
+        (plugins.load_app, "app"),
+    ],
+)
+def test_an_unknown_plugin_is_a_usage_error_of_its_kind(load: Any, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"no {kind} called 'nonesuch'"):
+        load("nonesuch")
+
+
+def test_nothing_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch)
+    with pytest.raises(UsageError, match="Installed: none"):
+        plugins.load_runtime("ort")
+
+
+def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, ("runtimes", "heavy", "no_such_library.runtime:Runtime"))
+    with pytest.raises(MissingDependencyError, match=r"'heavy'.*no_such_library.*pip install"):
+        plugins.load_runtime("heavy")

@@ -1,0 +1,117 @@
+"""Files and directories appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.storage import atomic_directory, atomic_file, cache_directory, sha256_file
+
+
+def write_old(final: Path) -> None:
+    final.mkdir()
+    (final / "model.bin").write_text("old")
+
+
+def listing(directory: Path) -> dict[str, str | None]:
+    """Every path below `directory`, hidden ones included, with the text of files."""
+    return {
+        str(path.relative_to(directory)): path.read_text() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+def test_a_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "bundle"
+    with atomic_directory(final) as work:
+        (work / "model.bin").write_text("new")
+        (work / "sub").mkdir()
+        (work / "sub" / "more.bin").write_text("more")
+        assert not final.exists()
+        assert work.parent == final.parent  # one file system: the rename cannot copy
+    assert listing(tmp_path / "deep") == {
+        **{"bundle": None, "bundle/model.bin": "new"},
+        **{"bundle/sub": None, "bundle/sub/more.bin": "more"},
+    }
+    assert final.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    write_old(tmp_path / "bundle")
+    with atomic_directory(tmp_path / "bundle") as work:
+        (work / "other.bin").write_text("new")
+        assert (tmp_path / "bundle" / "model.bin").read_text() == "old"
+    assert listing(tmp_path) == {"bundle": None, "bundle/other.bin": "new"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_error_in_the_block_leaves_the_old_directory(
+    tmp_path: Path, existed: bool, error: type[BaseException]
+) -> None:
+    if existed:
+        write_old(tmp_path / "bundle")
+    before = listing(tmp_path)
+    with pytest.raises(error), atomic_directory(tmp_path / "bundle") as work:
+        (work / "model.bin").write_text("half")
+        raise error
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("failing", ["bundle", "work"])
+def test_a_rename_that_fails_leaves_the_old_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    # As on Windows, where a directory with an open file cannot be renamed.
+    write_old(tmp_path / "bundle")
+    before, rename = listing(tmp_path), Path.rename
+
+    def rename_but_one(self: Path, target: Any) -> Any:
+        is_old = self == tmp_path / "bundle"
+        is_work = Path(target) == tmp_path / "bundle" and (self / "new.bin").exists()
+        if is_old if failing == "bundle" else is_work:
+            raise PermissionError("in use")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_but_one)
+    with pytest.raises(PermissionError), atomic_directory(tmp_path / "bundle") as work:
+        (work / "new.bin").write_text("new")
+    assert listing(tmp_path) == before
+
+
+def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "model.gguf"
+    with atomic_file(final) as work:
+        work.write_text("new")
+        assert not final.exists()
+    assert listing(tmp_path / "deep") == {"model.gguf": "new"}
+    assert final.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_error_in_the_block_leaves_the_old_file(
+    tmp_path: Path, existed: bool, error: type[BaseException]
+) -> None:
+    if existed:
+        (tmp_path / "model.gguf").write_text("old")
+    before = listing(tmp_path)
+    with pytest.raises(error), atomic_file(tmp_path / "model.gguf") as work:
+        work.write_text("half")
+        raise error
+    assert listing(tmp_path) == before
+
+
+def test_sha256_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc" * 100_000)
+    assert sha256_file(tmp_path / "file") == hashlib.sha256(b"abc" * 100_000).hexdigest()
+
+
+def test_the_variable_overrides_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", "~/elsewhere")
+    assert cache_directory() == Path.home() / "elsewhere"
+    monkeypatch.setenv("EDGE_SPEC_CACHE", "")
+    assert cache_directory().name == "edge-spec"

@@ -1,0 +1,111 @@
+"""Chat templates are programs of strangers: sandboxed, and their failures are ours to explain."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.template import ROLES, ChatTemplate
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_a_template_gets_messages_tokens_and_the_prompt_for_an_answer() -> None:
+    template = ChatTemplate(
+        "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+        "<s>",
+        "</s>",
+    )
+    assert template.render(USER) == "<s>[user]hi</s>[assistant]"
+
+
+def test_blocks_leave_no_blank_lines_and_loops_can_be_left() -> None:
+    source = (
+        "{%- for m in messages %}\n    {% if loop.index > 1 %}\n{% break %}\n    {% endif %}\n"
+        "{{ m.content }}\n{% endfor %}"
+    )
+    assert ChatTemplate(source).render(USER * 3) == "hi\n"
+
+
+def test_a_template_may_ask_for_the_date() -> None:
+    assert ChatTemplate("{{ strftime_now('%Y') }}").render(USER) in {
+        str(year) for year in (datetime.now().year, datetime.now().year - 1)
+    }
+
+
+def test_content_is_inserted_as_it_is() -> None:
+    content = "<b> & {{ 7 * 7 }} {% raw %} \u20ac"
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.render([{"role": "user", "content": content}]) == content
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ ().__class__.__base__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ ''|attr('__class__')|attr('__mro__') }}",
+        "{{ strftime_now.__globals__['datetime'] }}",
+    ],
+)
+def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
+    # Jinja's sandbox either raises or makes an unsafe attribute undefined, which renders as "".
+    try:
+        rendered = ChatTemplate(source).render(USER)
+    except UnsupportedModelError:
+        rendered = ""
+    assert rendered == ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if %}",
+        "{% for m in messages %}",
+        "{{ unknown_filter | nonesuch }}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 // (messages | length - 1) }}",
+        "{{ range(10 ** 6) | list }}",
+        "{{ '{x}'.format() }}",
+        "{{ '{}'.format() }}",
+        "{{ 'x'.encode('nonesuch') }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_that_fails_is_an_unsupported_model_in_one_line(source: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        ChatTemplate(source).render(USER)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_template_refuses_with_is_shown() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(UnsupportedModelError, match="roles must alternate"):
+        template.render(USER)
+
+
+def test_a_model_without_a_template_is_told_apart() -> None:
+    with pytest.raises(UnsupportedModelError, match="no chat template"):
+        ChatTemplate(None)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_is_accepted(role: str) -> None:
+    assert ChatTemplate("{{ messages[0].role }}").render([{"role": role, "content": ""}]) == role
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"role": "User", "content": "a"}, {"role": "user", "content": None}]
+)
+def test_a_malformed_message_is_a_usage_error(message: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="role"):
+        ChatTemplate("x").render([message])
