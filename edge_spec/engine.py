@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
 from edge_spec import plugins
+from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import Policy
 from edge_spec.decoder import Decoder, Limits
@@ -192,11 +193,17 @@ class Engine:
         generation = Generation(
             self._conversation,
             Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
-            Sampler(sampling, prompt, self.parts.numerics.tie_margin),
+            Sampler(sampling, prompt, self._tie_margin()),
             self.parts.text.tokenizer,
         )
         self._running, self.last = generation, generation.result
         return generation
+
+    def _tie_margin(self) -> float:
+        """Plain text is the standard, and exact mode equals its own plain text bit for bit."""
+        exact = isinstance(self.parts.policy, ExactPolicy)
+        drafting = bool(self._conversation.decoder.drafters)
+        return self.parts.numerics.tie_margin if drafting and not exact else 0.0
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:

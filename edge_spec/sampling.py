@@ -88,7 +88,7 @@ class Sampler:
     """Chooses the tokens of one generation; owns its penalties' history and its random draws.
 
     `tie_margin` is the logit margin below which a choice may depend on how many rows were scored
-    together (Capabilities.tie_margin).
+    together (Numerics.tie_margin), 0 where no choice can.
     """
 
     def __init__(
@@ -118,6 +118,8 @@ class Sampler:
             logits = self._processed(logits, path)
         if self.params.greedy:
             token = int(logits.argmax())
+            if not self._tie_margin:
+                return Choice(token, near_tie=False)
             close = np.count_nonzero(logits >= logits[token] - self._tie_margin)
             return Choice(token, bool(close > 1))
         probabilities = target_probs(logits, self.params)

@@ -169,7 +169,8 @@ def test_without_a_seed_each_sampler_has_its_own() -> None:
     ("margin", "logits", "near"),
     [
         (0.0, [1.0, 2.0, 1.5], False),
-        (0.0, [2.0, 2.0, 1.5], True),
+        (0.0, [2.0, 2.0, 1.5], False),  # where no choice can change, none is counted
+        (0.1, [2.0, 2.0, 1.5], True),
         (0.4, [1.0, 2.0, 1.5], False),
         (0.5, [1.0, 2.0, 1.5], True),
     ],
