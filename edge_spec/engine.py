@@ -72,6 +72,7 @@ class Engine:
             Decoder(self._session, parts.drafters, parts.policy), PlainRate()
         )
         self._running: Generation | None = None
+        self._closed = False
 
     def __enter__(self) -> Engine:
         return self
@@ -85,7 +86,8 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees the cache and the model."""
+        """Frees the cache and the model; answering afterwards raises UsageError."""
+        self._closed = True
         self._end_running()
         self._session.close()
         self.parts.model.close()
@@ -177,6 +179,8 @@ class Engine:
         return text.tokenizer.encode(ChatTemplate(text.chat_template, *names).render(messages))
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
+        if self._closed:
+            raise UsageError("this engine is closed", remedy="Load the model again.")
         sampling = options.get("sampling", GREEDY)
         stop = options.get("stop", ())
         limits = self._limits(options.get("max_tokens"))

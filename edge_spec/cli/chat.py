@@ -19,7 +19,7 @@ def chat(
     device: options.Device = None,
     threads: options.Threads = None,
     context: options.Context = None,
-    max_tokens: options.MaxTokens = None,
+    max_tokens: options.MaxTokens = options.DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,

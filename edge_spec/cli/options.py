@@ -9,6 +9,9 @@ import typer
 _LOADING = "Model and drafting"
 _SAMPLING = "Sampling"
 
+# Small models repeat themselves; an answer without a limit may fill the whole context.
+DEFAULT_MAX_TOKENS = 512
+
 MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle directory, or smollm2."
 
 Runtime = Annotated[
@@ -43,7 +46,7 @@ Context = Annotated[
     typer.Option(help="Tokens of context, if not the model's own.", rich_help_panel=_LOADING),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Most tokens of an answer.", rich_help_panel=_SAMPLING)
+    int, typer.Option(help="Most tokens of an answer.", rich_help_panel=_SAMPLING)
 ]
 Temperature = Annotated[
     float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)

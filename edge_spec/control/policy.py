@@ -46,7 +46,7 @@ class FixedPolicy:
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
         plain = TokenTree.chain(pending)
         count = min(budget.num_draft_tokens, self.max_draft_tokens)
-        if not drafters or self.max_draft_tokens == 0:
+        if not drafters:
             return Plan(plain, PlainReason.OFF)
         if count <= 0:
             return Plan(plain, PlainReason.BUDGET)

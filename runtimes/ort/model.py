@@ -37,7 +37,9 @@ class OrtModel:
             settings.intra_op_num_threads = options.threads
         graph = bundle.file(GRAPH_FILE)
         try:
-            self._inference = onnxruntime.InferenceSession(graph, settings, providers=providers)
+            self._inference: Any = onnxruntime.InferenceSession(
+                graph, settings, providers=providers
+            )
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
@@ -50,7 +52,7 @@ class OrtModel:
         return OrtSession(self._inference, self.config)
 
     def close(self) -> None:
-        del self._inference
+        self._inference = None
 
 
 class OrtRuntime:

@@ -204,3 +204,11 @@ def test_exact_mode_writes_to_the_end_of_the_context(
     longest = context_length - widths[0] + 1
     count = max_tokens or longest - len(prompt) + 1
     assert [token.id for token in result.tokens] == greedy(model, prompt, count)
+
+
+def test_a_closed_engine_says_so(make_engine: Any, remembers_all: Any) -> None:
+    engine = make_engine(remembers_all())
+    engine.close()
+    engine.close()
+    with pytest.raises(UsageError, match="this engine is closed"):
+        engine.generate([1])
