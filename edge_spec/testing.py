@@ -1,13 +1,27 @@
-"""Parts for tests of drafters, runtimes and applications; nothing here is used at run time."""
+"""Parts for tests of drafters, runtimes and applications; nothing here is used at run time.
+
+`ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
+runtime has to pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.model import Capabilities, Forward, require_rollback, require_room
+from edge_spec.control.numerics import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.errors import ContextFullError
+from edge_spec.model import (
+    Capabilities,
+    Forward,
+    Model,
+    Session,
+    require_rollback,
+    require_room,
+)
 from edge_spec.tree import TokenTree
 
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
@@ -87,3 +101,159 @@ class ScriptedSession:
 
     def close(self) -> None:
         self.committed.clear()
+
+
+@dataclass(frozen=True)
+class SessionReport:
+    """What `check_session` measured of a model that passed."""
+
+    max_difference: float  # of a logit, between two ways to score the same row
+    numerics: Numerics
+
+
+def check_session(model: Model, tolerance: float) -> SessionReport:
+    """Holds a runtime's sessions to what `edge_spec.model.Session` promises.
+
+    The same row, scored in different ways, may differ by `tolerance` in a logit: 1e-4 suits
+    float32. Needs a context of 32 tokens or more; a short one keeps the check fast. Raises
+    AssertionError that names the broken promise.
+    """
+    check = _SessionCheck(model, tolerance)
+    check.prefill_in_chunks()
+    check.chain()
+    if model.capabilities.trees:
+        check.tree()
+        check.commit_of_a_branch()
+    if model.capabilities.rollback:
+        check.rollback_and_reuse()
+    check.two_sessions()
+    check.context_full()
+    return SessionReport(check.max_difference, measure_numerics(model, EXACT_WIDTHS))
+
+
+class _SessionCheck:
+    """Each method holds one promise, on sessions of its own."""
+
+    def __init__(self, model: Model, tolerance: float) -> None:
+        self.max_difference = 0.0
+        self._model = model
+        self._tolerance = tolerance
+        vocab_size = model.config.vocab_size
+        self._prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
+        self._guesses = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
+
+    def prefill_in_chunks(self) -> None:
+        token = self._guesses[0]
+        whole = self._score(self._opened(self._prompt), token)
+        for size in (1, 5):
+            session = self._model.open_session()
+            for start in range(0, len(self._prompt), size):
+                session.prefill(self._prompt[start : start + size])
+            self._same(f"prefill in chunks of {size}", self._score(session, token), whole)
+            session.close()
+
+    def chain(self) -> None:
+        session = self._opened(self._prompt)
+        out = session.forward(TokenTree.chain(self._guesses[0], self._guesses[1:])).logits.copy()
+        assert session.length == len(self._prompt), "forward commits nothing"
+        for row, expected in enumerate(self._stepwise(self._guesses)):
+            self._same(f"row {row} of a chain", out[row], expected)
+        session.commit(range(3))
+        assert session.length == len(self._prompt) + 3, "commit keeps the rows it is given"
+        again = session.forward(TokenTree.chain(self._guesses[3])).logits[0]
+        self._same("a row after a partial commit", again, self._stepwise(self._guesses)[3])
+        session.close()
+
+    def tree(self) -> None:
+        tree = self._branching()
+        prompts: tuple[list[int], ...] = (self._prompt, [])
+        for prompt in prompts:
+            session = self._opened(prompt)
+            out = session.forward(tree).logits.copy()
+            for row in range(len(tree)):
+                path = [int(tree.tokens[i]) for i in tree.path(row)]
+                expected = self._stepwise(path, prompt)[-1]
+                self._same(f"row {row} of a tree after {len(prompt)} tokens", out[row], expected)
+            session.close()
+
+    def commit_of_a_branch(self) -> None:
+        tree = self._branching()
+        session = self._opened(self._prompt)
+        session.forward(tree)
+        rows = tree.path(len(tree) - 1)
+        session.commit(rows)
+        assert session.length == len(self._prompt) + len(rows), "commit keeps a branch"
+        path = [int(tree.tokens[row]) for row in rows]
+        expected = self._stepwise([*path, self._guesses[0]])[-1]
+        self._same("a row after a branch", self._score(session, self._guesses[0]), expected)
+        session.close()
+
+    def rollback_and_reuse(self) -> None:
+        session = self._opened(self._prompt)
+        for length in (len(self._prompt) - 1, 5, 1, 0):
+            session.rollback(length)
+            assert session.length == length, "rollback sets the length"
+            session.prefill(self._prompt[length:])
+            out = self._score(session, self._guesses[0])
+            expected = self._stepwise(self._guesses[:1])[0]
+            self._same(f"a row after rollback to {length}", out, expected)
+        session.close()
+
+    def two_sessions(self) -> None:
+        first, second = self._opened(self._prompt), self._opened(self._prompt[::-1])
+        expected = self._stepwise(self._guesses[:1])[0]
+        self._score(second, self._guesses[1])
+        self._same("a row beside another session", self._score(first, self._guesses[0]), expected)
+        first.close()
+        second.close()
+
+    def context_full(self) -> None:
+        limit = self._model.config.context_length
+        tokens = (self._prompt * (limit // len(self._prompt) + 1))[:limit]
+        session = self._opened(tokens[:-1])
+        session.forward(TokenTree.chain(tokens[-1]))
+        for what, call in (
+            ("forward", lambda: session.forward(TokenTree.chain(0, [0]))),
+            ("prefill", lambda: session.prefill([0, 0])),
+        ):
+            try:
+                call()
+            except ContextFullError:
+                assert session.length == limit - 1, f"{what} beyond the context changes nothing"
+            else:
+                raise AssertionError(f"{what} beyond the context raises ContextFullError")
+        session.close()
+
+    def _opened(self, prompt: Sequence[int]) -> Session:
+        session = self._model.open_session()
+        session.prefill(prompt)
+        assert session.length == len(prompt), "prefill commits its tokens"
+        return session
+
+    def _branching(self) -> TokenTree:
+        """Three paths of different lengths that leave row 0 and row 1."""
+        return TokenTree(
+            np.array([*self._guesses, self._guesses[0]], np.int32),
+            np.array([-1, 0, 1, 1, 0, 4, 5], np.int32),
+            np.ones(7, np.float32),
+        )
+
+    def _stepwise(self, tokens: Sequence[int], prompt: Sequence[int] | None = None) -> np.ndarray:
+        """Logits [tokens, vocab] of plain steps in a session of their own."""
+        session = self._opened(self._prompt if prompt is None else prompt)
+        scores = []
+        for token in tokens:
+            scores.append(self._score(session, token))
+            session.commit([0])
+        session.close()
+        return np.stack(scores)
+
+    def _score(self, session: Session, token: int) -> np.ndarray:
+        scores: np.ndarray = session.forward(TokenTree.chain(token)).logits[0].copy()
+        return scores
+
+    def _same(self, what: str, logits: np.ndarray, expected: np.ndarray) -> None:
+        assert logits.shape == expected.shape, f"{what} has the shape {logits.shape}"
+        difference = float(np.abs(logits - expected).max())
+        assert difference <= self._tolerance, f"{what} differs by {difference} in a logit"
+        self.max_difference = max(self.max_difference, difference)
