@@ -75,20 +75,19 @@ def test_the_first_drafter_with_a_guess_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guesses", "limit", "budget", "reason"),
+    ("guesses", "budget", "reason"),
     [
-        (None, 15, BUDGET, PlainReason.OFF),
-        ([1], 0, BUDGET, PlainReason.OFF),
-        ([1], 15, Budget(0, 20), PlainReason.BUDGET),
-        ([], 15, BUDGET, PlainReason.NO_CANDIDATE),
-        ([1], 15, BUDGET, None),
+        (None, BUDGET, PlainReason.OFF),
+        ([1], Budget(0, 20), PlainReason.BUDGET),
+        ([], BUDGET, PlainReason.NO_CANDIDATE),
+        ([1], BUDGET, None),
     ],
 )
 def test_a_plain_round_says_why(
-    guesses: list[int] | None, limit: int, budget: Budget, reason: PlainReason | None
+    guesses: list[int] | None, budget: Budget, reason: PlainReason | None
 ) -> None:
     drafters = [] if guesses is None else [Proposes(TokenTree.chain(0, guesses))]
-    plan = FixedPolicy(max_draft_tokens=limit).choose(drafters, 0, budget)
+    plan = FixedPolicy().choose(drafters, 0, budget)
     assert plan.plain_reason == reason
     assert (len(plan.tree) == 1) == (reason is not None)
 
