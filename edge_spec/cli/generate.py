@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from json import dumps
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
 from edge_spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.generation import Generation
 
 
 def generate(
@@ -41,8 +45,7 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
-    from edge_spec.cli.progress import ProgressBar
-    from edge_spec.loading import LoadOptions, load_engine
+    from edge_spec.cli.opening import open_engine
     from edge_spec.sampling import SamplingParams
 
     if model is None:
@@ -50,33 +53,34 @@ def generate(
     if prompt is None:
         model, prompt = "smollm2", model
     sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed)
-    load_options = LoadOptions(
+    engine = open_engine(
+        model,
         runtime=runtime,
         drafter=drafter,
         draft_n_max=draft_n_max,
         exact=exact,
+        device=device,
         threads=threads,
-        providers=(device,) if device else (),
-        context_length=context,
+        context=context,
     )
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    with ProgressBar() as progress:
-        engine = load_engine(model, load_options, progress)
+    text = sys.stdin.read() if prompt == "-" else prompt
     with engine:
         start = engine.generate if raw else engine.chat
-        generation = start(
-            prompt, max_tokens=max_tokens, stop=stop or (), sampling=sampling, stream=True
+        _print(
+            start(text, max_tokens=max_tokens, stop=stop or (), sampling=sampling, stream=True),
+            json,
         )
-        with generation.cancelled_by_interrupt():
-            for chunk in generation:
-                if not json:
-                    print(chunk.text, end="", flush=True)
-        if json:
-            from json import dumps
 
-            print(dumps(generation.result.to_dict(), ensure_ascii=False))
-        else:
-            print()
+
+def _print(generation: Generation, as_json: bool) -> None:
+    """Raises KeyboardInterrupt after what there is of an interrupted answer."""
+    with generation.cancelled_by_interrupt():
+        for chunk in generation:
+            if not as_json:
+                print(chunk.text, end="", flush=True)
+    if as_json:
+        print(dumps(generation.result.to_dict(), ensure_ascii=False))
+    else:
+        print()
     if generation.result.finish_reason == "cancelled":
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -36,6 +37,9 @@ def configure(
 
 
 def main() -> None:
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # bytes or characters that the terminal lacks
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -50,6 +54,11 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), error.exit_status)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except OSError as error:
+        if os.environ.get("EDGE_SPEC_DEBUG"):
+            raise
+        remedy = "Check the path, its permissions and the free space, or set EDGE_SPEC_CACHE."
+        return _complain(f"{error}. {remedy}", 1)
     except Exception as error:
         # Click's own errors (an unknown option, say) know their text and status.
         if hasattr(error, "format_message") and not os.environ.get("EDGE_SPEC_DEBUG"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -85,6 +86,25 @@ def test_a_mistake_ends_in_one_line(edge_spec, arguments, status, told):
     assert len(done.stderr.splitlines()) <= 1
     assert "Traceback" not in done.stderr
     assert not Path("out").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(edge_spec):
+    done = edge_spec("generate", "x", EDGE_SPEC_CACHE="/dev/null/cache")
+    assert done.returncode == 1
+    assert "/dev/null" in done.stderr
+    assert "EDGE_SPEC_CACHE" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_bytes_that_are_no_text_are_read_and_no_character_is_too_much_to_print(command, demo_gguf):
+    done = subprocess.run(
+        [*command, "generate", "-", "--max-tokens", "4"],
+        input=b"caf\xff \xf0\x9f",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_corrupted_bundle_is_refused_by_its_hash(edge_spec, tmp_path):

@@ -112,7 +112,7 @@ def test_an_installed_package_is_used_as_it_is(
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
     assert fetch() == tmp_path / FILE_NAME
-    assert not cache.exists()
+    assert not files(cache)
 
 
 def test_a_damaged_file_in_the_cache_is_replaced(
@@ -159,7 +159,7 @@ def test_a_failing_pip_is_a_download_error(
     pip_that(monkeypatch, make, status)
     with pytest.raises(DownloadError, match=r"pip could not download.*GGUF file"):
         fetch()
-    assert not cache.exists()
+    assert not files(cache)
 
 
 def test_without_pip_the_remedy_says_how_to_get_it(
@@ -168,4 +168,4 @@ def test_without_pip_the_remedy_says_how_to_get_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DownloadError, match="ensurepip"):
         fetch()
-    assert not cache.exists()
+    assert not files(cache)

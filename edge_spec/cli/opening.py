@@ -1,0 +1,17 @@
+"""From the options of a command to an engine, with its progress shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_spec.cli.progress import ProgressBar
+from edge_spec.engine import Engine
+from edge_spec.loading import LoadOptions, load_engine
+
+
+def open_engine(model: str, *, device: str | None, context: int | None, **options: Any) -> Engine:
+    """`options` are those of LoadOptions. Raises an EdgeSpecError."""
+    providers = () if device is None else (device,)
+    load_options = LoadOptions(providers=providers, context_length=context, **options)
+    with ProgressBar() as progress:
+        return load_engine(model, load_options, progress)
