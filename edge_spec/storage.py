@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
+_ABANDONED_AFTER_S = 24 * 3600.0
 
 
 def cache_directory() -> Path:
@@ -33,9 +36,11 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     """A new directory beside `final` that takes its place when the block ends without error.
 
     Every file is synced before the rename. After an error or an interrupt nothing is left; after
-    a kill, a hidden directory that is never opened.
+    a kill, a hidden directory that is never opened, which a later call for `final` removes when
+    it is a day old.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(final)
     work = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
         yield work
@@ -44,17 +49,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
                 _sync(path)
         _sync(work)
         work.chmod(0o755)  # mkdtemp makes it private
-        if final.exists():
-            old = work.with_name(f"{work.name}.old")
-            final.rename(old)
-            try:
-                work.rename(final)
-            except BaseException:
-                old.rename(final)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            work.rename(final)
+        _put(work, final)
         _sync(final.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -75,6 +70,30 @@ def atomic_file(final: Path) -> Iterator[Path]:
         _sync(final.parent)
     finally:
         work.unlink(missing_ok=True)
+
+
+def _put(work: Path, final: Path) -> None:
+    try:
+        work.rename(final)
+    except OSError:
+        if not final.exists():
+            raise
+        old = work.with_name(f"{work.name}.old")
+        final.rename(old)
+        try:
+            work.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(final: Path) -> None:
+    before = time.time() - _ABANDONED_AFTER_S
+    for path in final.parent.glob(f".{glob.escape(final.name)}.*"):
+        with suppress(OSError):  # another process may be removing it
+            if path.stat().st_mtime < before:
+                shutil.rmtree(path)
 
 
 def _sync(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ def test_a_rename_that_fails_leaves_the_old_directory(
     with pytest.raises(PermissionError), atomic_directory(tmp_path / "bundle") as work:
         (work / "new.bin").write_text("new")
     assert listing(tmp_path) == before
+
+
+def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> None:
+    final = tmp_path / "bundle"
+    with atomic_directory(final) as later:
+        (later / "model.bin").write_text("later")
+        with atomic_directory(final) as earlier:
+            (earlier / "other.bin").write_text("earlier")
+    assert listing(tmp_path) == {"bundle": None, "bundle/model.bin": "later"}
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    for name in (".bundle.old", ".bundle.new", ".other.old"):
+        (tmp_path / name).mkdir()
+    for name in (".bundle.old", ".other.old"):
+        os.utime(tmp_path / name, (0, 0))
+    with atomic_directory(tmp_path / "bundle"):
+        pass
+    assert set(listing(tmp_path)) == {".bundle.new", ".other.old", "bundle"}
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
