@@ -27,16 +27,18 @@ def bare_decode(engine: Engine, prompt: list[int], count: int) -> tuple[list[int
     inference, config = engine.parts.model._inference, engine.parts.model.config
     session = engine.parts.model.open_session()
     session.prefill(prompt[:-1])
-    session._reserve(count + 1)  # no growth while it is timed
+    session._reserve(count + 2)  # no growth while it is timed
     length = session.length
     binding = inference.io_binding()
     session._cache.bind(binding)
-    token, position = np.array([[prompt[-1]]]), np.zeros((1, 1), np.int64)
+    token, position = np.array([[prompt[-1]]]), np.zeros((1, 2), np.int64)  # attended twice
     last, total = np.zeros(1, np.int32), np.zeros((), np.int32)
-    zeros = np.zeros(session._cache.capacity, np.float32)
+    zeros = np.zeros(2 * session._cache.capacity, np.float32)
     logits = np.empty((1, config.vocab_size), np.float32)
     for name, array in (
         ("input_ids", token),
+        ("attention_rows", np.zeros(2, np.int64)),
+        ("kept_rows", np.zeros(1, np.int64)),
         ("position_ids", position),
         ("seqlens_k", last),
         ("total_sequence_length", total),
@@ -47,9 +49,11 @@ def bare_decode(engine: Engine, prompt: list[int], count: int) -> tuple[list[int
     tokens = []
     start = time.perf_counter()
     for i in range(count):
-        position[...] = last[...] = length + i
-        total[...] = length + i + 1
-        binding.bind_cpu_input("attention_bias", zeros[: length + i + 1].reshape(1, 1, 1, -1))
+        position[...] = length + i
+        last[...] = length + i + 1
+        total[...] = length + i + 2
+        bias = zeros[: 2 * (length + i + 2)].reshape(1, 1, 2, -1)
+        binding.bind_cpu_input("attention_bias", bias)
         inference.run_with_iobinding(binding)
         token[...] = logits.argmax()
         tokens.append(int(token[0, 0]))

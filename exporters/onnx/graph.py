@@ -1,17 +1,26 @@
 """The graph of a Llama-family model with its KV cache bound in place, for chains and trees.
 
-Inputs and outputs (rows: tokens scored in this pass, total: cached tokens + rows):
+Inputs and outputs (rows: tokens scored in this pass, attended: rows that attention computes,
+total: cached tokens + attended):
 
     input_ids              [1, rows] int64
-    position_ids           [1, rows] int64      depth in the tree, counted from the cache's end
-    attention_bias         [1, 1, rows, total]  0 where a row sees a position, -inf elsewhere
-    seqlens_k              [1] int32            total - 1
-    total_sequence_length  scalar int32         total
+    attention_rows         [attended] int64         which row each attended one repeats
+    kept_rows              [rows] int64             which attended row goes on as each row
+    position_ids           [1, attended] int64      depth in the tree, from the cache's end
+    attention_bias         [1, 1, attended, total]  0 where a row sees a position, -inf elsewhere
+    seqlens_k              [1] int32                total - 1
+    total_sequence_length  scalar int32             total
     logit_rows             [scored] int64       the rows that reach the head
     past.N.key|value       [1, kv_heads, capacity, head_dim]
     present.N.key|value    the same buffers
     logits                 [scored, vocab]
     hidden                 [scored, hidden]     after the final norm
+
+A single row is attended twice. onnxruntime's CPU attention multiplies probabilities and values
+with another kernel for one row, whose last bit differs; int8 activations turn that into half a
+logit some layers later. With two rows attended, and blocks of 32, a row's logits are
+bit-identical at every width that was measured (edge_spec/control/numerics.py measures it again
+on each machine). It costs about 4 % of a plain step.
 """
 
 from __future__ import annotations
@@ -70,10 +79,12 @@ class GraphBuilder:
         prefix = f"model.layers.{layer}.self_attn."
         names = [f"{prefix}{part}_proj.weight" for part in "qkv"]
         biases = [f"{prefix}{part}_proj.bias" for part in "qkv"] if config.qkv_bias else []
-        inputs = [self.weights.linear(x, names, biases), "", ""]  # q, k, v packed
+        packed = self.weights.linear(x, names, biases)  # q, k and v side by side
+        attended = nodes.add("Gather", [packed, "attention_rows"], prefix + "attended", axis=1)
+        inputs = [attended, "", ""]
         if config.qk_norm:
             inputs = self._normed_heads(inputs[0], prefix)
-        output = nodes.add(
+        mixed = nodes.add(
             "GroupQueryAttention",
             [
                 *inputs,
@@ -86,12 +97,13 @@ class GraphBuilder:
                 "position_ids",
                 "attention_bias",
             ],
-            [prefix + "output", f"present.{layer}.key", f"present.{layer}.value"],
+            [prefix + "mixed", f"present.{layer}.key", f"present.{layer}.value"],
             domain=CONTRIB,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
             do_rotary=1,
         )
+        output = nodes.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
         bias = [prefix + "o_proj.bias"] if config.output_bias else []
         return self.weights.linear(output, [prefix + "o_proj.weight"], bias)
 
@@ -167,8 +179,10 @@ class GraphBuilder:
         ]
         inputs = [
             _value("input_ids", TensorProto.INT64, [1, "rows"]),
-            _value("position_ids", TensorProto.INT64, [1, "rows"]),
-            _value("attention_bias", TensorProto.FLOAT, [1, 1, "rows", "total"]),
+            _value("attention_rows", TensorProto.INT64, ["attended"]),
+            _value("kept_rows", TensorProto.INT64, ["rows"]),
+            _value("position_ids", TensorProto.INT64, [1, "attended"]),
+            _value("attention_bias", TensorProto.FLOAT, [1, 1, "attended", "total"]),
             _value("seqlens_k", TensorProto.INT32, [1]),
             _value("total_sequence_length", TensorProto.INT32, []),
             _value("logit_rows", TensorProto.INT64, ["scored"]),

@@ -25,7 +25,8 @@ class KvCache:
         if needed <= self.capacity:
             return False
         steps = -(-needed // GROWTH_TOKENS)
-        self.capacity = min(steps * GROWTH_TOKENS, self._config.context_length)
+        # One more than the context, for the second row of a single one (session.MIN_ATTENDED).
+        self.capacity = min(steps * GROWTH_TOKENS, self._config.context_length + 1)
         grown = self._allocate(self.capacity)
         grown[..., :used, :] = self._block[..., :used, :]
         self._block = grown

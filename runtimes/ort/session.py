@@ -16,6 +16,7 @@ from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
+MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +25,8 @@ class _Bound:
 
     binding: onnxruntime.IOBinding
     input_ids: np.ndarray  # [1, rows] int64
-    position_ids: np.ndarray  # [1, rows] int64
-    bias: np.ndarray  # [rows * capacity] float32, zero between passes
+    position_ids: np.ndarray  # [1, attended] int64
+    bias: np.ndarray  # [attended * capacity] float32, zero between passes
     logits: np.ndarray  # [scored, vocab] float32
     hidden: np.ndarray  # [scored, hidden] float32
 
@@ -51,7 +52,7 @@ class OrtSession:
             bound = self._bind(rows, np.array([rows - 1]))
             bound.input_ids[0] = chunk
             bound.position_ids[0] = np.arange(self.length, self.length + rows)
-            self._run(bound, rows)
+            self._run(bound)
             self.length += rows
 
     def forward(self, tree: TokenTree) -> Forward:
@@ -91,22 +92,25 @@ class OrtSession:
 
     def _reserve(self, rows: int) -> None:
         require_room(self.length, rows, self._config.context_length)
-        if self._cache.reserve(self.length + rows, self.length):
+        if self._cache.reserve(self.length + max(rows, MIN_ATTENDED), self.length):
             self._bound.clear()
 
     def _bind(self, rows: int, scored: np.ndarray) -> _Bound:
         binding = self._inference.io_binding()
         self._cache.bind(binding)
         config = self._config
+        attended = max(rows, MIN_ATTENDED)
         bound = _Bound(
             binding=binding,
             input_ids=np.zeros((1, rows), np.int64),
-            position_ids=np.zeros((1, rows), np.int64),
-            bias=np.zeros(rows * self._cache.capacity, np.float32),
+            position_ids=np.zeros((1, attended), np.int64),
+            bias=np.zeros(attended * self._cache.capacity, np.float32),
             logits=np.empty((len(scored), config.vocab_size), np.float32),
             hidden=np.empty((len(scored), config.hidden_size), np.float32),
         )
         binding.bind_cpu_input("input_ids", bound.input_ids)
+        binding.bind_cpu_input("attention_rows", np.minimum(np.arange(attended), rows - 1))
+        binding.bind_cpu_input("kept_rows", np.arange(rows))
         binding.bind_cpu_input("position_ids", bound.position_ids)
         binding.bind_cpu_input("logit_rows", scored.astype(np.int64))
         binding.bind_cpu_input("seqlens_k", self._last)
@@ -123,10 +127,11 @@ class OrtSession:
             bound = self._bound[rows] = self._bind(rows, np.arange(rows))
         bound.input_ids[0] = tokens
         np.add(depths, self.length, out=bound.position_ids[0])
-        self._run(bound, rows, sees)
+        self._run(bound, sees)
         return bound
 
-    def _run(self, bound: _Bound, rows: int, sees: np.ndarray | None = None) -> None:
+    def _run(self, bound: _Bound, sees: np.ndarray | None = None) -> None:
+        rows = bound.position_ids.shape[1]
         total = self.length + rows
         self._last[0] = total - 1
         self._total[...] = total
