@@ -30,7 +30,7 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Bit-identical to plain decoding in this mode, at the price of wider plain steps.",
+        help="Bit-identical to plain decoding even where the default is not; may be slower.",
         rich_help_panel=_LOADING,
     ),
 ]

@@ -29,7 +29,7 @@ class FixedPolicy:
     """Verifies the first drafter's proposal as far as it is likely enough to be right.
 
     A row is kept while the chance that it and all rows above it are right is at least
-    `min_confidence`. On the measured CPUs one more row costs 0.2 to 0.3 of a plain step
+    `min_confidence`. On the measured CPU one more row costs 0.1 to 0.25 of a plain step
     (docs/benchmarks.md), so a row has to win that back at the current speedup.
     """
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import edge_spec
+from edge_spec.control.numerics import EXACT_WIDTHS, Numerics
 from edge_spec.loading import LoadOptions, load_engine
 from edge_spec.tree import TokenTree
 
@@ -28,6 +29,14 @@ def answers(drafter: str, prompts: list[str], count: int, **options) -> list[lis
     if drafter != "none":  # otherwise the comparison would prove nothing
         assert sum(result.stats.draft_n_accepted for result in results) > count // 2
     return [[token.id for token in result.tokens] for result in results]
+
+
+def test_int4_rows_are_bit_identical_at_every_width(demo_gguf):
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists() or "avx512_vnni" not in cpuinfo.read_text():
+        pytest.skip("measured on AVX-512 VNNI only: other kernels may do otherwise")
+    with edge_spec.load(exact=True) as engine:
+        assert engine.parts.numerics == Numerics(tie_margin=0.0, invariant_widths=EXACT_WIDTHS)
 
 
 def test_exact_mode_is_bit_identical_on_int4(demo_gguf):
