@@ -16,11 +16,10 @@ total: cached tokens + attended):
     logits                 [scored, vocab]
     hidden                 [scored, hidden]     after the final norm
 
-A single row is attended twice. onnxruntime's CPU attention multiplies probabilities and values
-with another kernel for one row, whose last bit differs; int8 activations turn that into half a
-logit some layers later. With two rows attended, and blocks of 32, a row's logits are
+A single row is attended twice. onnxruntime's CPU attention takes another kernel for one row,
+whose last bits differ; int8 activations turn that into half a logit some layers later. With two rows attended, and blocks of 32, a row's logits are
 bit-identical at every width that was measured (edge_spec/control/numerics.py measures it again
-on each machine). It costs about 4 % of a plain step.
+on each machine). It costs about 5 % of a plain step.
 """
 
 from __future__ import annotations
