@@ -17,9 +17,10 @@ total: cached tokens + attended):
     hidden                 [scored, hidden]     after the final norm
 
 A single row is attended twice. onnxruntime's CPU attention takes another kernel for one row,
-whose last bits differ; int8 activations turn that into half a logit some layers later. With two rows attended, and blocks of 32, a row's logits are
-bit-identical at every width that was measured (edge_spec/control/numerics.py measures it again
-on each machine). It costs about 5 % of a plain step.
+whose last bits differ; int8 activations turn that into half a logit some layers later. With two
+rows attended, and blocks of 32, a row's logits are bit-identical at every width that was measured
+(edge_spec/control/numerics.py measures it again on each machine). It costs about 5 % of a plain
+step.
 """
 
 from __future__ import annotations
