@@ -113,8 +113,6 @@ class Checkpoint(Tensors, Protocol):
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""
 
-    def close(self) -> None: ...
-
 
 class Runtime(Protocol):
     """The entry point `edge_spec.runtimes`: one library that can run models.

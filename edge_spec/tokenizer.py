@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import tokenizers
@@ -25,7 +24,6 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bos_id = bos_id
-        self.sha256 = hashlib.sha256(json.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none.

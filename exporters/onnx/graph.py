@@ -50,8 +50,8 @@ class GraphBuilder:
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config, nodes = self.config, self.nodes
         cos, sin = config.rope_tables(config.context_length)
-        nodes.constant("rope_cos", cos)
-        nodes.constant("rope_sin", sin)
+        nodes.weights.add("rope_cos", cos)
+        nodes.weights.add("rope_sin", sin)
         residual = self.weights.embed("input_ids")
         normed = nodes.add(
             "SimplifiedLayerNormalization",
@@ -112,9 +112,9 @@ class GraphBuilder:
         config, nodes = self.config, self.nodes
         sizes = np.array([config.query_size, config.kv_size, config.kv_size])
         parts = [f"{prefix}{part}.split" for part in "qkv"]
-        nodes.add("Split", [packed, nodes.constant("qkv_sizes", sizes)], parts, axis=-1)
-        heads = nodes.constant("head_shape", np.array([1, 0, -1, config.head_dim]))
-        flat = nodes.constant("flat_shape", np.array([1, 0, -1]))
+        nodes.add("Split", [packed, nodes.weights.add("qkv_sizes", sizes)], parts, axis=-1)
+        heads = nodes.weights.add("head_shape", np.array([1, 0, -1, config.head_dim]))
+        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
         for i, part in enumerate("qk"):
             split = nodes.add("Reshape", [parts[i], heads], f"{prefix}{part}.heads")
             normed = nodes.add(
@@ -153,7 +153,7 @@ class GraphBuilder:
     def _scores(self, update: str, residual: str) -> None:
         """Final norm and head, for the asked rows only."""
         nodes = self.nodes
-        flat = nodes.constant("rows_shape", np.array([-1, self.config.hidden_size]))
+        flat = nodes.weights.add("rows_shape", np.array([-1, self.config.hidden_size]))
         picked = []
         for name, tensor in (("update", update), ("residual", residual)):
             rows = nodes.add("Reshape", [tensor, flat], name + "_rows")

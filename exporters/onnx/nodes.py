@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from onnx import NodeProto, helper
 
 from edge_spec.exporters.onnx.initializers import Initializers
@@ -31,6 +30,3 @@ class Nodes:
         node = helper.make_node(op, list(inputs), names, names[0], domain=domain, **attributes)
         self.protos.append(node)
         return names[0]
-
-    def constant(self, name: str, values: np.ndarray) -> str:
-        return self.weights.add(name, values)

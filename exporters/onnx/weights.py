@@ -59,7 +59,7 @@ class IntegerWeights:
     def embed(self, ids: str) -> str:
         weight = self._read([EMBEDDING], 8, EMBEDDING_BLOCK)
         inputs = self._store(EMBEDDING, weight)
-        flat = self._nodes.constant("embedding_shape", np.array([len(weight.packed), -1]))
+        flat = self._nodes.weights.add("embedding_shape", np.array([len(weight.packed), -1]))
         inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
         return self._nodes.add(
             "GatherBlockQuantized",
