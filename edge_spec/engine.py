@@ -12,6 +12,7 @@ from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import Policy
 from edge_spec.decoder import Decoder, Limits
+from edge_spec.drafters.draft_model import Draft
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
@@ -47,6 +48,7 @@ class Parts:
     policy: Policy
     numerics: Numerics
     min_rows: int = 1  # of a pass; more in exact mode
+    draft: Draft | None = None  # the second model, where there is one
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -86,11 +88,13 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees the cache and the model; answering afterwards raises UsageError."""
+        """Frees caches and models; answering afterwards raises UsageError."""
         self._closed = True
         self._end_running()
         self._session.close()
         self.parts.model.close()
+        if self.parts.draft is not None:
+            self.parts.draft.close()
 
     @overload
     def chat(
@@ -162,7 +166,8 @@ class Engine:
 
         Raises UsageError for a name that is not installed, and then changes nothing.
         """
-        drafters = plugins.load_drafters(names)
+        draft = self.parts.draft
+        drafters = plugins.load_drafters(names, draft.make_drafter if draft else None)
         self._end_running()
         conversation = self._conversation
         conversation.decoder = replace(conversation.decoder, drafters=drafters)

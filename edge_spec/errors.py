@@ -9,6 +9,7 @@
     ├── ExportError              an export failed or missed its quality bound
     ├── DownloadError            a model could not be fetched
     ├── MissingDependencyError   an optional library is not installed
+    ├── DeviceMemoryError        a device has too little memory for the model or its cache
     └── SessionError             a runtime failed while scoring
 
 Each says what is wrong and where, and carries a `remedy`: what the user can do about it.
@@ -60,6 +61,10 @@ class DownloadError(EdgeSpecError):
 
 
 class MissingDependencyError(EdgeSpecError):
+    pass
+
+
+class DeviceMemoryError(EdgeSpecError):
     pass
 
 

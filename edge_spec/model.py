@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.errors import ContextFullError
+from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.tree import TokenTree
 
 
@@ -84,11 +84,24 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How to load a model; a runtime ignores what it has no use for."""
+    """How to load a model. None leaves the choice to the runtime."""
 
-    threads: int | None = None  # None: the runtime's best guess for this machine
+    threads: int | None = None
     providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"
     context_length: int | None = None  # tokens; None: what the model was trained for
+    gpu_layers: int | None = None  # how many layers leave the CPU
+    kv_type: str | None = None  # of the cache's keys and values, such as "f16"
+    mmap: bool | None = None  # whether weights stay in their file, shared with other processes
+    flash_attention: bool | None = None
+
+    def require_only(self, runtime: str, *known: str) -> None:
+        """Raises UsageError if an option is set that the runtime does not know."""
+        for option in fields(self):
+            if option.name not in known and getattr(self, option.name) != option.default:
+                raise UsageError(
+                    f"{runtime} has no option {option.name.replace('_', '-')}",
+                    remedy="Leave it out, or choose another --runtime.",
+                )
 
 
 class Tensors(Protocol):
@@ -101,10 +114,11 @@ class Tensors(Protocol):
     def float32(self, name: str) -> np.ndarray: ...
 
 
-class Checkpoint(Tensors, Protocol):
-    """A model as its authors published it, opened but not yet converted."""
+class Published(Protocol):
+    """What a published model says of itself, known before its weights are read."""
 
     path: Path
+    config: ModelConfig
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
@@ -114,11 +128,15 @@ class Checkpoint(Tensors, Protocol):
         """The tokenizer in the format of the `tokenizers` library."""
 
 
+class Checkpoint(Published, Tensors, Protocol):
+    """A model as its authors published it, opened but not yet converted."""
+
+
 class Runtime(Protocol):
     """The entry point `edge_spec.runtimes`: one library that can run models.
 
-    `reads` names what `open` takes: "checkpoint" (a `Checkpoint`) or an exporter's format, which
-    is then a `Bundle` that holds it.
+    `reads` names what `open` takes: "checkpoint" (a `Checkpoint`), "gguf" (a `Published` whose
+    path is a GGUF file), or another exporter's format (a `Bundle` that holds it).
     """
 
     name: str
@@ -133,6 +151,7 @@ class ExportOptions:
 
     quantization: str | None = None
     block_size: int | None = None
+    num_layers: int | None = None  # only the first ones, for a draft; None: all
     check: bool = True  # compare the result with the reference and refuse it beyond its bound
 
 

@@ -52,7 +52,7 @@ class Source:
             return self.model
         return self.path.name if self.path.is_dir() else self.path.stem
 
-    def cached_bundle(self, format: str, options: ExportOptions) -> Path:
+    def cached(self, format: str, options: ExportOptions) -> Path:
         """Where the conversion of this model is kept, whether or not it exists yet.
 
         The name changes with the model (the demo's hash; else path, size and time of change of

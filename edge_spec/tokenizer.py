@@ -44,6 +44,11 @@ class Tokenizer:
     def stream(self) -> TextStream:
         return TextStream(self._tokenizer)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, special ones included, and its id."""
+        tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return tokens
+
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""
         return self._tokenizer.id_to_token(token) or ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -18,14 +18,14 @@ from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-_MODEL_NAMES = MappingProxyType(
+MODEL_NAMES = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
         "output.weight": "lm_head.weight",
     }
 )
-_LAYER_NAMES = MappingProxyType(
+LAYER_NAMES = MappingProxyType(
     {
         "attn_norm": "input_layernorm",
         "attn_q": "self_attn.q_proj",
@@ -44,8 +44,13 @@ _LAYER_NAMES = MappingProxyType(
 
 def open_gguf(path: Path) -> Checkpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
-    file = GgufFile(path)
-    metadata = _Metadata(file.metadata, path)
+    return checkpoint_of(GgufFile(path))
+
+
+def checkpoint_of(file: GgufFile) -> Checkpoint:
+    """Raises as `open_gguf`."""
+    path = file.path
+    metadata = Metadata(file.metadata, path)
     config = _config(metadata, file.tensors)
     # llama.cpp stores q and k of "llama" for its interleaved rotation (convert_hf_to_gguf,
     # LlamaModel.permute); the Qwen families keep Hugging Face's order.
@@ -55,24 +60,41 @@ def open_gguf(path: Path) -> Checkpoint:
         if interleaved and (".attn_q." in name or ".attn_k." in name):
             tensor = _in_halves(tensor, config.head_dim)
         tensors[_hf_name(name)] = tensor
+    return Checkpoint(
+        path=path,
+        config=config,
+        tensors=tensors,
+        **text_fields(metadata),
+    )
+
+
+def text_fields(metadata: Metadata) -> TextFields:
+    """How text becomes tokens, and where it ends. Raises ModelFileError."""
     stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot"))
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
     # llama.cpp adds BOS by default for SentencePiece vocabularies only.
     spm = metadata.get("tokenizer.ggml.model", str) == "llama"
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
-    return Checkpoint(
-        path=path,
-        config=config,
-        tensors=tensors,
+    return TextFields(
         chat_template=metadata.get("tokenizer.chat_template", str),
         eos_ids=tuple(sorted({stop for stop in stop_ids if stop is not None})),
         bos_id=bos,
         adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
-        read_tokenizer=lambda: str(tokenizer_from_gguf(file.metadata, path).to_str()),
+        read_tokenizer=lambda: str(tokenizer_from_gguf(metadata.values, metadata.path).to_str()),
     )
 
 
-class _Metadata:
+class TextFields(TypedDict):
+    """The fields of a Checkpoint that concern its text."""
+
+    chat_template: str | None
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    adds_bos: bool
+    read_tokenizer: Callable[[], str]
+
+
+class Metadata:
     """Typed look-ups that name the file when a value is missing or of another type."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
@@ -97,7 +119,7 @@ class _Metadata:
         return value
 
 
-def _config(metadata: _Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
+def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
     architecture = metadata.require("general.architecture", str)
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise UnsupportedModelError(
@@ -155,7 +177,7 @@ def _config(metadata: _Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCo
 
 
 def _rope_scaling(
-    metadata: _Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
+    metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
 ) -> RopeScaling | None:
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -183,9 +205,9 @@ def _in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
 
 
 def _hf_name(name: str) -> str:
-    if name in _MODEL_NAMES:
-        return _MODEL_NAMES[name]
+    if name in MODEL_NAMES:
+        return MODEL_NAMES[name]
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
     return name

@@ -12,20 +12,31 @@ from edge_spec.cli import options
 
 def export(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
-    out: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
-    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    out: Annotated[
+        Path,
+        typer.Argument(help="Directory to write, or the file of a GGUF.", show_default=False),
+    ],
+    format: Annotated[str, typer.Option(help="onnx or gguf.")] = "onnx",
     quant: Annotated[
-        str | None, typer.Option(help="int4, int8, fp16 or fp32.  [default: int4]")
+        str | None,
+        typer.Option(
+            help="onnx: int4, int8, fp16, fp32 (default int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and "
+            "others (default Q4_0)."
+        ),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(help="Weights that share a scale: 32, 64 or 128.  [default: 32]")
+        int | None,
+        typer.Option(help="onnx: weights that share a scale, 32, 64 or 128.  [default: 32]"),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Keep only the first layers, for a draft.")
     ] = None,
     check: Annotated[
         bool, typer.Option(help="Compare the result with the reference model.")
     ] = True,
     json: options.Json = False,
 ) -> None:
-    """Convert a model into a bundle that `chat` and `generate` open directly."""
+    """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly."""
     from edge_spec import plugins
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.model import ExportOptions
@@ -34,7 +45,8 @@ def export(
     with ProgressBar() as progress:
         exporter = plugins.load_exporter(format)
         checkpoint = plugins.open_checkpoint(Source(model, progress).path)
-        report = exporter.export(checkpoint, out, ExportOptions(quant, block_size, check), progress)
+        export_options = ExportOptions(quant, block_size, layers, check)
+        report = exporter.export(checkpoint, out, export_options, progress)
     if json:
         from json import dumps
 

@@ -9,9 +9,24 @@ from edge_spec.engine import Engine
 from edge_spec.loading import LoadOptions, load_engine
 
 
-def open_engine(model: str, *, device: str | None, context: int | None, **options: Any) -> Engine:
+def open_engine(
+    model: str,
+    *,
+    device: str | None,
+    draft_device: str | None,
+    context: int | None,
+    **options: Any,
+) -> Engine:
     """`options` are those of LoadOptions. Raises an EdgeSpecError."""
-    providers = () if device is None else (device,)
-    load_options = LoadOptions(providers=providers, context_length=context, **options)
+    load_options = LoadOptions(
+        providers=_names(device),
+        draft_providers=_names(draft_device),
+        context_length=context,
+        **options,
+    )
     with ProgressBar() as progress:
         return load_engine(model, load_options, progress)
+
+
+def _names(joined: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in joined.split(",")) if joined else ()

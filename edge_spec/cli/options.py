@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 _LOADING = "Model and drafting"
+_LLAMACPP = "llama.cpp"
 _SAMPLING = "Sampling"
 
 # Small models repeat themselves; an answer without a limit may fill the whole context.
@@ -16,11 +17,17 @@ MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle directory, or smol
 
 Runtime = Annotated[
     str,
-    typer.Option(help="auto, or an installed runtime: ort, reference.", rich_help_panel=_LOADING),
+    typer.Option(
+        help="auto, or an installed runtime: ort, llamacpp, ik, reference.",
+        rich_help_panel=_LOADING,
+    ),
 ]
 Drafter = Annotated[
     str,
-    typer.Option(help="auto, none, or names joined by commas: suffix.", rich_help_panel=_LOADING),
+    typer.Option(
+        help="auto, none, or names joined by commas: suffix, draft-model.",
+        rich_help_panel=_LOADING,
+    ),
 ]
 DraftMax = Annotated[
     int | None,
@@ -36,7 +43,18 @@ Exact = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="Where the model runs, such as cpu or cuda.", rich_help_panel=_LOADING),
+    typer.Option(
+        help="Where the model runs, such as cpu or cuda; several joined by commas.",
+        rich_help_panel=_LOADING,
+    ),
+]
+Draft = Annotated[
+    str,
+    typer.Option(help="A smaller model that guesses, or none.", rich_help_panel=_LOADING),
+]
+DraftRuntime = Annotated[str, typer.Option(help="The draft's runtime.", rich_help_panel=_LOADING)]
+DraftDevice = Annotated[
+    str | None, typer.Option(help="Where the draft runs.", rich_help_panel=_LOADING)
 ]
 Threads = Annotated[
     int | None, typer.Option(help="CPU threads of the model.", rich_help_panel=_LOADING)
@@ -44,6 +62,22 @@ Threads = Annotated[
 Context = Annotated[
     int | None,
     typer.Option(help="Tokens of context, if not the model's own.", rich_help_panel=_LOADING),
+]
+GpuLayers = Annotated[
+    int | None,
+    typer.Option("--gpu-layers", help="Layers that leave the CPU.", rich_help_panel=_LLAMACPP),
+]
+KvType = Annotated[
+    str | None,
+    typer.Option("--kv-type", help="Of the cache: f16, f32, q8_0, q4_0.", rich_help_panel=_LLAMACPP),
+]
+Mmap = Annotated[
+    bool | None,
+    typer.Option(help="Leave the weights in their file.", rich_help_panel=_LLAMACPP),
+]
+FlashAttention = Annotated[
+    bool | None,
+    typer.Option(help="On unless turned off.", rich_help_panel=_LLAMACPP),
 ]
 MaxTokens = Annotated[
     int, typer.Option(help="Most tokens of an answer.", rich_help_panel=_SAMPLING)

@@ -20,6 +20,7 @@ class OrtModel:
     """One InferenceSession; its sessions share the weights and the thread pool."""
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        options.require_only(OrtRuntime.name, "threads", "providers", "context_length")
         onnxruntime = _import_onnxruntime()
         from edge_spec.runtimes.ort.session import MAX_ROWS
 

@@ -72,4 +72,6 @@ class ReferenceRuntime:
     reads = "checkpoint"
 
     def open(self, source: Tensors, options: RuntimeOptions) -> ReferenceModel:
+        # It is one thread of numpy on the CPU, whatever threads and devices are asked for.
+        options.require_only(self.name, "threads", "providers", "context_length")
         return ReferenceModel(source, options.context_length)

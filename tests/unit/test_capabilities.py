@@ -27,8 +27,8 @@ class Forked:
 def test_a_cache_that_cannot_rewind_is_refused_before_anything_runs():
     model = ScriptedModel(random_logits(5), 5)
     model.capabilities = replace(model.capabilities, rollback=False)
-    with pytest.raises(UnsupportedModelError, match="cannot rewind its cache"):
-        loading._compose("m", "scripted", model, None, [], loading.LoadOptions())
+    with pytest.raises(UnsupportedModelError, match="m on scripted cannot rewind its cache"):
+        loading.check_capabilities("m", "scripted", model, loading.LoadOptions())
 
 
 @pytest.mark.parametrize(("trees", "rows"), [(True, 4), (False, 3)])

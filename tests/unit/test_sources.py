@@ -39,7 +39,7 @@ def test_nothing_is_fetched_before_the_path_is_asked_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(demo_model, "fetch_demo_model", fetch)
     source = Source("smollm2", quiet)
     assert source.is_demo and source.name == "smollm2"
-    source.cached_bundle("onnx", OPTIONS)
+    source.cached("onnx", OPTIONS)
     with pytest.raises(AssertionError, match="fetched"):
         source.path  # noqa: B018 -- the property is what is tested
 
@@ -73,10 +73,10 @@ def test_a_file_is_named_without_its_ending_and_a_directory_whole(tmp_path: Path
 def test_a_conversion_is_kept_in_the_cache_under_a_readable_name(
     gguf: Path, own_cache: Path
 ) -> None:
-    bundle = Source(str(gguf), quiet).cached_bundle("onnx", OPTIONS)
+    bundle = Source(str(gguf), quiet).cached("onnx", OPTIONS)
     assert bundle.parent == own_cache / "bundles"
     assert bundle.name.startswith("tiny.Q4_0-onnx-")
-    assert bundle == Source(str(gguf), quiet).cached_bundle("onnx", ExportOptions())
+    assert bundle == Source(str(gguf), quiet).cached("onnx", ExportOptions())
     assert not bundle.exists()
 
 
@@ -84,7 +84,7 @@ def test_a_conversion_is_kept_in_the_cache_under_a_readable_name(
 def test_a_conversion_is_stale_after_a_change_of(
     gguf: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    before = Source(str(gguf), quiet).cached_bundle("onnx", OPTIONS)
+    before = Source(str(gguf), quiet).cached("onnx", OPTIONS)
     format, options = "onnx", OPTIONS
     if what == "content":
         stat = gguf.stat()
@@ -98,14 +98,14 @@ def test_a_conversion_is_stale_after_a_change_of(
         options = ExportOptions(block_size=32)
     else:
         monkeypatch.setattr(sources, "EXPORT_VERSION", sources.EXPORT_VERSION + 1)
-    assert Source(str(gguf), quiet).cached_bundle(format, options) != before
+    assert Source(str(gguf), quiet).cached(format, options) != before
 
 
 def test_a_file_added_to_a_directory_makes_its_conversion_stale(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
-    before = Source(str(directory), quiet).cached_bundle("onnx", OPTIONS)
-    assert Source(str(directory), quiet).cached_bundle("onnx", OPTIONS) == before
+    before = Source(str(directory), quiet).cached("onnx", OPTIONS)
+    assert Source(str(directory), quiet).cached("onnx", OPTIONS) == before
     (directory / "more.safetensors").touch()
-    assert Source(str(directory), quiet).cached_bundle("onnx", OPTIONS) != before
+    assert Source(str(directory), quiet).cached("onnx", OPTIONS) != before

@@ -1,0 +1,40 @@
+"""Whether two models speak the same vocabulary, so that one can draft for the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import islice
+
+from edge_spec.errors import UsageError
+
+_PADDING = re.compile(r"\[PAD\d*\]|<unused_?\d+>|<\|?(reserved|dummy|extra)\w*\|?>|\[EMPTY_\d+\]")
+_SHOWN = 5
+
+
+def require_same_vocabulary(
+    target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
+) -> None:
+    """target, draft: token -> id. Ids that only one of them has, and padding, may differ.
+
+    Raises UsageError that lists the first differences.
+    """
+    of_target = {id: token for token, id in target.items()}
+    of_draft = {id: token for token, id in draft.items()}
+    different = [
+        (id, token, of_draft[id])
+        for id, token in sorted(of_target.items())
+        if of_draft.get(id, token) != token
+        and not (_PADDING.fullmatch(token) or _PADDING.fullmatch(of_draft[id]))
+    ]
+    shared = len(of_target.keys() & of_draft.keys())
+    if shared and not different:
+        return
+    shown = "; ".join(
+        f"{id} is {token!r} and {other!r}" for id, token, other in islice(different, _SHOWN)
+    )
+    raise UsageError(
+        f"the draft {draft_name} has another vocabulary than {target_name}: {len(different)} of "
+        f"{shared} tokens differ ({shown})",
+        remedy="Choose a draft of the same family; drafting across tokenizers is not there yet.",
+    )

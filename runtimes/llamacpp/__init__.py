@@ -1,0 +1,8 @@
+"""llama.cpp and its fork ik_llama.cpp: run GGUF files.
+
+`LlamaCppSession` lives in `.session`; the libraries load when a model is opened.
+"""
+
+from edge_spec.runtimes.llamacpp.model import IkRuntime, LlamaCppModel, LlamaCppRuntime
+
+__all__ = ["IkRuntime", "LlamaCppModel", "LlamaCppRuntime"]

@@ -1,0 +1,105 @@
+"""One table for the functions of `llama.h` that a session needs, whichever library has them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from edge_spec.runtimes.llamacpp.logs import LibraryLog
+
+# Of keys and values: ggml_type and bytes an item.
+KV_TYPES: Mapping[str, tuple[int, float]] = MappingProxyType(
+    {"f32": (0, 4.0), "f16": (1, 2.0), "q4_0": (2, 18 / 32), "q8_0": (8, 34 / 32)}
+)
+
+
+class Device(NamedTuple):
+    """A device that the library can put a model on; sizes in bytes, 0 where it does not say."""
+
+    name: str  # as users type it, such as "CPU" or "CUDA0"
+    description: str
+    is_cpu: bool
+    free_bytes: int
+    total_bytes: int
+    handle: int | None = None  # ggml_backend_dev_t, where the library has them
+
+
+@dataclass(frozen=True)
+class ModelChoices:
+    """How to load weights."""
+
+    devices: tuple[Device, ...]  # to offload to; empty: all stays on the CPU
+    gpu_layers: int | None  # None: all
+    mmap: bool | None  # None: what is fastest
+    vocabulary_only: bool = False
+
+
+@dataclass(frozen=True)
+class ContextChoices:
+    """How large a context is and how it computes."""
+
+    num_tokens: int
+    batch_tokens: int  # of one prefill
+    max_rows: int  # of one forward; also the sequences that a tree may have
+    threads: int
+    kv_type: str  # of KV_TYPES
+    flash_attention: bool
+    on_device: bool  # whether attention may leave the CPU
+
+
+@dataclass(frozen=True)
+class Library:
+    """Functions under llama.cpp's present names; handles are addresses, None where one failed.
+
+    `memory` is what the sequence functions take: llama_memory_t, or the context itself in forks
+    that are older than it.
+    """
+
+    name: str  # as users know it
+    log: LibraryLog
+    batch_type: type[ctypes.Structure]
+    devices: Callable[[], list[Device]]
+    flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
+    plain_kv_types: tuple[str, ...]  # and those that attention takes without it
+    # model
+    load_model: Callable[[bytes, ModelChoices], int | None]
+    free_model: Callable[[int], None]
+    vocab_size: Callable[[int], int]
+    hidden_size: Callable[[int], int]
+    can_rewind: Callable[[int], bool]  # whether its cache is one of attention alone
+    # context
+    open_context: Callable[[int, ContextChoices], int | None]
+    free_context: Callable[[int], None]
+    decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
+    logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
+    hidden: Callable[[int], int | None] | None  # address of [outputs, hidden] float32
+    want_hidden: Callable[[int, bool], None] | None
+    # cache
+    memory: Callable[[int], int]
+    sequence_remove: Callable[[int, int, int, int], bool]  # memory, sequence, from, to (-1: end)
+    sequence_copy: Callable[[int, int, int, int, int], None]  # memory, source, target, from, to
+    sequence_keep: Callable[[int, int], None]  # memory, sequence
+    sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
+    make_contiguous: Callable[[int], None] | None  # where a pass needs its cells side by side
+    state_size: Callable[[int], int]  # bytes of sequence 0
+    state_read: Callable[[int, Any, int], int]  # context, buffer, size
+    state_write: Callable[[int, Any, int], int]
+
+
+def available_memory(otherwise: int) -> int:
+    """Bytes of main memory that can still be used, where the system says so."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return otherwise
+
+
+def address(pointer: Any) -> int | None:
+    """Of a ctypes pointer to data."""
+    return ctypes.cast(pointer, ctypes.c_void_p).value

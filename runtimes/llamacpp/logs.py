@@ -1,0 +1,42 @@
+"""What the library has to say goes to `logging`, never to the terminal."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+# ggml_log_level; a warning of the library is rarely one for the user.
+_LEVELS = MappingProxyType({1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR})
+_ERROR, _CONTINUED = 4, 5
+
+
+class LibraryLog:
+    """Receives the library's lines. Attribute `callback` has to live as long as the library."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(f"edge_spec.{name}")
+        self._logger.addHandler(logging.NullHandler())  # or errors would go to stderr
+        self._errors: deque[str] = deque(maxlen=8)
+        self._line, self._level = "", 0
+        self.callback = LogCallback(self._receive)
+
+    @contextmanager
+    def errors(self) -> Iterator[deque[str]]:
+        """The lines of errors that come within the block, the last few."""
+        self._errors.clear()
+        yield self._errors
+
+    def _receive(self, level: int, text: bytes | None, data: Any) -> None:
+        if level != _CONTINUED:
+            self._level = level
+        *lines, self._line = (self._line + (text or b"").decode("utf-8", "replace")).split("\n")
+        for line in filter(None, map(str.strip, lines)):
+            if self._level == _ERROR:
+                self._errors.append(line)
+            self._logger.log(_LEVELS.get(self._level, logging.DEBUG), line)

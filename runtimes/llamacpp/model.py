@@ -1,0 +1,139 @@
+"""Opens GGUF files with llama.cpp, or with a fork of it that has the same API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.model import Capabilities, Published, RuntimeOptions
+from edge_spec.runtimes.llamacpp import ik, upstream
+from edge_spec.runtimes.llamacpp.library import (
+    ContextChoices,
+    Device,
+    Library,
+    ModelChoices,
+)
+from edge_spec.runtimes.llamacpp.weights import Weights
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.llamacpp.session import LlamaCppSession
+
+DEFAULT_KV_TYPE = "f16"
+
+
+class LlamaCppModel:
+    """Weights that its sessions share; each session has a context, that is a cache, of its own."""
+
+    def __init__(self, library: Library, source: Published, options: RuntimeOptions) -> None:
+        from edge_spec.runtimes.llamacpp.session import MAX_ROWS, PREFILL_TOKENS
+
+        self.config = source.config
+        if options.context_length is not None:
+            shorter = min(options.context_length, self.config.context_length)
+            self.config = replace(self.config, context_length=shorter)
+        devices = choose_devices(options.providers, library.devices())
+        self._choices = ContextChoices(
+            num_tokens=self.config.context_length,
+            batch_tokens=PREFILL_TOKENS,
+            max_rows=MAX_ROWS,
+            threads=options.threads or _available_cores(),
+            kv_type=_kv_type(library, options),
+            flash_attention=options.flash_attention is not False,
+            on_device=bool(devices) and options.gpu_layers != 0,
+        )
+        how = ModelChoices(devices, options.gpu_layers, options.mmap)
+        _require_attention_only(library, source.path, how)
+        self._weights = Weights(library, source.path, self.config, how)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS,
+            trees=True,
+            rollback=True,
+            hidden_states=library.hidden is not None,
+        )
+
+    def open_session(self) -> LlamaCppSession:
+        """Raises DeviceMemoryError where a device has too little memory for the cache."""
+        from edge_spec.runtimes.llamacpp.session import LlamaCppSession
+
+        return LlamaCppSession(self._weights, self._choices, self.config.context_length)
+
+    def close(self) -> None:
+        """Every session has to be closed before."""
+        self._weights.close()
+
+
+class LlamaCppRuntime:
+    name = "llamacpp"
+    reads = "gguf"
+    _library: Callable[[], Library] = staticmethod(upstream.library)
+
+    def open(self, source: Published, options: RuntimeOptions) -> LlamaCppModel:
+        """Raises MissingDependencyError, UsageError for an unknown device or KV type,
+        DeviceMemoryError, UnsupportedModelError where the library cannot load the file."""
+        return LlamaCppModel(self._library(), source, options)
+
+
+class IkRuntime(LlamaCppRuntime):
+    name = "ik"
+    _library = staticmethod(ik.library)
+
+
+def choose_devices(wanted: Sequence[str], devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or "cpu".
+
+    No name stands for all. Raises UsageError that lists the devices there are.
+    """
+    others = [device for device in devices if not device.is_cpu]
+    chosen: list[Device] = []
+    for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
+        if name == "gpu" and others:
+            found = others
+        elif name == "cpu":
+            found = []
+        else:
+            exact = [device for device in others if device.name.lower() == name]
+            found = exact or [d for d in others if d.name.lower().rstrip("0123456789") == name][:1]
+            if not found:
+                there = ", ".join(f"{d.name.lower()} ({d.description})" for d in devices)
+                raise UsageError(f"there is no device {name!r}", remedy=f"There are: {there}.")
+        chosen += [device for device in found if device not in chosen]
+    return tuple(chosen)
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _kv_type(library: Library, options: RuntimeOptions) -> str:
+    flash = options.flash_attention is not False
+    usable = library.flash_kv_types if flash else library.plain_kv_types
+    name = (options.kv_type or DEFAULT_KV_TYPE).lower()
+    if name not in usable:
+        attention = "with" if flash else "without"
+        raise UsageError(
+            f"{library.name} takes no KV type {name!r} {attention} flash attention",
+            remedy=f"Choose one of {', '.join(usable)}.",
+        )
+    return name
+
+
+def _require_attention_only(library: Library, path: Path, how: ModelChoices) -> None:
+    """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
+    handle = library.load_model(str(path).encode(), replace(how, vocabulary_only=True))
+    if handle is None:
+        return  # the load proper will say why
+    try:
+        if library.can_rewind(handle):
+            return
+    finally:
+        library.free_model(handle)
+    raise UnsupportedModelError(
+        f"{path} has a recurrent state that cannot be rewound, which speculation and chat need",
+        remedy="Use a model with attention in all layers.",
+    )

@@ -1,0 +1,166 @@
+"""One KV cache over a llama.cpp context."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edge_spec.errors import SessionError
+from edge_spec.model import Forward, require_rollback, require_room
+from edge_spec.runtimes.llamacpp.batch import Batch
+from edge_spec.runtimes.llamacpp.library import ContextChoices
+from edge_spec.runtimes.llamacpp.weights import Weights
+from edge_spec.tree import TokenTree
+
+MAX_ROWS = 64
+PREFILL_TOKENS = 512
+FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
+_NO_ROOM = 1  # what decode returns then
+
+
+class LlamaCppSession:
+    """Committed tokens are sequence 0; the branches of a tree are sequences only during a round.
+
+    Branches share the cells of their common prefix, as in llama.cpp's examples/speculative.
+    """
+
+    def __init__(self, weights: Weights, choices: ContextChoices, context_length: int) -> None:
+        self.length = 0
+        self._weights = weights
+        self._library = weights.library
+        self._context_length = context_length
+        self._choices = replace(choices, num_tokens=min(FIRST_TOKENS, context_length))
+        self._batch = Batch(self._library.batch_type, PREFILL_TOKENS, MAX_ROWS)
+        self._context, self._free = self._open(self._choices)
+        self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
+        self._unclean = False  # the cache may hold more than the committed tokens
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._reserve(len(tokens))
+        if self._library.want_hidden:
+            self._library.want_hidden(self._context, False)  # or every token would be scored
+        for start in range(0, len(tokens), PREFILL_TOKENS):
+            chunk = tokens[start : start + PREFILL_TOKENS]
+            self._batch.set_chain(chunk, self.length, scored=False)
+            self._decode()
+            self.length += len(chunk)
+            self._unclean = False
+
+    def forward(self, tree: TokenTree) -> Forward:
+        rows = len(tree)
+        if rows > MAX_ROWS:
+            raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
+        self._reserve(rows)
+        library, context = self._library, self._context
+        if library.want_hidden:
+            library.want_hidden(context, True)
+        if tree.is_chain:
+            self._batch.set_chain(tree.tokens, self.length, scored=True)
+        else:
+            self._branches = self._batch.set_tree(tree, self.length)
+            memory = library.memory(context)
+            for sequence in range(1, int(self._branches.max()) + 1):
+                library.sequence_copy(memory, 0, sequence, -1, -1)
+        self._decode()
+        logits = self._read(library.logits(context), rows, self._weights.vocab_size)
+        if library.hidden is None:
+            return Forward(logits)
+        return Forward(logits, self._read(library.hidden(context), rows, self._weights.hidden_size))
+
+    def commit(self, rows: Sequence[int]) -> None:
+        length = self.length + len(rows)
+        if self._branches is not None:
+            library, memory = self._library, self._library.memory(self._context)
+            kept = int(self._branches[rows[-1]])
+            library.sequence_remove(memory, kept, length, -1)
+            library.sequence_keep(memory, kept)
+            if kept:
+                library.sequence_copy(memory, kept, 0, -1, -1)
+                library.sequence_keep(memory, 0)
+            self._branches = None
+        self.length = length
+
+    def rollback(self, length: int) -> None:
+        """Raises SessionError where a sliding window has forgotten what then would be needed."""
+        require_rollback(self.length, length)
+        if length == self.length:
+            return
+        start = self._library.sequence_start(self._library.memory(self._context), 0)
+        if start > 0:
+            raise SessionError(
+                f"{self._library.name} holds this text from token {start} on only, so that it "
+                f"cannot go back to token {length}",
+                remedy="Begin a new conversation.",
+            )
+        self.length = length
+        self._unclean = True
+
+    def close(self) -> None:
+        self.length = 0
+        self._free()
+
+    def _reserve(self, rows: int) -> None:
+        """Leaves the committed tokens alone in a cache that has room for `rows` more."""
+        require_room(self.length, rows, self._context_length)
+        if self._unclean:
+            memory = self._library.memory(self._context)
+            if self._branches is not None:
+                self._library.sequence_keep(memory, 0)
+                self._branches = None
+            self._library.sequence_remove(memory, 0, self.length, -1)
+            self._unclean = False
+        needed = self.length + rows
+        if needed > self._choices.num_tokens:
+            self._grow(min(max(needed, 2 * self._choices.num_tokens), self._context_length))
+
+    def _grow(self, num_tokens: int) -> None:
+        """Moves the cache into a larger context. Where that fails the old one stays."""
+        library = self._library
+        size = library.state_size(self._context)
+        state = (ctypes.c_uint8 * size)()
+        written = library.state_read(self._context, state, size)
+        choices = replace(self._choices, num_tokens=num_tokens)
+        context, free = self._open(choices)
+        if self.length and not library.state_write(context, state, written):
+            free()
+            raise SessionError(
+                f"{library.name} could not move {self.length} tokens to a larger cache",
+                remedy="Give a shorter --context.",
+            )
+        self._free()
+        self._context, self._free, self._choices = context, free, choices
+
+    def _open(self, choices: ContextChoices) -> tuple[int, weakref.finalize[..., Any]]:
+        """A context and what frees it: at the latest at the interpreter's exit, and only once."""
+        context = self._weights.open_context(choices)
+        return context, weakref.finalize(self, self._library.free_context, context)
+
+    def _decode(self) -> None:
+        """Raises SessionError; the cache is cleaned before the next pass."""
+        self._unclean = True
+        library = self._library
+        with self._library.log.errors() as errors:
+            status = library.decode(self._context, self._batch.struct)
+            if status == _NO_ROOM and library.make_contiguous:
+                library.make_contiguous(self._context)
+                status = library.decode(self._context, self._batch.struct)
+        if status:
+            raise SessionError(
+                f"{library.name} failed to score {self._batch.struct.n_tokens} tokens after "
+                f"{self.length} (status {status}): {' '.join(errors) or 'it gives no reason'}",
+                remedy="Give a shorter --context or another --device.",
+            )
+
+    def _read(self, start: int | None, rows: int, columns: int) -> np.ndarray:
+        """[rows, columns] float32, a view of the library's buffer."""
+        if start is None:
+            raise SessionError(
+                f"{self._library.name} returned no scores", remedy="Update the library."
+            )
+        buffer = (ctypes.c_float * (rows * columns)).from_address(start)
+        return np.ctypeslib.as_array(buffer).reshape(rows, columns)

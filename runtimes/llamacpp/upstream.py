@@ -1,0 +1,138 @@
+"""llama.cpp through llama-cpp-python (tried with 0.3.36)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from edge_spec.errors import MissingDependencyError
+from edge_spec.runtimes.llamacpp.library import (
+    KV_TYPES,
+    ContextChoices,
+    Device,
+    Library,
+    ModelChoices,
+    address,
+    available_memory,
+)
+from edge_spec.runtimes.llamacpp.logs import LibraryLog
+
+NAME = "llama.cpp"
+_CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
+_MMAP, _NO_MMAP = 1, 0  # llama_load_mode
+_WHOLE = 0  # llama_state_seq_flags
+
+
+@cache
+def library() -> Library:
+    """Raises MissingDependencyError where llama-cpp-python is not installed."""
+    try:
+        import llama_cpp
+        from llama_cpp._ggml import libggml
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the runtime llamacpp needs llama-cpp-python: {error}",
+            remedy='Run: pip install "edge-spec[llamacpp]" (it is compiled, which needs a C++ '
+            "compiler and takes minutes).",
+        ) from error
+    api: Any = llama_cpp
+
+    log = LibraryLog(NAME)
+    api.llama_log_set(log.callback, None)
+
+    def load_model(path: bytes, choices: ModelChoices) -> int | None:
+        params = api.llama_model_default_params()
+        params.vocab_only = choices.vocabulary_only
+        params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP
+        if choices.gpu_layers is not None:
+            params.n_gpu_layers = choices.gpu_layers
+        handles = [device.handle for device in choices.devices]
+        listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
+        params.devices = ctypes.cast(listed, ctypes.c_void_p)
+        handle: int | None = api.llama_model_load_from_file(path, params)
+        return handle
+
+    def open_context(model: int, choices: ContextChoices) -> int | None:
+        params = api.llama_context_default_params()
+        params.n_ctx = choices.num_tokens
+        params.n_batch = params.n_ubatch = choices.batch_tokens
+        params.n_seq_max = params.n_outputs_max = choices.max_rows
+        params.n_outputs_max_per_seq = 0  # all of them
+        params.n_threads = params.n_threads_batch = choices.threads
+        params.type_k = params.type_v = KV_TYPES[choices.kv_type][0]
+        params.flash_attn_type = int(choices.flash_attention)
+        params.offload_kqv = params.op_offload = choices.on_device
+        params.swa_full = True  # or positions before the window could not be rolled back to
+        params.kv_unified = True  # branches share the cells of their common prefix
+        handle: int | None = api.llama_init_from_model(model, params)
+        return handle
+
+    def can_rewind(model: int) -> bool:
+        return not (api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+
+    def read_state(context: int, buffer: Any, size: int) -> int:
+        return int(api.llama_state_seq_get_data_ext(context, buffer, size, 0, _WHOLE))
+
+    def write_state(context: int, buffer: Any, size: int) -> int:
+        return int(api.llama_state_seq_set_data_ext(context, buffer, size, 0, _WHOLE))
+
+    return Library(
+        name=NAME,
+        log=log,
+        batch_type=api.llama_batch,
+        devices=lambda: _devices(libggml),
+        flash_kv_types=tuple(KV_TYPES),
+        plain_kv_types=("f32", "f16"),
+        load_model=load_model,
+        free_model=api.llama_model_free,
+        vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
+        hidden_size=api.llama_model_n_embd,
+        can_rewind=can_rewind,
+        open_context=open_context,
+        free_context=api.llama_free,
+        decode=api.llama_decode,
+        logits=lambda context: address(api.llama_get_logits(context)),
+        hidden=lambda context: address(api.llama_get_embeddings(context)),
+        want_hidden=api.llama_set_embeddings,
+        memory=api.llama_get_memory,
+        sequence_remove=api.llama_memory_seq_rm,
+        sequence_copy=api.llama_memory_seq_cp,
+        sequence_keep=api.llama_memory_seq_keep,
+        sequence_start=api.llama_memory_seq_pos_min,
+        make_contiguous=None,
+        state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
+        state_read=read_state,
+        state_write=write_state,
+    )
+
+
+def _devices(ggml: Any) -> list[Device]:
+    """llama-cpp-python binds none of these functions."""
+    for name, arguments, result in (
+        ("count", [], ctypes.c_size_t),
+        ("get", [ctypes.c_size_t], ctypes.c_void_p),
+        ("name", [ctypes.c_void_p], ctypes.c_char_p),
+        ("description", [ctypes.c_void_p], ctypes.c_char_p),
+        ("type", [ctypes.c_void_p], ctypes.c_int),
+        ("memory", [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2], None),
+    ):
+        function = getattr(ggml, f"ggml_backend_dev_{name}")
+        function.argtypes, function.restype = arguments, result
+    found = []
+    for i in range(ggml.ggml_backend_dev_count()):
+        handle = ggml.ggml_backend_dev_get(i)
+        is_cpu = ggml.ggml_backend_dev_type(handle) in (_CPU, _ACCELERATED_CPU)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            Device(
+                name=ggml.ggml_backend_dev_name(handle).decode(),
+                description=ggml.ggml_backend_dev_description(handle).decode(),
+                is_cpu=is_cpu,
+                free_bytes=available_memory(free.value) if is_cpu else free.value,
+                total_bytes=total.value,
+                handle=handle,
+            )
+        )
+    return found
