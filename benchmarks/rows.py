@@ -1,16 +1,27 @@
-"""t(k): the time to score k rows, all of them through the head.
+"""t(k): the time to score k rows, all of them through the head, for several runtimes in one run.
 
-    python benchmarks/rows.py
+    python benchmarks/rows.py                                # every installed runtime
+    python benchmarks/rows.py --model FILE.gguf --case ort:int4:32 --case llamacpp:Q4_0
+    python benchmarks/rows.py --case ik:Q4_0 --case ik:Q4_0@build/libllama.so
 
-Widths are interleaved; prints medians in milliseconds and as multiples of one row.
+A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@LIBRARY]. Each has a process of its own, since
+libraries and their idle threads would disturb each other; cases and widths are interleaved, and
+each block of passes begins with one that is not counted. Prints medians in milliseconds and as
+multiples of one row.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common import medians, open_engine, report
@@ -18,42 +29,91 @@ from common import medians, open_engine, report
 from edge_spec.tree import TokenTree
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+DEFAULT_CASES = {
+    "ort:int4:32": "onnxruntime",
+    "ort:int4:128": "onnxruntime",
+    "llamacpp:Q4_0": "llama_cpp",
+    "ik:Q4_0": "ik_llama_cpp",
+}
+
+
+def work(model: str, case: str) -> None:
+    """Answers each line {"context"} on stdin with the seconds of a pass of each width."""
+    runtime, quantization, block_size = [*case.partition("@")[0].split(":"), "", ""][:3]
+    with open_engine(
+        model,
+        runtime=runtime,
+        quantization=quantization or None,
+        block_size=int(block_size) if block_size else None,
+    ) as engine:
+        model_ = engine.parts.model
+        tokens = np.random.default_rng(0).integers(0, model_.config.vocab_size, 1 << 16).tolist()
+        session = model_.open_session()
+        for line in sys.stdin:
+            context = json.loads(line)["context"]
+            session.rollback(min(context, session.length))
+            session.prefill(tokens[session.length : context])
+            session.forward(TokenTree.chain(tokens[context]))
+            seconds = []
+            for width in WIDTHS:
+                tree = TokenTree.chain(tokens[context], tokens[context + 1 : context + width])
+                start = time.perf_counter()
+                session.forward(tree)
+                seconds.append(time.perf_counter() - start)
+            print(json.dumps(seconds), flush=True)
+        session.close()
+
+
+def start(model: str, case: str) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--model", model, "--case", case, "--worker"]
+    environment = dict(os.environ)
+    if library := case.partition("@")[2]:
+        environment["IK_LLAMA_CPP_LIB_PATH"] = str(Path(library).absolute())
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def ask(worker: subprocess.Popen[str], context: int) -> list[float]:
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.write(json.dumps({"context": context}) + "\n")
+    worker.stdin.flush()
+    seconds: list[float] = json.loads(worker.stdout.readline())
+    return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--quant")
-    parser.add_argument("--block-size", type=int)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 2048])
+    parser.add_argument("--case", action="append", dest="cases")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[256])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        return work(arguments.model, arguments.cases[0])
 
-    results = {}
-    with open_engine(
-        arguments.model, quantization=arguments.quant, block_size=arguments.block_size
-    ) as engine:
-        model = engine.parts.model
-        tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, 1 << 16).tolist()
-        print("context  " + "".join(f"{width:>14d}" for width in WIDTHS))
-        for context in arguments.contexts:
-            session = model.open_session()
-            session.prefill(tokens[:context])
-            seconds = defaultdict[int, list[float]](list)
-            for repetition in range(arguments.repetitions + 2):
-                for width in WIDTHS:
-                    tree = TokenTree.chain(tokens[context], tokens[context + 1 : context + width])
-                    start = time.perf_counter()
-                    session.forward(tree)
+    installed = [case for case, module in DEFAULT_CASES.items() if find_spec(module)]
+    workers = {case: start(arguments.model, case) for case in arguments.cases or installed}
+    results: dict[str, Any] = {}
+    for context in arguments.contexts:
+        seconds: dict[str, dict[int, list[float]]] = {case: defaultdict(list) for case in workers}
+        for repetition in range(arguments.repetitions + 2):
+            for case, worker in workers.items():
+                for width, taken in zip(WIDTHS, ask(worker, context), strict=True):
                     if repetition >= 2:  # the first passes bind their buffers
-                        seconds[width].append(time.perf_counter() - start)
-            session.close()
-            ms = {width: time_s * 1e3 for width, time_s in medians(seconds).items()}
+                        seconds[case][width].append(taken)
+        print(f"\ncontext {context:6d}" + "".join(f"{width:>14d}" for width in WIDTHS))
+        for case in workers:
+            ms = {width: time_s * 1e3 for width, time_s in medians(seconds[case]).items()}
             cells = (f"{ms[width]:7.2f} ({ms[width] / ms[1]:4.2f})" for width in WIDTHS)
-            print(f"{context:7d}  " + "".join(cells), flush=True)
-            results[context] = ms
+            print(f"{Path(case).name[-14:]:14s}" + "".join(cells), flush=True)
+            results.setdefault(case, {})[context] = ms
+    for worker in workers.values():
+        worker.communicate()
     report({"t_ms": results}, arguments.json)
+    return None
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from edge_spec.model import Model
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.template import ChatTemplate, Message
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.tokenizer import TextCodec
 
 GREEDY = SamplingParams()
 
@@ -30,7 +30,7 @@ GREEDY = SamplingParams()
 class TextFormat:
     """What stands between text and tokens for one model."""
 
-    tokenizer: Tokenizer
+    tokenizer: TextCodec
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None

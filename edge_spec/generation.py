@@ -13,7 +13,7 @@ from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.metrics import PlainRate, RoundStats
 from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
 from edge_spec.sampling import Sampler
-from edge_spec.tokenizer import StopCutter, Tokenizer
+from edge_spec.tokenizer import StopCutter, TextCodec
 
 PREFILL_TOKENS = 256  # between two looks at whether the generation was cancelled
 
@@ -55,7 +55,7 @@ class Generation(Iterator[Chunk]):
     """
 
     def __init__(
-        self, conversation: Conversation, request: Request, sampler: Sampler, tokenizer: Tokenizer
+        self, conversation: Conversation, request: Request, sampler: Sampler, tokenizer: TextCodec
     ) -> None:
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
         self._conversation = conversation

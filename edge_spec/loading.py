@@ -16,9 +16,17 @@ from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.draft_model import Draft
 from edge_spec.engine import Engine, Parts, TextFormat
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.model import ExportOptions, Model, Progress, Published, Runtime, RuntimeOptions
+from edge_spec.model import (
+    ExportOptions,
+    Model,
+    Progress,
+    Published,
+    Runtime,
+    RuntimeOptions,
+    TokenizingRuntime,
+)
 from edge_spec.sources import Source
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.tokenizer import TextCodec, Tokenizer
 from edge_spec.vocabulary import require_same_vocabulary
 
 
@@ -161,7 +169,7 @@ def _prepare(source: Source, runtime: str, options: LoadOptions, progress: Progr
         bundle = _bundle(source, chosen.reads, options, progress)
         text = _text_of_bundle(bundle)
         return _Prepared(source.name, chosen, bundle, bundle.config, text)
-    text = _text_of_published(published)
+    text = _text_of_published(published, chosen)
     return _Prepared(source.name, chosen, published, published.config, text)
 
 
@@ -258,11 +266,16 @@ def _text_of_bundle(bundle: Bundle) -> TextFormat:
     )
 
 
-def _text_of_published(published: Published) -> TextFormat:
+def _text_of_published(published: Published, runtime: Runtime) -> TextFormat:
+    try:
+        json = published.tokenizer_json()
+        tokenizer: TextCodec = Tokenizer(json, published.bos_id if published.adds_bos else None)
+    except UnsupportedModelError:
+        if not isinstance(runtime, TokenizingRuntime):
+            raise
+        tokenizer = runtime.open_tokenizer(published)
     return TextFormat(
-        tokenizer=Tokenizer(
-            published.tokenizer_json(), published.bos_id if published.adds_bos else None
-        ),
+        tokenizer=tokenizer,
         chat_template=published.chat_template,
         eos_ids=published.eos_ids,
         bos_id=published.bos_id,

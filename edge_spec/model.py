@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import ContextFullError, UsageError
+from edge_spec.tokenizer import TextCodec
 from edge_spec.tree import TokenTree
 
 
@@ -22,6 +23,7 @@ class Capabilities:
     trees: bool  # whether rows may branch
     rollback: bool  # whether the KV cache can be rewound to any length
     hidden_states: bool  # whether Forward.hidden is filled
+    settled_tokens: int = 0  # of context, from which on no other kernels are chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +145,13 @@ class Runtime(Protocol):
     reads: str
 
     def open(self, source: Any, options: RuntimeOptions) -> Model: ...
+
+
+@runtime_checkable
+class TokenizingRuntime(Runtime, Protocol):
+    """A runtime with a tokenizer of its own, for files that `tokenizers` cannot do justice to."""
+
+    def open_tokenizer(self, source: Published) -> TextCodec: ...
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from edge_spec.errors import ModelFileError
+
+
+class TextPieces(Protocol):
+    """Turns tokens into text as they come."""
+
+    def push(self, token: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextCodec(Protocol):
+    """Text to tokens and back: `Tokenizer`, or what a runtime brings for its own files."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def stream(self) -> TextPieces: ...
+
+    def token_text(self, token: int) -> str: ...
+
+    def vocabulary(self) -> dict[str, int]: ...
 
 
 class Tokenizer:

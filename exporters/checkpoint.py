@@ -111,7 +111,7 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
     divisors = (config.rope_theta, scaling.factor if scaling else 1.0, *factors)
     if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
         return "its rotary frequencies are not positive numbers"
-    if not 0 <= config.norm_epsilon < 1:
+    if not 0 < config.norm_epsilon < 1:
         return f"its norm epsilon is {config.norm_epsilon}"
     return None
 

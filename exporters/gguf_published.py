@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
@@ -34,12 +35,46 @@ class PublishedGguf:
 
 def open_published(path: Path) -> Checkpoint | PublishedGguf:
     """Of the supported architectures everything is checked that a conversion needs, of others
-    that the file is complete. Raises ModelFileError."""
+    that the file is complete. Raises ModelFileError.
+
+    The library ends the process where an assertion of its own fails, so all that it asserts about
+    a file and does not report is checked here.
+    """
     file = GgufFile(path)
+    _check_vocabulary(file)
+    _check_vectors(file)
     if file.metadata.get("general.architecture") in SUPPORTED_ARCHITECTURES:
         return checkpoint_of(file)
     metadata = Metadata(file.metadata, path)
     return PublishedGguf(path, _config(metadata), **text_fields(metadata))
+
+
+def _check_vocabulary(file: GgufFile) -> None:
+    tokens = Metadata(file.metadata, file.path).require("tokenizer.ggml.tokens", list)
+    if len({token for token in tokens if isinstance(token, str)}) != len(tokens):
+        raise ModelFileError(
+            f"the vocabulary of {file.path} has two tokens with the same text",
+            remedy="Download or convert the file again.",
+        )
+    for key in ("token_type", "scores"):
+        values = file.metadata.get(f"tokenizer.ggml.{key}")
+        if values is not None and len(values) != len(tokens):
+            raise ModelFileError(
+                f"the vocabulary of {file.path} has {len(tokens)} tokens, but a {key} of "
+                f"{len(values)}",
+                remedy="Download or convert the file again.",
+            )
+
+
+def _check_vectors(file: GgufFile) -> None:
+    """Norms and biases are added and multiplied as they are stored, in float32."""
+    for name, tensor in file.tensors.items():
+        is_vector = len(tensor.shape) == 1 and name.endswith((".weight", ".bias"))
+        if is_vector and tensor.kind != GGMLQuantizationType.F32:
+            raise UnsupportedModelError(
+                f"{file.path}: the vector {name} is stored as {tensor.kind.name}, expected F32",
+                remedy="Convert the model again.",
+            )
 
 
 def _config(metadata: Metadata) -> ModelConfig:
@@ -71,6 +106,19 @@ def _config(metadata: Metadata) -> ModelConfig:
         head_dim=largest("attention.key_length", hidden_size // max(num_heads, 1)),
         vocab_size=len(tokens),
         context_length=metadata.require(f"{architecture}.context_length", int),
-        norm_epsilon=0.0,
+        norm_epsilon=_norm_epsilon(metadata, architecture),
         rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
     )
+
+
+def _norm_epsilon(metadata: Metadata, architecture: str) -> float:
+    for kind in ("rms_", ""):
+        key = f"{architecture}.attention.layer_norm_{kind}epsilon"
+        epsilon: float | None = metadata.get(key, float)
+        if epsilon is not None:
+            if not 0 < epsilon < 1:
+                raise ModelFileError(
+                    f"{metadata.path}: {key} is {epsilon}", remedy="Convert the model again."
+                )
+            return epsilon
+    return 0.0  # a model without

@@ -41,6 +41,8 @@ LAYER_NAMES = MappingProxyType(
     }
 )
 
+STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
+
 
 def open_gguf(path: Path) -> Checkpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
@@ -70,7 +72,7 @@ def checkpoint_of(file: GgufFile) -> Checkpoint:
 
 def text_fields(metadata: Metadata) -> TextFields:
     """How text becomes tokens, and where it ends. Raises ModelFileError."""
-    stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot"))
+    stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in STOP_TOKENS)
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
     # llama.cpp adds BOS by default for SentencePiece vocabularies only.
     spm = metadata.get("tokenizer.ggml.model", str) == "llama"
@@ -147,7 +149,14 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
             f"{metadata.path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
             remedy="Convert the model again.",
         )
-    head_dim = value("attention.key_length") or hidden_size // num_heads
+    head_dim = value("attention.key_length")
+    if head_dim is None:
+        head_dim = hidden_size // num_heads
+    if value("attention.value_length") not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{metadata.path} has keys of {head_dim} elements and values of another size",
+            remedy="Use a model whose keys and values are of one size.",
+        )
     rotated = value("rope.dimension_count")
     if rotated not in (None, head_dim):
         raise UnsupportedModelError(

@@ -65,11 +65,13 @@ Context = Annotated[
 ]
 GpuLayers = Annotated[
     int | None,
-    typer.Option("--gpu-layers", help="Layers that leave the CPU.", rich_help_panel=_LLAMACPP),
+    typer.Option(help="Layers that leave the CPU.", rich_help_panel=_LLAMACPP),
 ]
 KvType = Annotated[
     str | None,
-    typer.Option("--kv-type", help="Of the cache: f16, f32, q8_0, q4_0.", rich_help_panel=_LLAMACPP),
+    typer.Option(
+        "--kv-type", help="Of the cache: f16, f32, q8_0, q4_0.", rich_help_panel=_LLAMACPP
+    ),
 ]
 Mmap = Annotated[
     bool | None,

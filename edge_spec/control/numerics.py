@@ -30,20 +30,34 @@ class Numerics:
 def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
     """Scores the same tokens at each of the ascending widths. Raises nothing of its own.
 
-    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 50 for EXACT_WIDTHS.
+    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 50 for EXACT_WIDTHS; twice that
+    and a prefill where the runtime takes other kernels for longer texts.
     """
     # A tiny context leaves room for less.
     limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
     widths = [width for width in widths if width <= limit]
+    longest = model.config.context_length - widths[-1]
+    prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
+    margins, invariant = [0.0], set(widths)
+    for prompt_tokens in sorted(prompts - {0}):
+        margin, same = _measure_after(model, prompt_tokens, widths)
+        margins.append(margin)
+        invariant &= same
+    return Numerics(max(margins), tuple(sorted(invariant)))
+
+
+def _measure_after(
+    model: Model, prompt_tokens: int, widths: Sequence[int]
+) -> tuple[float, set[int]]:
+    """The largest change of a margin, and the widths that agree with the widest, after a prompt."""
     num_rows = widths[-1]
-    prompt_tokens = min(_PROMPT_TOKENS, model.config.context_length - num_rows)
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
     chain = tokens[prompt_tokens:].tolist()
     session = model.open_session()
     try:
         session.prefill(tokens[:prompt_tokens].tolist())
         widest = session.forward(TokenTree.chain(chain[0], chain[1:])).logits.copy()
-        margin, invariant = 0.0, []
+        margin, invariant = 0.0, set()
         for width in widths:
             same = True
             session.rollback(prompt_tokens)
@@ -55,10 +69,10 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
                 margin = max(margin, _margin_change(logits, expected))
                 session.commit(range(width))
             if same:
-                invariant.append(width)
+                invariant.add(width)
     finally:
         session.close()
-    return Numerics(margin, tuple(invariant))
+    return margin, invariant
 
 
 def _margin_change(logits: np.ndarray, expected: np.ndarray) -> float:

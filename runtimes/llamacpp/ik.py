@@ -26,10 +26,14 @@ NAME = "ik_llama.cpp"
 _ALL_LAYERS = 999
 _WHOLE = 0  # llama_state_seq_flags
 _HANDLE, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
+_FLAGS = (ctypes.c_bool, ctypes.c_bool)
 _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("llama_log_set", [LogCallback, _HANDLE], None),
     ("llama_get_logits", [_HANDLE], _HANDLE),
     ("llama_model_has_recurrent", [_HANDLE], ctypes.c_bool),
+    ("llama_vocab_get_text", [_HANDLE, _INT], ctypes.c_char_p),
+    ("llama_vocab_tokenize", [_HANDLE, ctypes.c_char_p, _INT, _HANDLE, _INT, *_FLAGS], _INT),
+    ("llama_token_to_piece_vocab", [_HANDLE, _INT, _HANDLE, _INT, _INT, ctypes.c_bool], _INT),
     ("llama_kv_cache_seq_rm", [_HANDLE, _INT, _INT, _INT], ctypes.c_bool),
     ("llama_kv_cache_seq_cp", [_HANDLE, _INT, _INT, _INT, _INT], None),
     ("llama_kv_cache_seq_keep", [_HANDLE, _INT], None),
@@ -113,6 +117,10 @@ def library() -> Library:
         ),
         hidden_size=bound.llama_model_n_embd,
         can_rewind=lambda model: not unbound.llama_model_has_recurrent(model),
+        vocabulary=bound.llama_model_get_vocab,
+        tokenize=unbound.llama_vocab_tokenize,
+        token_to_piece=unbound.llama_token_to_piece_vocab,
+        token_text=unbound.llama_vocab_get_text,
         open_context=open_context,
         free_context=bound.llama_free,
         decode=bound.llama_decode,

@@ -71,6 +71,11 @@ class Library:
     vocab_size: Callable[[int], int]
     hidden_size: Callable[[int], int]
     can_rewind: Callable[[int], bool]  # whether its cache is one of attention alone
+    # vocabulary
+    vocabulary: Callable[[int], int]  # of a model
+    tokenize: Callable[..., int]  # as llama_tokenize, of a vocabulary
+    token_to_piece: Callable[..., int]  # as llama_token_to_piece, of a vocabulary
+    token_text: Callable[[int, int], bytes | None]
     # context
     open_context: Callable[[int, ContextChoices], int | None]
     free_context: Callable[[int], None]

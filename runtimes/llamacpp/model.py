@@ -17,12 +17,16 @@ from edge_spec.runtimes.llamacpp.library import (
     Library,
     ModelChoices,
 )
+from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import Weights
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
 DEFAULT_KV_TYPE = "f16"
+# The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
+# single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
+SETTLED_TOKENS = 272
 
 
 class LlamaCppModel:
@@ -53,6 +57,7 @@ class LlamaCppModel:
             trees=True,
             rollback=True,
             hidden_states=library.hidden is not None,
+            settled_tokens=SETTLED_TOKENS,
         )
 
     def open_session(self) -> LlamaCppSession:
@@ -62,7 +67,7 @@ class LlamaCppModel:
         return LlamaCppSession(self._weights, self._choices, self.config.context_length)
 
     def close(self) -> None:
-        """Every session has to be closed before."""
+        """Closes its sessions, too."""
         self._weights.close()
 
 
@@ -75,6 +80,11 @@ class LlamaCppRuntime:
         """Raises MissingDependencyError, UsageError for an unknown device or KV type,
         DeviceMemoryError, UnsupportedModelError where the library cannot load the file."""
         return LlamaCppModel(self._library(), source, options)
+
+    def open_tokenizer(self, source: Published) -> LibraryTokenizer:
+        """Raises MissingDependencyError, ModelFileError."""
+        bos_id = source.bos_id if source.adds_bos else None
+        return LibraryTokenizer(self._library(), source.path, bos_id)
 
 
 class IkRuntime(LlamaCppRuntime):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -36,37 +34,37 @@ class LlamaCppSession:
         self._context_length = context_length
         self._choices = replace(choices, num_tokens=min(FIRST_TOKENS, context_length))
         self._batch = Batch(self._library.batch_type, PREFILL_TOKENS, MAX_ROWS)
-        self._context, self._free = self._open(self._choices)
+        self._opened = weights.open_context(self, self._choices)
+        self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
-        self._unclean = False  # the cache may hold more than the committed tokens
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._reserve(len(tokens))
         if self._library.want_hidden:
-            self._library.want_hidden(self._context, False)  # or every token would be scored
+            self._library.want_hidden(self._context(), False)  # or every token would be scored
         for start in range(0, len(tokens), PREFILL_TOKENS):
             chunk = tokens[start : start + PREFILL_TOKENS]
             self._batch.set_chain(chunk, self.length, scored=False)
-            self._decode()
+            self._decode(len(chunk))
             self.length += len(chunk)
-            self._unclean = False
 
     def forward(self, tree: TokenTree) -> Forward:
         rows = len(tree)
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._reserve(rows)
-        library, context = self._library, self._context
+        library, context = self._library, self._context()
         if library.want_hidden:
             library.want_hidden(context, True)
         if tree.is_chain:
             self._batch.set_chain(tree.tokens, self.length, scored=True)
         else:
+            self._cached = self.length + rows
             self._branches = self._batch.set_tree(tree, self.length)
             memory = library.memory(context)
             for sequence in range(1, int(self._branches.max()) + 1):
                 library.sequence_copy(memory, 0, sequence, -1, -1)
-        self._decode()
+        self._decode(rows)
         logits = self._read(library.logits(context), rows, self._weights.vocab_size)
         if library.hidden is None:
             return Forward(logits)
@@ -75,14 +73,14 @@ class LlamaCppSession:
     def commit(self, rows: Sequence[int]) -> None:
         length = self.length + len(rows)
         if self._branches is not None:
-            library, memory = self._library, self._library.memory(self._context)
+            library, memory = self._library, self._library.memory(self._context())
             kept = int(self._branches[rows[-1]])
             library.sequence_remove(memory, kept, length, -1)
             library.sequence_keep(memory, kept)
             if kept:
                 library.sequence_copy(memory, kept, 0, -1, -1)
                 library.sequence_keep(memory, 0)
-            self._branches = None
+            self._branches, self._cached = None, length
         self.length = length
 
     def rollback(self, length: int) -> None:
@@ -90,7 +88,7 @@ class LlamaCppSession:
         require_rollback(self.length, length)
         if length == self.length:
             return
-        start = self._library.sequence_start(self._library.memory(self._context), 0)
+        start = self._library.sequence_start(self._library.memory(self._context()), 0)
         if start > 0:
             raise SessionError(
                 f"{self._library.name} holds this text from token {start} on only, so that it "
@@ -98,60 +96,61 @@ class LlamaCppSession:
                 remedy="Begin a new conversation.",
             )
         self.length = length
-        self._unclean = True
 
     def close(self) -> None:
         self.length = 0
-        self._free()
+        self._opened.free()
+
+    def _context(self) -> int:
+        """Raises SessionError once the session or its model is closed."""
+        if not self._opened.free.alive:
+            raise SessionError("the session is closed", remedy="Open another one.")
+        return self._opened.handle
 
     def _reserve(self, rows: int) -> None:
         """Leaves the committed tokens alone in a cache that has room for `rows` more."""
         require_room(self.length, rows, self._context_length)
-        if self._unclean:
-            memory = self._library.memory(self._context)
+        self._context()
+        if self._cached > self.length:
+            memory = self._library.memory(self._context())
             if self._branches is not None:
                 self._library.sequence_keep(memory, 0)
                 self._branches = None
             self._library.sequence_remove(memory, 0, self.length, -1)
-            self._unclean = False
+            self._cached = self.length
         needed = self.length + rows
         if needed > self._choices.num_tokens:
             self._grow(min(max(needed, 2 * self._choices.num_tokens), self._context_length))
 
     def _grow(self, num_tokens: int) -> None:
         """Moves the cache into a larger context. Where that fails the old one stays."""
-        library = self._library
-        size = library.state_size(self._context)
+        library, before = self._library, self._opened
+        size = library.state_size(before.handle)
         state = (ctypes.c_uint8 * size)()
-        written = library.state_read(self._context, state, size)
+        written = library.state_read(before.handle, state, size)
         choices = replace(self._choices, num_tokens=num_tokens)
-        context, free = self._open(choices)
-        if self.length and not library.state_write(context, state, written):
-            free()
+        after = self._weights.open_context(self, choices)
+        if self.length and not library.state_write(after.handle, state, written):
+            after.free()
             raise SessionError(
                 f"{library.name} could not move {self.length} tokens to a larger cache",
                 remedy="Give a shorter --context.",
             )
-        self._free()
-        self._context, self._free, self._choices = context, free, choices
+        before.free()
+        self._opened, self._choices = after, choices
 
-    def _open(self, choices: ContextChoices) -> tuple[int, weakref.finalize[..., Any]]:
-        """A context and what frees it: at the latest at the interpreter's exit, and only once."""
-        context = self._weights.open_context(choices)
-        return context, weakref.finalize(self, self._library.free_context, context)
-
-    def _decode(self) -> None:
+    def _decode(self, num_tokens: int) -> None:
         """Raises SessionError; the cache is cleaned before the next pass."""
-        self._unclean = True
+        self._cached = self.length + num_tokens
         library = self._library
         with self._library.log.errors() as errors:
-            status = library.decode(self._context, self._batch.struct)
+            status = library.decode(self._opened.handle, self._batch.struct)
             if status == _NO_ROOM and library.make_contiguous:
-                library.make_contiguous(self._context)
-                status = library.decode(self._context, self._batch.struct)
+                library.make_contiguous(self._opened.handle)
+                status = library.decode(self._opened.handle, self._batch.struct)
         if status:
             raise SessionError(
-                f"{library.name} failed to score {self._batch.struct.n_tokens} tokens after "
+                f"{library.name} failed to score {num_tokens} tokens after "
                 f"{self.length} (status {status}): {' '.join(errors) or 'it gives no reason'}",
                 remedy="Give a shorter --context or another --device.",
             )

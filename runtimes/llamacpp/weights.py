@@ -6,6 +6,7 @@ import re
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, UnsupportedModelError
@@ -18,6 +19,11 @@ from edge_spec.runtimes.llamacpp.library import (
 )
 
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
+
+
+class OpenContext(NamedTuple):
+    handle: int
+    free: weakref.finalize[..., Any]  # at the latest at the interpreter's exit, and only once
 
 
 class Weights:
@@ -35,6 +41,7 @@ class Weights:
             raise self._refusal(errors)
         self._handle = handle
         self._free = weakref.finalize(self, library.free_model, handle)
+        self._contexts: list[weakref.finalize[..., Any]] = []
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.hidden_size(handle)
         if self.vocab_size != config.vocab_size:
@@ -46,20 +53,30 @@ class Weights:
             )
 
     def close(self) -> None:
+        """Closes the contexts, too: they read these weights."""
+        for free_context in self._contexts:
+            free_context()
         self._free()
 
-    def open_context(self, choices: ContextChoices) -> int:
-        """Raises DeviceMemoryError where there is too little memory for its cache."""
+    def open_context(self, owner: object, choices: ContextChoices) -> OpenContext:
+        """A context that lives as long as its owner, at most.
+
+        Raises DeviceMemoryError where there is too little memory for its cache.
+        """
         needed = self.cache_bytes(choices)
-        device = self._memory_of_cache(choices)
-        if device.free_bytes and needed > device.free_bytes:
-            raise _too_little(device, needed, f"a cache of {choices.num_tokens} tokens")
+        devices = self._used_devices(choices.on_device)
+        what = f"a cache of {choices.num_tokens} tokens"
+        free_bytes = sum(device.free_bytes for device in devices)
+        if free_bytes and needed > free_bytes:
+            raise _too_little(devices, needed, what)
         with self.library.log.errors() as errors:
-            context = self.library.open_context(self._handle, choices)
-        if context is not None:
-            return context
+            handle = self.library.open_context(self._handle, choices)
+        if handle is not None:
+            free = weakref.finalize(owner, self.library.free_context, handle)
+            self._contexts = [*(other for other in self._contexts if other.alive), free]
+            return OpenContext(handle, free)
         if _OUT_OF_MEMORY.search(" ".join(errors)):
-            raise _too_little(device, needed, f"a cache of {choices.num_tokens} tokens")
+            raise _too_little(devices, needed, what)
         raise SessionError(
             f"{self.library.name} cannot open a context of {choices.num_tokens} tokens: "
             f"{_last(errors)}",
@@ -79,29 +96,28 @@ class Weights:
     def _refusal(self, errors: Sequence[str]) -> Exception:
         if _OUT_OF_MEMORY.search(" ".join(errors)):
             needed = self._path.stat().st_size
-            return _too_little(self._largest_device(), needed, f"the weights of {self._path}")
+            devices = self._used_devices(bool(self._devices))
+            return _too_little(devices, needed, f"the weights of {self._path}")
         return UnsupportedModelError(
             f"{self.library.name} cannot load {self._path}: {_last(errors)}",
             remedy="Update the library, or convert the model again.",
         )
 
-    def _memory_of_cache(self, choices: ContextChoices) -> Device:
-        return self._largest_device() if choices.on_device else self._cpu()
-
-    def _largest_device(self) -> Device:
-        """Of those in use, with the memory that is free now."""
+    def _used_devices(self, on_device: bool) -> list[Device]:
+        """With the memory that is free now."""
         names = {device.name for device in self._devices}
-        used = [device for device in self.library.devices() if device.name in names]
-        return max(used, key=lambda device: device.free_bytes, default=self._cpu())
+        return [
+            device
+            for device in self.library.devices()
+            if (device.name in names if on_device else device.is_cpu)
+        ]
 
-    def _cpu(self) -> Device:
-        return next(device for device in self.library.devices() if device.is_cpu)
 
-
-def _too_little(device: Device, needed: int, what: str) -> DeviceMemoryError:
+def _too_little(devices: Sequence[Device], needed: int, what: str) -> DeviceMemoryError:
+    free_bytes = sum(device.free_bytes for device in devices)
     return DeviceMemoryError(
-        f"{device.name} has too little memory for {what}: {needed / 1e6:,.0f} MB needed, "
-        f"{device.free_bytes / 1e6:,.0f} MB free",
+        f"{' and '.join(device.name for device in devices)} has too little memory for {what}: "
+        f"{needed / 1e6:,.0f} MB needed, {free_bytes / 1e6:,.0f} MB free",
         remedy="Give a shorter --context, a smaller quantization, fewer --gpu-layers or another "
         "--device.",
     )
