@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+# Architectures that every part of edge-spec knows: attention in all layers, a gated MLP.
+LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")  # SmolLM is "llama"
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -42,7 +45,7 @@ class RopeScaling:
 class ModelConfig:
     """Dimensions of one model; counts are of elements, lengths of tokens."""
 
-    architecture: str  # "llama" | "mistral" | "qwen2" | "qwen3"
+    architecture: str  # of LLAMA_FAMILY, or one that only a runtime knows
     num_layers: int
     hidden_size: int
     intermediate_size: int

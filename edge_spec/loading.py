@@ -73,6 +73,7 @@ class LoadOptions:
             self.kv_type,
             self.mmap,
             self.flash_attention,
+            self.exact,
         )
 
     @property

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.architecture import LLAMA_FAMILY, ModelConfig
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # SmolLM is "llama"
+SUPPORTED_ARCHITECTURES = LLAMA_FAMILY
 MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
 _LAYER_PREFIXES = ("model.layers.", "blk.")  # "blk.": a GGUF name that has no counterpart
 

@@ -12,40 +12,39 @@ from edge_spec.tree import TokenTree
 
 
 class Batch:
-    """`struct` is what `llama_decode` takes; it points into arrays that live as long as this."""
+    """Each method returns what `llama_decode` takes; it points into arrays that live as long as
+    this, and is valid until the next call."""
 
     def __init__(self, batch_type: type[ctypes.Structure], num_tokens: int, max_rows: int) -> None:
         self._tokens = np.zeros(num_tokens, np.int32)
         self._positions = np.zeros(num_tokens, np.int32)
-        self._scored = np.zeros(num_tokens, np.int8)
-        self._num_sequences = np.ones(num_tokens, np.int32)
-        self._sequences = np.zeros((max_rows, max_rows), np.int32)
+        self._offsets = np.arange(num_tokens, dtype=np.int32)
         # A token's sequences are read through a pointer: for a chain all lead to the same zero.
-        zero = np.zeros(1, np.int32)
-        self._of_chain = (np.full(num_tokens, zero.ctypes.data, np.uintp), zero)
+        self._ones = np.ones(num_tokens, np.int32)
+        self._zero = np.zeros(1, np.int32)
+        self._to_zero = np.full(num_tokens, self._zero.ctypes.data, np.uintp)
+        self._num_sequences = np.ones(max_rows, np.int32)
+        self._sequences = np.zeros((max_rows, max_rows), np.int32)
         rows = np.arange(max_rows, dtype=np.uintp) * np.uintp(self._sequences.strides[0])
-        self._of_tree = np.uintp(self._sequences.ctypes.data) + rows
-        self.struct: Any = batch_type()
-        self._point("token", self._tokens)
-        self._point("pos", self._positions)
-        self._point("logits", self._scored)
-        self._point("n_seq_id", self._num_sequences)
-        self._point("seq_id", self._of_chain[0])
+        self._to_sequences = np.uintp(self._sequences.ctypes.data) + rows
+        self._scored = np.ones(num_tokens, np.int8)
+        self._unscored = np.zeros(num_tokens, np.int8)
+        self._prefill = self._struct(batch_type, self._ones, self._to_zero, self._unscored)
+        self._chain = self._struct(batch_type, self._ones, self._to_zero, self._scored)
+        self._tree = self._struct(batch_type, self._num_sequences, self._to_sequences, self._scored)
 
-    def set_chain(self, tokens: Sequence[int] | np.ndarray, position: int, scored: bool) -> None:
-        """All in sequence 0, from `position` on."""
-        count = len(tokens)
-        self.struct.n_tokens = count
-        self._tokens[:count] = tokens
-        self._positions[:count] = np.arange(position, position + count)
-        self._scored[:count] = scored
-        self._num_sequences[:count] = 1
-        self._point("seq_id", self._of_chain[0])
+    def prefill(self, tokens: Sequence[int], position: int) -> Any:
+        """A chain in sequence 0 from `position` on, of which nothing is scored."""
+        return self._set_chain(self._prefill, tokens, position)
 
-    def set_tree(self, tree: TokenTree, position: int) -> np.ndarray:
+    def chain(self, tokens: np.ndarray, position: int) -> Any:
+        """A chain in sequence 0 from `position` on, of which all is scored."""
+        return self._set_chain(self._chain, tokens, position)
+
+    def tree(self, tree: TokenTree, position: int) -> tuple[Any, np.ndarray]:
         """Each leaf is a sequence, and a row belongs to those of the leaves below it.
 
-        Returns the first sequence of each row, [rows]; sequence 0 is that of the first leaf.
+        Also returns the first sequence of each row, [rows]; sequence 0 is that of the first leaf.
         """
         rows = len(tree)
         leaves = np.setdiff1d(np.arange(rows), tree.parents)
@@ -53,14 +52,34 @@ class Batch:
         counts = np.bincount(row_of, minlength=rows)
         starts = np.cumsum(counts) - counts
         self._sequences[row_of, np.arange(len(row_of)) - starts[row_of]] = sequence
-        self.struct.n_tokens = rows
-        self._tokens[:rows] = tree.tokens
-        self._positions[:rows] = tree.depths + position
-        self._scored[:rows] = True
         self._num_sequences[:rows] = counts
-        self._point("seq_id", self._of_tree)
-        return self._sequences[:rows, 0].copy()
+        self._tokens[:rows] = tree.tokens
+        np.add(tree.depths, position, out=self._positions[:rows])
+        self._tree.n_tokens = rows
+        return self._tree, self._sequences[:rows, 0].copy()
 
-    def _point(self, field: str, array: np.ndarray) -> None:
-        kind = dict(self.struct._fields_)[field]
-        setattr(self.struct, field, ctypes.cast(array.ctypes.data, kind))
+    def _set_chain(self, struct: Any, tokens: Sequence[int] | np.ndarray, position: int) -> Any:
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        np.add(self._offsets[:count], position, out=self._positions[:count])
+        struct.n_tokens = count
+        return struct
+
+    def _struct(
+        self,
+        batch_type: type[ctypes.Structure],
+        num_sequences: np.ndarray,
+        sequences: np.ndarray,
+        scored: np.ndarray,
+    ) -> Any:
+        struct: Any = batch_type()
+        kinds = dict(struct._fields_)
+        for field, array in (
+            ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", num_sequences),
+            ("seq_id", sequences),
+            ("logits", scored),
+        ):
+            setattr(struct, field, ctypes.cast(array.ctypes.data, kinds[field]))
+        return struct

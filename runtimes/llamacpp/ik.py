@@ -86,7 +86,7 @@ def library() -> Library:
         params.n_batch = params.n_ubatch = choices.batch_tokens
         params.n_seq_max = choices.max_rows
         params.n_threads = params.n_threads_batch = choices.threads
-        params.type_k = params.type_v = KV_TYPES[choices.kv_type][0]
+        params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
         params.flash_attn = choices.flash_attention
         params.offload_kqv = choices.on_device
         handle: int | None = bound.llama_init_from_model(model, params)
@@ -110,6 +110,7 @@ def library() -> Library:
         # Any other ends the process when the first token is scored.
         flash_kv_types=("f16", "q4_0", "q8_0"),
         plain_kv_types=("f16",),
+        exact_kv_type="f16",
         load_model=load_model,
         free_model=bound.llama_free_model,
         vocab_size=lambda model: int(

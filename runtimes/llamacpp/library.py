@@ -11,9 +11,23 @@ from typing import Any, NamedTuple
 
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 
-# Of keys and values: ggml_type and bytes an item.
-KV_TYPES: Mapping[str, tuple[int, float]] = MappingProxyType(
-    {"f32": (0, 4.0), "f16": (1, 2.0), "q4_0": (2, 18 / 32), "q8_0": (8, 34 / 32)}
+
+class KvType(NamedTuple):
+    """How a cache stores keys and values."""
+
+    keys: int  # ggml_type
+    values: int
+    bytes_per_pair: float  # of one element of a key and one of a value
+
+
+KV_TYPES: Mapping[str, KvType] = MappingProxyType(
+    {
+        "f32": KvType(0, 0, 8),
+        "f16": KvType(1, 1, 4),
+        "f16-bf16": KvType(1, 30, 4),
+        "q8_0": KvType(8, 8, 68 / 32),
+        "q4_0": KvType(2, 2, 36 / 32),
+    }
 )
 
 
@@ -65,6 +79,7 @@ class Library:
     devices: Callable[[], list[Device]]
     flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
     plain_kv_types: tuple[str, ...]  # and those that attention takes without it
+    exact_kv_type: str  # the best with which flash attention scores a row alike at all widths
     # model
     load_model: Callable[[bytes, ModelChoices], int | None]
     free_model: Callable[[int], None]

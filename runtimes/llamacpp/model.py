@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_spec.architecture import LLAMA_FAMILY
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.model import Capabilities, Published, RuntimeOptions
 from edge_spec.runtimes.llamacpp import ik, upstream
@@ -50,7 +51,8 @@ class LlamaCppModel:
             on_device=bool(devices) and options.gpu_layers != 0,
         )
         how = ModelChoices(devices, options.gpu_layers, options.mmap)
-        _require_attention_only(library, source.path, how)
+        if self.config.architecture not in LLAMA_FAMILY:
+            _require_attention_only(library, source.path, how)
         self._weights = Weights(library, source.path, self.config, how)
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
@@ -123,7 +125,8 @@ def _available_cores() -> int:
 def _kv_type(library: Library, options: RuntimeOptions) -> str:
     flash = options.flash_attention is not False
     usable = library.flash_kv_types if flash else library.plain_kv_types
-    name = (options.kv_type or DEFAULT_KV_TYPE).lower()
+    default = library.exact_kv_type if options.exact and flash else DEFAULT_KV_TYPE
+    name = (options.kv_type or default).lower()
     if name not in usable:
         attention = "with" if flash else "without"
         raise UsageError(

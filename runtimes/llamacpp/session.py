@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +38,15 @@ class LlamaCppSession:
         self._opened = weights.open_context(self, self._choices)
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
+        self._gives_hidden = False
+        self._views: dict[tuple[int, int, int], np.ndarray] = {}
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._reserve(len(tokens))
-        if self._library.want_hidden:
-            self._library.want_hidden(self._context(), False)  # or every token would be scored
+        self._want_hidden(False)  # or every token would be scored
         for start in range(0, len(tokens), PREFILL_TOKENS):
             chunk = tokens[start : start + PREFILL_TOKENS]
-            self._batch.set_chain(chunk, self.length, scored=False)
-            self._decode(len(chunk))
+            self._decode(self._batch.prefill(chunk, self.length))
             self.length += len(chunk)
 
     def forward(self, tree: TokenTree) -> Forward:
@@ -53,22 +54,17 @@ class LlamaCppSession:
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._reserve(rows)
-        library, context = self._library, self._context()
-        if library.want_hidden:
-            library.want_hidden(context, True)
+        self._want_hidden(True)
         if tree.is_chain:
-            self._batch.set_chain(tree.tokens, self.length, scored=True)
+            self._decode(self._batch.chain(tree.tokens, self.length))
         else:
-            self._cached = self.length + rows
-            self._branches = self._batch.set_tree(tree, self.length)
-            memory = library.memory(context)
-            for sequence in range(1, int(self._branches.max()) + 1):
-                library.sequence_copy(memory, 0, sequence, -1, -1)
-        self._decode(rows)
-        logits = self._read(library.logits(context), rows, self._weights.vocab_size)
+            self._decode(self._branched(tree))
+        library, weights = self._library, self._weights
+        logits = self._read(library.logits(self._opened.handle), rows, weights.vocab_size)
         if library.hidden is None:
             return Forward(logits)
-        return Forward(logits, self._read(library.hidden(context), rows, self._weights.hidden_size))
+        hidden = library.hidden(self._opened.handle)
+        return Forward(logits, self._read(hidden, rows, weights.hidden_size))
 
     def commit(self, rows: Sequence[int]) -> None:
         length = self.length + len(rows)
@@ -138,19 +134,34 @@ class LlamaCppSession:
             )
         before.free()
         self._opened, self._choices = after, choices
+        self._gives_hidden, self._views = False, {}
 
-    def _decode(self, num_tokens: int) -> None:
+    def _want_hidden(self, wanted: bool) -> None:
+        if self._library.want_hidden and wanted != self._gives_hidden:
+            self._library.want_hidden(self._context(), wanted)
+            self._gives_hidden = wanted
+
+    def _branched(self, tree: TokenTree) -> Any:
+        """The batch of a tree, whose branches the cache then knows as sequences."""
+        self._cached = self.length + len(tree)
+        batch, self._branches = self._batch.tree(tree, self.length)
+        memory = self._library.memory(self._context())
+        for sequence in range(1, int(self._branches.max()) + 1):
+            self._library.sequence_copy(memory, 0, sequence, -1, -1)
+        return batch
+
+    def _decode(self, batch: Any) -> None:
         """Raises SessionError; the cache is cleaned before the next pass."""
-        self._cached = self.length + num_tokens
+        self._cached = self.length + batch.n_tokens
         library = self._library
-        with self._library.log.errors() as errors:
-            status = library.decode(self._opened.handle, self._batch.struct)
+        with library.log.errors() as errors:
+            status = library.decode(self._opened.handle, batch)
             if status == _NO_ROOM and library.make_contiguous:
                 library.make_contiguous(self._opened.handle)
-                status = library.decode(self._opened.handle, self._batch.struct)
+                status = library.decode(self._opened.handle, batch)
         if status:
             raise SessionError(
-                f"{library.name} failed to score {num_tokens} tokens after "
+                f"{library.name} failed to score {batch.n_tokens} tokens after "
                 f"{self.length} (status {status}): {' '.join(errors) or 'it gives no reason'}",
                 remedy="Give a shorter --context or another --device.",
             )
@@ -161,5 +172,9 @@ class LlamaCppSession:
             raise SessionError(
                 f"{self._library.name} returned no scores", remedy="Update the library."
             )
-        buffer = (ctypes.c_float * (rows * columns)).from_address(start)
-        return np.ctypeslib.as_array(buffer).reshape(rows, columns)
+        view = self._views.get((start, rows, columns))
+        if view is None:
+            buffer = (ctypes.c_float * (rows * columns)).from_address(start)
+            view = np.ctypeslib.as_array(buffer).reshape(rows, columns)
+            self._views[start, rows, columns] = view
+        return view

@@ -60,7 +60,7 @@ def library() -> Library:
         params.n_seq_max = params.n_outputs_max = choices.max_rows
         params.n_outputs_max_per_seq = 0  # all of them
         params.n_threads = params.n_threads_batch = choices.threads
-        params.type_k = params.type_v = KV_TYPES[choices.kv_type][0]
+        params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
         params.flash_attn_type = int(choices.flash_attention)
         params.offload_kqv = params.op_offload = choices.on_device
         params.swa_full = True  # or positions before the window could not be rolled back to
@@ -84,6 +84,9 @@ def library() -> Library:
         devices=lambda: _devices(libggml),
         flash_kv_types=tuple(KV_TYPES),
         plain_kv_types=("f32", "f16"),
+        # The kernel that shares a single row out among threads takes keys and values of one type
+        # only, so that two types keep plain steps to the kernel of wider passes.
+        exact_kv_type="f16-bf16",
         load_model=load_model,
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),

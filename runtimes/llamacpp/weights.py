@@ -85,9 +85,8 @@ class Weights:
 
     def cache_bytes(self, choices: ContextChoices) -> int:
         """Of keys and values."""
-        _, item_bytes = KV_TYPES[choices.kv_type]
-        items = 2 * self._config.num_layers * self._config.kv_size * choices.num_tokens
-        return int(items * item_bytes)
+        pairs = self._config.num_layers * self._config.kv_size * choices.num_tokens
+        return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
 
     def _load(self, how: ModelChoices) -> tuple[int | None, Sequence[str]]:
         with self.library.log.errors() as errors:

@@ -1,0 +1,82 @@
+"""Where `tokenizers` cannot do a file's vocabulary justice, llama.cpp's own tokenizer reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.tokenizer import Tokenizer
+
+TEXTS = [
+    "the thin man",
+    "  two spaces,\n\na line and 1234 digits",
+    "<|im_start|>user\nwhy? \U0001f30d na\u00efve \u4f60\u597d<|im_end|>",
+    "a <|endoftext|> inside",
+    "\x00 and \ufffd",
+    " ",
+    "",
+]
+
+
+@pytest.fixture(params=["llamacpp", "ik"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[request.param])
+    return str(request.param)
+
+
+def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[..., Path]) -> None:
+    published = plugins.open_published(gguf("llama"))
+    ours = Tokenizer(published.tokenizer_json())
+    library = plugins.load_runtime(runtime).open_tokenizer(published)
+    assert library.vocabulary() == ours.vocabulary()
+    for text in TEXTS:
+        ids = library.encode(text)
+        assert ids == ours.encode(text), text
+        assert library.decode(ids) == ours.decode(ids), text
+        stream = library.stream()
+        assert "".join(map(stream.push, ids)) + stream.finish() == library.decode(ids), text
+
+
+def test_a_character_cut_off_at_the_end_is_replaced(
+    runtime: str, gguf: Callable[..., Path]
+) -> None:
+    library = plugins.load_runtime(runtime).open_tokenizer(plugins.open_published(gguf("llama")))
+    stream = library.stream()
+    first, *_ = library.encode("\u4f60")
+    assert (stream.push(first), stream.finish()) == ("", "\ufffd")
+
+
+def test_bos_comes_first_and_only_once(
+    runtime: str, tiny: ModuleType, gguf: Callable[..., Path]
+) -> None:
+    published = plugins.open_published(gguf("llama"))
+    opened = plugins.load_runtime(runtime)
+    bos = tiny.TOKENS.index("<|endoftext|>")
+    tokenizer = type(opened.open_tokenizer(published))(opened._library(), published.path, bos)
+    assert tokenizer.encode("a") == [bos, tiny.TOKENS.index("a")]
+    assert tokenizer.encode("<|endoftext|>a") == [bos, tiny.TOKENS.index("a")]
+
+
+def test_a_file_with_an_unproved_vocabulary_runs(
+    runtime: str, tiny: ModuleType, tmp_path: Path
+) -> None:
+    path = tiny.write_gguf(
+        tiny.build(), tmp_path / "model.gguf", tokenizer__ggml__pre="deepseek-llm"
+    )
+
+    def load(runtime: str) -> None:
+        options = LoadOptions(runtime=runtime)
+        with load_engine(str(path), options, lambda what, fraction: None) as engine:
+            result = engine.chat("the thin man", max_tokens=8)
+            assert result.text == "".join(token.text for token in result.tokens)
+            assert len(result.tokens) == 8
+
+    load(runtime)
+    with pytest.raises(UnsupportedModelError, match="pre-tokenizer 'deepseek-llm'"):
+        load("reference")
