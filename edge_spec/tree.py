@@ -8,6 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+_NO_PARENT = np.array([-1], np.int32)
+_CERTAIN = np.ones(1, np.float32)
+
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
@@ -49,6 +52,8 @@ class TokenTree:
         drafter: str = "",
     ) -> TokenTree:
         """The pending token followed by `tokens`, each the only child of the one before it."""
+        if not len(tokens):  # every plain round
+            return cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
         rows = 1 + len(tokens)
         return cls(
             tokens=np.array([pending, *tokens], np.int32),
@@ -85,6 +90,8 @@ class TokenTree:
         return sees
 
     def children(self, row: int) -> list[int]:
+        if self.is_chain:
+            return [row + 1] if row + 1 < len(self.tokens) else []
         return [int(child) for child in np.flatnonzero(self.parents == row)]
 
     def path(self, row: int) -> list[int]:

@@ -51,6 +51,7 @@ class GgufFile:
             ) from None
         header = _Header(self._map, path)
         self.metadata: dict[str, Any] = header.metadata
+        self.kinds = header.kinds  # of the metadata's values, as GGUFValueType numbers them
         self.tensors: dict[str, StoredTensor] = header.tensors
 
 
@@ -76,9 +77,11 @@ class _Header:
         if num_pairs * 13 + num_tensors * 32 > self.size:
             self.fail(f"{num_tensors} tensors and {num_pairs} metadata pairs cannot fit")
         self.metadata = {}
+        self.kinds: dict[str, int] = {}
         for _ in range(num_pairs):
             key = self.string()
-            self.metadata[key] = self.value(self.scalar("I"))
+            self.kinds[key] = self.scalar("I")
+            self.metadata[key] = self.value(self.kinds[key])
         self.tensors = self._read_tensors(num_tensors)
 
     def fail(self, what: str) -> None:

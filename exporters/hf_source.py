@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ SINGLE = "model.safetensors"
 
 def open_directory(path: Path) -> Checkpoint:
     """Raises ModelFileError for missing or damaged files, UnsupportedModelError for a family."""
-    values = _read_json(path / "config.json")
-    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
-    generation = _read_json(path / "generation_config.json", required=False)
+    values = read_json(path / "config.json")
+    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
+    generation = read_json(path / "generation_config.json", required=False)
     tensors = _read_tensors(path)
     config = _config(path, values, tensors)
     if config.tied_embeddings:
@@ -37,7 +37,7 @@ def open_directory(path: Path) -> Checkpoint:
         chat_template=_chat_template(path, tokenizer_config),
         eos_ids=tuple(sorted(set(eos_ids))),
         bos_id=bos_ids[0] if bos_ids else None,
-        adds_bos=bool(tokenizer_config.get("add_bos_token")),
+        adds_bos=_adds_bos(path, tokenizer_config, bos_ids),
         read_tokenizer=lambda: _read_text(path / "tokenizer.json"),
     )
 
@@ -57,7 +57,7 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
+def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     if not required and not path.exists():
         return {}
     try:
@@ -74,7 +74,7 @@ def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
 def _read_tensors(path: Path) -> dict[str, StoredTensor]:
     if not (path / INDEX).exists():
         return read_safetensors(path / SINGLE)
-    names = _read_json(path / INDEX).get("weight_map")
+    names = read_json(path / INDEX).get("weight_map")
     if not (isinstance(names, dict) and names and all(isinstance(f, str) for f in names.values())):
         raise ModelFileError(f"{path / INDEX} has no weight_map", remedy="Download it again.")
     files = sorted(set(names.values()))
@@ -99,6 +99,22 @@ def _token_ids(path: Path, name: str, value: Any) -> list[int]:
             remedy="Download the model again.",
         )
     return ids
+
+
+def _adds_bos(path: Path, tokenizer_config: Mapping[str, Any], bos_ids: Sequence[int]) -> bool:
+    """Where tokenizer_config.json is silent, as Llama 3's, tokenizer.json does it unasked."""
+    stated = tokenizer_config.get("add_bos_token")
+    if stated is not None or not bos_ids:
+        return bool(stated)
+    processor = read_json(path / "tokenizer.json", required=False).get("post_processor") or {}
+    try:
+        for template in (processor, *processor.get("processors", ())):
+            if template.get("type") == "TemplateProcessing":
+                first = template["single"][0]["SpecialToken"]["id"]
+                return bool(template["special_tokens"][first]["ids"][0] == bos_ids[0])
+    except (AttributeError, IndexError, KeyError, TypeError):  # it begins with the text itself
+        return False
+    return False
 
 
 def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:

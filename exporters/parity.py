@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_spec.model import Model
+from edge_spec import plugins
+from edge_spec.errors import ExportError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.model import Model, Progress, RuntimeOptions
+from edge_spec.tokenizer import Tokenizer
 from edge_spec.tree import TokenTree
 
 _CHUNK_ROWS = 32
+_MIN_TOKENS = 16
 
 
 class Parity(NamedTuple):
@@ -21,6 +26,49 @@ class Parity(NamedTuple):
     kl_divergence: float
     source_perplexity: float
     perplexity: float
+
+
+class Converted(NamedTuple):
+    """What a check opens with `runtime`, and how far it may be from its source, in nats."""
+
+    runtime: str
+    source: Any  # as that runtime reads it
+    max_kl_divergence: float
+    remedy: str  # where it is farther
+
+
+def check(checkpoint: Checkpoint, converted: Converted, progress: Progress) -> Parity:
+    """Scores the packaged text with the reference and with what was written.
+
+    Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
+    """
+    tokens = Tokenizer(checkpoint.tokenizer_json()).encode(parity_text())
+    tokens = tokens[: checkpoint.config.context_length]
+    if len(tokens) < _MIN_TOKENS:
+        raise ExportError(
+            f"the tokenizer of {checkpoint.path} makes {len(tokens)} tokens of the test text",
+            remedy="Check the model's tokenizer.",
+        )
+
+    def part(start: float) -> Callable[[float], None]:
+        return lambda done: progress("Comparing with the reference", start + done / 2)
+
+    scores = []
+    sides = (("reference", checkpoint), (converted.runtime, converted.source))
+    for start, (runtime, source) in zip((0.0, 0.5), sides, strict=True):
+        model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
+        try:
+            scores.append(score_text(model, tokens, part(start)))
+        finally:
+            model.close()
+    parity = compare(scores[0], scores[1], tokens)
+    if not parity.kl_divergence <= converted.max_kl_divergence:  # also true for NaN
+        raise ExportError(
+            f"the exported model is too far from {checkpoint.path}: KL divergence "
+            f"{parity.kl_divergence:.4f}, allowed {converted.max_kl_divergence}",
+            remedy=converted.remedy,
+        )
+    return parity
 
 
 def parity_text() -> str:

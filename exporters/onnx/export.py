@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from edge_spec import plugins
 from edge_spec.bundle import MANIFEST, TOKENIZER, Manifest, open_bundle, write_manifest
-from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
@@ -22,15 +20,15 @@ from edge_spec.exporters.onnx.weights import (
     IntegerWeights,
     Weights,
 )
-from edge_spec.exporters.parity import Parity, compare, parity_text, score_text
-from edge_spec.model import ExportOptions, ExportReport, Progress, RuntimeOptions
+from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.truncate import first_layers
+from edge_spec.model import ExportOptions, ExportReport, Progress
 from edge_spec.storage import atomic_directory, sha256_file
-from edge_spec.tokenizer import Tokenizer
 
 GRAPH_FILE = "model.onnx"
 DEFAULT_QUANTIZATION = "int4"
 BLOCK_SIZES = (32, 64, 128)
-_MIN_PARITY_TOKENS = 16
+_REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,8 @@ class OnnxExporter:
         out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
+        if options.num_layers is not None:
+            checkpoint = first_layers(checkpoint, options.num_layers)
         with atomic_directory(out) as work:
             _write_graph(checkpoint, work, quantization, block_size, progress)
             (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
@@ -88,7 +88,9 @@ class OnnxExporter:
             }
             write_manifest(work, **described)
             if options.check:
-                parity = _check(checkpoint, work, quantization, progress)
+                bound = quantization.max_kl_divergence
+                converted = Converted("ort", open_bundle(work), bound, _REMEDY)
+                parity = check(checkpoint, converted, progress)
                 described["parity"] = parity._asdict()
                 (work / MANIFEST).unlink()
                 write_manifest(work, **described)
@@ -162,35 +164,3 @@ def _write_graph(
             lambda layer: progress("Converting the weights", (layer + 1) / num_layers)
         )
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
-
-
-def _check(
-    checkpoint: Checkpoint, work: Path, quantization: Quantization, progress: Progress
-) -> Parity:
-    """Scores the packaged text with the reference and with the written bundle."""
-    tokens = Tokenizer(checkpoint.tokenizer_json()).encode(parity_text())
-    tokens = tokens[: checkpoint.config.context_length]
-    if len(tokens) < _MIN_PARITY_TOKENS:
-        raise ExportError(
-            f"the tokenizer of {checkpoint.path} makes {len(tokens)} tokens of the test text",
-            remedy="Check the model's tokenizer.",
-        )
-
-    def part(start: float) -> Callable[[float], None]:
-        return lambda done: progress("Comparing with the reference", start + done / 2)
-
-    scores = []
-    for start, runtime, source in ((0.0, "reference", checkpoint), (0.5, "ort", open_bundle(work))):
-        model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
-        try:
-            scores.append(score_text(model, tokens, part(start)))
-        finally:
-            model.close()
-    parity = compare(scores[0], scores[1], tokens)
-    if not parity.kl_divergence <= quantization.max_kl_divergence:  # also true for NaN
-        raise ExportError(
-            f"the exported model is too far from {checkpoint.path}: KL divergence "
-            f"{parity.kl_divergence:.4f}, allowed {quantization.max_kl_divergence}",
-            remedy="Use more bits or smaller blocks (--quant int8, --block-size 32).",
-        )
-    return parity

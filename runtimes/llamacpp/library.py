@@ -118,8 +118,3 @@ def available_memory(otherwise: int) -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return otherwise
-
-
-def address(pointer: Any) -> int | None:
-    """Of a ctypes pointer to data."""
-    return ctypes.cast(pointer, ctypes.c_void_p).value

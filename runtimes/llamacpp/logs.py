@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -22,15 +20,15 @@ class LibraryLog:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(f"edge_spec.{name}")
         self._logger.addHandler(logging.NullHandler())  # or errors would go to stderr
+        self.num_errors = 0
         self._errors: deque[str] = deque(maxlen=8)
         self._line, self._level = "", 0
         self.callback = LogCallback(self._receive)
 
-    @contextmanager
-    def errors(self) -> Iterator[deque[str]]:
-        """The lines of errors that come within the block, the last few."""
-        self._errors.clear()
-        yield self._errors
+    def errors_after(self, num_errors: int) -> str:
+        """The lines of errors that came since there were `num_errors`, the last few."""
+        count = min(self.num_errors - num_errors, len(self._errors))
+        return " ".join(list(self._errors)[len(self._errors) - count :])
 
     def _receive(self, level: int, text: bytes | None, data: Any) -> None:
         if level != _CONTINUED:
@@ -39,4 +37,5 @@ class LibraryLog:
         for line in filter(None, map(str.strip, lines)):
             if self._level == _ERROR:
                 self._errors.append(line)
+                self.num_errors += 1
             self._logger.log(_LEVELS.get(self._level, logging.DEBUG), line)

@@ -138,7 +138,7 @@ def _kv_type(library: Library, options: RuntimeOptions) -> str:
 
 def _require_attention_only(library: Library, path: Path, how: ModelChoices) -> None:
     """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
-    handle = library.load_model(str(path).encode(), replace(how, vocabulary_only=True))
+    handle = library.load_model(os.fsencode(path), replace(how, vocabulary_only=True))
     if handle is None:
         return  # the load proper will say why
     try:

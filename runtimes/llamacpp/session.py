@@ -12,8 +12,8 @@ import numpy as np
 from edge_spec.errors import SessionError
 from edge_spec.model import Forward, require_rollback, require_room
 from edge_spec.runtimes.llamacpp.batch import Batch
-from edge_spec.runtimes.llamacpp.library import ContextChoices
-from edge_spec.runtimes.llamacpp.weights import Weights
+from edge_spec.runtimes.llamacpp.library import ContextChoices, Library
+from edge_spec.runtimes.llamacpp.weights import NO_REASON, Weights
 from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
@@ -39,7 +39,8 @@ class LlamaCppSession:
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
         self._gives_hidden = False
-        self._views: dict[tuple[int, int, int], np.ndarray] = {}
+        # By the address of the logits, whose buffer the library keeps; hidden states share it.
+        self._outputs: dict[tuple[int | None, int], Forward] = {}
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._reserve(len(tokens))
@@ -59,12 +60,8 @@ class LlamaCppSession:
             self._decode(self._batch.chain(tree.tokens, self.length))
         else:
             self._decode(self._branched(tree))
-        library, weights = self._library, self._weights
-        logits = self._read(library.logits(self._opened.handle), rows, weights.vocab_size)
-        if library.hidden is None:
-            return Forward(logits)
-        hidden = library.hidden(self._opened.handle)
-        return Forward(logits, self._read(hidden, rows, weights.hidden_size))
+        start = self._library.logits(self._opened.handle)
+        return self._outputs.get((start, rows)) or self._view(start, rows)
 
     def commit(self, rows: Sequence[int]) -> None:
         length = self.length + len(rows)
@@ -134,7 +131,7 @@ class LlamaCppSession:
             )
         before.free()
         self._opened, self._choices = after, choices
-        self._gives_hidden, self._views = False, {}
+        self._gives_hidden, self._outputs = False, {}
 
     def _want_hidden(self, wanted: bool) -> None:
         if self._library.want_hidden and wanted != self._gives_hidden:
@@ -154,27 +151,33 @@ class LlamaCppSession:
         """Raises SessionError; the cache is cleaned before the next pass."""
         self._cached = self.length + batch.n_tokens
         library = self._library
-        with library.log.errors() as errors:
+        known = library.log.num_errors
+        status = library.decode(self._opened.handle, batch)
+        if status == _NO_ROOM and library.make_contiguous:
+            library.make_contiguous(self._opened.handle)
             status = library.decode(self._opened.handle, batch)
-            if status == _NO_ROOM and library.make_contiguous:
-                library.make_contiguous(self._opened.handle)
-                status = library.decode(self._opened.handle, batch)
         if status:
             raise SessionError(
                 f"{library.name} failed to score {batch.n_tokens} tokens after "
-                f"{self.length} (status {status}): {' '.join(errors) or 'it gives no reason'}",
+                f"{self.length} (status {status}): {library.log.errors_after(known) or NO_REASON}",
                 remedy="Give a shorter --context or another --device.",
             )
 
-    def _read(self, start: int | None, rows: int, columns: int) -> np.ndarray:
-        """[rows, columns] float32, a view of the library's buffer."""
-        if start is None:
-            raise SessionError(
-                f"{self._library.name} returned no scores", remedy="Update the library."
-            )
-        view = self._views.get((start, rows, columns))
-        if view is None:
-            buffer = (ctypes.c_float * (rows * columns)).from_address(start)
-            view = np.ctypeslib.as_array(buffer).reshape(rows, columns)
-            self._views[start, rows, columns] = view
-        return view
+    def _view(self, start: int | None, rows: int) -> Forward:
+        """The library's own buffers as arrays."""
+        library, weights = self._library, self._weights
+        logits = _array(library, start, rows, weights.vocab_size)
+        hidden = None
+        if library.hidden:
+            address = library.hidden(self._opened.handle)
+            hidden = _array(library, address, rows, weights.hidden_size)
+        self._outputs[start, rows] = Forward(logits, hidden)
+        return self._outputs[start, rows]
+
+
+def _array(library: Library, address: int | None, rows: int, columns: int) -> np.ndarray:
+    """[rows, columns] float32, a view."""
+    if address is None:
+        raise SessionError(f"{library.name} returned no scores", remedy="Update the library.")
+    buffer = (ctypes.c_float * (rows * columns)).from_address(address)
+    return np.ctypeslib.as_array(buffer).reshape(rows, columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ class LibraryTokenizer:
 
     def __init__(self, library: Library, path: Path, bos_id: int | None) -> None:
         choices = ModelChoices((), 0, mmap=True, vocabulary_only=True)
-        with library.log.errors() as errors:
-            model = library.load_model(str(path).encode(), choices)
+        known = library.log.num_errors
+        model = library.load_model(os.fsencode(path), choices)
         if model is None:
             raise ModelFileError(
-                f"{library.name} cannot read the vocabulary of {path}: {' '.join(errors)}",
+                f"{library.name} cannot read the vocabulary of {path}: "
+                f"{library.log.errors_after(known)}",
                 remedy="Download or convert the file again.",
             )
         weakref.finalize(self, library.free_model, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,6 @@ from edge_spec.runtimes.llamacpp.library import (
     Device,
     Library,
     ModelChoices,
-    address,
     available_memory,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
@@ -99,8 +99,8 @@ def library() -> Library:
         open_context=open_context,
         free_context=api.llama_free,
         decode=api.llama_decode,
-        logits=lambda context: address(api.llama_get_logits(context)),
-        hidden=lambda context: address(api.llama_get_embeddings(context)),
+        logits=_address_of("llama_get_logits", api),
+        hidden=_address_of("llama_get_embeddings", api),
         want_hidden=api.llama_set_embeddings,
         memory=api.llama_get_memory,
         sequence_remove=api.llama_memory_seq_rm,
@@ -112,6 +112,15 @@ def library() -> Library:
         state_read=read_state,
         state_write=write_state,
     )
+
+
+def _address_of(name: str, api: Any) -> Callable[[int], int | None]:
+    """A function that returns floats, as one that returns their address: a plain number is made
+    and read faster than a typed pointer."""
+    function = api.llama_cpp._lib[name]  # another object than the package's own
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
+    found: Callable[[int], int | None] = function
+    return found
 
 
 def _devices(ggml: Any) -> list[Device]:

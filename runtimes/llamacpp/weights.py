@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import weakref
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from edge_spec.runtimes.llamacpp.library import (
     ModelChoices,
 )
 
+NO_REASON = "it gives no reason"
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
@@ -36,9 +38,10 @@ class Weights:
         self._path = path
         self._config = config
         self._devices = how.devices
-        handle, errors = self._load(how)
+        known = library.log.num_errors
+        handle = library.load_model(os.fsencode(path), how)
         if handle is None:
-            raise self._refusal(errors)
+            raise self._refusal(library.log.errors_after(known))
         self._handle = handle
         self._free = weakref.finalize(self, library.free_model, handle)
         self._contexts: list[weakref.finalize[..., Any]] = []
@@ -69,17 +72,19 @@ class Weights:
         free_bytes = sum(device.free_bytes for device in devices)
         if free_bytes and needed > free_bytes:
             raise _too_little(devices, needed, what)
-        with self.library.log.errors() as errors:
-            handle = self.library.open_context(self._handle, choices)
+        log = self.library.log
+        known = log.num_errors
+        handle = self.library.open_context(self._handle, choices)
         if handle is not None:
             free = weakref.finalize(owner, self.library.free_context, handle)
             self._contexts = [*(other for other in self._contexts if other.alive), free]
             return OpenContext(handle, free)
-        if _OUT_OF_MEMORY.search(" ".join(errors)):
+        errors = log.errors_after(known)
+        if _OUT_OF_MEMORY.search(errors):
             raise _too_little(devices, needed, what)
         raise SessionError(
             f"{self.library.name} cannot open a context of {choices.num_tokens} tokens: "
-            f"{_last(errors)}",
+            f"{errors or NO_REASON}",
             remedy="Try --no-flash-attention, another --kv-type or a shorter --context.",
         )
 
@@ -88,17 +93,13 @@ class Weights:
         pairs = self._config.num_layers * self._config.kv_size * choices.num_tokens
         return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
 
-    def _load(self, how: ModelChoices) -> tuple[int | None, Sequence[str]]:
-        with self.library.log.errors() as errors:
-            return self.library.load_model(str(self._path).encode(), how), list(errors)
-
-    def _refusal(self, errors: Sequence[str]) -> Exception:
-        if _OUT_OF_MEMORY.search(" ".join(errors)):
+    def _refusal(self, errors: str) -> Exception:
+        if _OUT_OF_MEMORY.search(errors):
             needed = self._path.stat().st_size
             devices = self._used_devices(bool(self._devices))
             return _too_little(devices, needed, f"the weights of {self._path}")
         return UnsupportedModelError(
-            f"{self.library.name} cannot load {self._path}: {_last(errors)}",
+            f"{self.library.name} cannot load {self._path}: {errors or NO_REASON}",
             remedy="Update the library, or convert the model again.",
         )
 
@@ -120,7 +121,3 @@ def _too_little(devices: Sequence[Device], needed: int, what: str) -> DeviceMemo
         remedy="Give a shorter --context, a smaller quantization, fewer --gpu-layers or another "
         "--device.",
     )
-
-
-def _last(errors: Sequence[str]) -> str:
-    return errors[-1] if errors else "it gives no reason"

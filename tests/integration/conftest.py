@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -12,26 +13,48 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
+from edge_spec import plugins
 from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.model import ExportOptions, Session
+from edge_spec.model import ExportOptions, RuntimeOptions, Session
+from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.tree import TokenTree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+MODULES = {"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}  # of runtimes that read GGUF files
+
+
+def load(name: str) -> ModuleType:
+    """A module beside the tests; --import-mode=importlib cannot import it by name."""
+    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    """The module that builds tiny models; --import-mode=importlib cannot import it by name."""
-    spec = spec_from_file_location("tiny_models", FIXTURES / "tiny_models.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["tiny_models"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    """The module that builds tiny models."""
+    return load("tiny_models")
+
+
+@pytest.fixture(scope="session")
+def damage() -> ModuleType:
+    """The module that damages GGUF files."""
+    return load("damage")
+
+
+@pytest.fixture(scope="session")
+def trained() -> ModuleType:
+    """The module that trains tokenizers."""
+    return load("trained_tokenizers")
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +86,30 @@ def checkpoint(hf: Callable[..., Path]) -> Callable[..., Checkpoint]:
     return cache(lambda variant="llama": open_checkpoint(hf(variant)))
 
 
+@pytest.fixture
+def tokenized(tiny: ModuleType, tmp_path: Path) -> Callable[..., Checkpoint]:
+    """tokenized(tokenizer, spare=0, files={}, **config): a Hugging Face directory with it, open."""
+
+    def make(
+        tokenizer: tokenizers.Tokenizer | dict[str, Any],
+        spare: int = 0,
+        files: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> Checkpoint:
+        described = tokenizer if isinstance(tokenizer, dict) else json.loads(tokenizer.to_str())
+        ids = [token["id"] for token in described["added_tokens"]]
+        vocabulary = described["model"]["vocab"]
+        size = 1 + max(ids + (list(vocabulary.values()) if isinstance(vocabulary, dict) else []))
+        model = tiny.build(vocab_size=size + spare, **config)
+        path = tiny.write_hf(model, tmp_path / "model")
+        tiny.write_json(path / "tokenizer.json", described)
+        for name, content in (files or {}).items():
+            tiny.write_json(path / name, content)
+        return open_checkpoint(path)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def exported(
     checkpoint: Callable[..., Checkpoint], tmp_path_factory: pytest.TempPathFactory
@@ -77,6 +124,97 @@ def exported(
         return open_bundle(out)
 
     return export
+
+
+@pytest.fixture(params=["llamacpp", "ik"])
+def llama(request: pytest.FixtureRequest) -> str:
+    """The name of a runtime that reads GGUF files; the test is run with each installed one."""
+    pytest.importorskip(MODULES[request.param])
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def open_llama() -> Callable[..., LlamaCppModel]:
+    """open_llama(runtime, path, **options): on one thread, which waits for no other."""
+
+    def open_model(runtime: str, path: Path, **options: Any) -> LlamaCppModel:
+        options = {"threads": 1} | options
+        model = plugins.load_runtime(runtime).open(
+            plugins.open_published(path), RuntimeOptions(**options)
+        )
+        assert isinstance(model, LlamaCppModel)
+        return model
+
+    return open_model
+
+
+@pytest.fixture
+def llama_ids() -> Iterator[Callable[[Path, str], list[int]]]:
+    """llama_ids(path, text): what llama.cpp itself makes of a text, its special tokens parsed."""
+    api: Any = pytest.importorskip("llama_cpp")
+    plugins.load_runtime("llamacpp")
+    opened: dict[Path, Any] = {}
+
+    def ids(path: Path, text: str) -> list[int]:
+        if path not in opened:
+            params = api.llama_model_default_params()
+            params.vocab_only = True
+            opened[path] = api.llama_model_load_from_file(str(path).encode(), params)
+            assert opened[path]
+        raw = text.encode()
+        found = (api.llama_token * (len(raw) + 16))()
+        vocabulary = api.llama_model_get_vocab(opened[path])
+        count = api.llama_tokenize(vocabulary, raw, len(raw), found, len(found), False, True)
+        assert count >= 0
+        return list(found[:count])
+
+    yield ids
+    for model in opened.values():
+        api.llama_model_free(model)
+
+
+@pytest.fixture(scope="session")
+def side_by_side() -> ModuleType:
+    """The module that compares a session with the reference's."""
+    return load("side_by_side")
+
+
+@pytest.fixture(params=["llamacpp", "llamacpp-flash", "ik"])
+def setup(request: pytest.FixtureRequest, side_by_side: ModuleType) -> Any:
+    """A runtime that reads GGUF files, its options, and how exact it is with them."""
+    chosen = side_by_side.SETUPS[request.param]
+    pytest.importorskip(MODULES[chosen.runtime])
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def make_both(
+    tiny: ModuleType,
+    side_by_side: ModuleType,
+    open_llama: Callable[..., LlamaCppModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Any]:
+    """make_both(setup, path, **options): a session of the runtime and one of the reference."""
+    model = tiny.build("qwen3", max_position_embeddings=1024)
+    long = tiny.write_gguf(model, tmp_path_factory.mktemp("long") / "long.gguf")
+
+    def make(setup: Any, path: Path = long, **options: Any) -> Any:
+        model = open_llama(setup.runtime, path, **setup.options, **options)
+        reference = ReferenceModel(plugins.open_checkpoint(path), model.config.context_length)
+        sessions = (model.open_session(), reference.open_session())
+        return side_by_side.Both(sessions, setup.tolerance)
+
+    return make
+
+
+@pytest.fixture
+def both(setup: Any, make_both: Callable[..., Any]) -> Any:
+    return make_both(setup)
+
+
+@pytest.fixture
+def session(both: Any) -> Any:
+    return both.sessions[0]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,138 @@
+"""Checkpoint to one GGUF file."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import LlamaFileType
+
+from edge_spec.errors import UsageError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.gguf import kquants
+from edge_spec.exporters.gguf.metadata import gguf_architecture, model_metadata, stated_metadata
+from edge_spec.exporters.gguf.tensors import gguf_tensors
+from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
+from edge_spec.exporters.gguf.writer import write_gguf
+from edge_spec.exporters.gguf_published import open_published
+from edge_spec.exporters.gguf_reader import MAGIC
+from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.truncate import first_layers
+from edge_spec.model import ExportOptions, ExportReport, Progress
+from edge_spec.storage import atomic_file
+
+DEFAULT_QUANTIZATION = "Q4_0"
+_REMEDY = "Use more bits (--quant Q8_0 or F16)."
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """One way to store the weights, and the farthest it may be from the source.
+
+    kind: of the matrices; None: llama.cpp chooses for each. The bounds are several times what the
+    demo model measures (docs/benchmarks.md): they stop broken exports, not lossy formats.
+    """
+
+    file_type: LlamaFileType
+    kind: Kind | None
+    max_kl_divergence: float  # nats
+
+
+QUANTIZATIONS = MappingProxyType(
+    {
+        "F32": Quantization(LlamaFileType.ALL_F32, Kind.F32, 1e-3),
+        "F16": Quantization(LlamaFileType.MOSTLY_F16, Kind.F16, 1e-3),
+        "BF16": Quantization(LlamaFileType.MOSTLY_BF16, Kind.BF16, 5e-3),
+        "Q8_0": Quantization(LlamaFileType.MOSTLY_Q8_0, Kind.Q8_0, 0.03),
+        "Q5_1": Quantization(LlamaFileType.MOSTLY_Q5_1, Kind.Q5_1, 0.6),
+        "Q5_0": Quantization(LlamaFileType.MOSTLY_Q5_0, Kind.Q5_0, 0.6),
+        "Q4_1": Quantization(LlamaFileType.MOSTLY_Q4_1, Kind.Q4_1, 1.5),
+        "Q4_0": Quantization(LlamaFileType.MOSTLY_Q4_0, Kind.Q4_0, 1.5),
+        "Q6_K": Quantization(LlamaFileType.MOSTLY_Q6_K, None, 0.06),
+        "Q5_K_M": Quantization(LlamaFileType.MOSTLY_Q5_K_M, None, 0.5),
+        "Q5_K_S": Quantization(LlamaFileType.MOSTLY_Q5_K_S, None, 0.5),
+        "Q4_K_M": Quantization(LlamaFileType.MOSTLY_Q4_K_M, None, 1.0),
+        "Q4_K_S": Quantization(LlamaFileType.MOSTLY_Q4_K_S, None, 1.0),
+        "Q3_K_L": Quantization(LlamaFileType.MOSTLY_Q3_K_L, None, 2.0),
+        "Q3_K_M": Quantization(LlamaFileType.MOSTLY_Q3_K_M, None, 2.0),
+        "Q3_K_S": Quantization(LlamaFileType.MOSTLY_Q3_K_S, None, 3.0),
+        "Q2_K": Quantization(LlamaFileType.MOSTLY_Q2_K, None, 4.0),
+    }
+)
+
+
+class GgufExporter:
+    format = "gguf"
+
+    def export(
+        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+    ) -> ExportReport:
+        """Writes the file `out` and compares it with the reference.
+
+        Raises UsageError for unknown options and where `out` must not be replaced, ExportError
+        beyond the quantization's bound; then, or when interrupted, `out` is left as it was.
+        """
+        out = out.absolute()
+        name = _checked(checkpoint, out, options)
+        quantization = QUANTIZATIONS[name]
+        if options.num_layers is not None:
+            checkpoint = first_layers(checkpoint, options.num_layers)
+        stated = stated_metadata(checkpoint.path)
+        metadata = model_metadata(checkpoint, quantization.file_type, stated)
+        metadata |= tokenizer_metadata(checkpoint, stated)
+        architecture = gguf_architecture(checkpoint.config)
+        tensors = list(gguf_tensors(checkpoint, quantization.kind))
+        parity: dict[str, float] = {}
+        with atomic_file(out) as work:
+            if quantization.kind is not None:
+                write_gguf(work, architecture, metadata, tensors, progress)
+            else:
+                with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+                    whole = Path(beside) / "whole.gguf"
+                    write_gguf(whole, architecture, metadata, tensors, progress)
+                    kquants.quantize(whole, work, quantization.file_type, progress)
+            written = open_published(work)  # notices a file that is not complete
+            if options.check:
+                runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
+                bound = quantization.max_kl_divergence
+                converted = Converted(runtime, written, bound, _REMEDY)
+                parity = check(checkpoint, converted, progress)._asdict()
+        return ExportReport(out, out.stat().st_size, parity)
+
+
+def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> str:
+    """The quantization's name as the table spells it."""
+    wanted = options.quantization
+    name = DEFAULT_QUANTIZATION if wanted is None else wanted.upper()
+    if name not in QUANTIZATIONS:
+        raise UsageError(
+            f"unknown quantization {wanted!r}",
+            remedy=f"Choose one of {', '.join(QUANTIZATIONS)}.",
+        )
+    if options.block_size is not None:
+        raise UsageError("GGUF formats fix their block sizes", remedy="Leave --block-size out.")
+    if not out.parent.is_dir():
+        raise UsageError(
+            f"there is no directory {out.parent}", remedy="Create it, or choose another place."
+        )
+    if out.is_dir():
+        raise UsageError(f"{out} is a directory", remedy="Give the name of a file in it.")
+    if out.exists() and not _may_replace(out):
+        raise UsageError(f"{out} exists and is not a GGUF file", remedy="Choose another name.")
+    if out.exists() and out.samefile(checkpoint.path):
+        raise UsageError(f"{out} is the model itself", remedy="Choose another name.")
+    if QUANTIZATIONS[name].kind is None:
+        kquants.require_library(name)
+    return name
+
+
+def _may_replace(out: Path) -> bool:
+    """Whether `out` is a GGUF file or empty."""
+    if not out.is_file():
+        return False
+    with out.open("rb") as file:
+        return file.read(len(MAGIC)) in (MAGIC, b"")

@@ -1,0 +1,137 @@
+"""What a GGUF file says of its model, in the names of ggml's docs/gguf.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.constants import GGUFValueType, LlamaFileType
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.gguf_reader import GgufFile
+
+Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
+_COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
+_NUMBERS = MappingProxyType(
+    {
+        "|b1": GGUFValueType.BOOL,
+        "|u1": GGUFValueType.UINT8,
+        "|i1": GGUFValueType.INT8,
+        "<u2": GGUFValueType.UINT16,
+        "<i2": GGUFValueType.INT16,
+        "<u4": GGUFValueType.UINT32,
+        "<i4": GGUFValueType.INT32,
+        "<u8": GGUFValueType.UINT64,
+        "<i8": GGUFValueType.INT64,
+        "<f4": GGUFValueType.FLOAT32,
+        "<f8": GGUFValueType.FLOAT64,
+    }
+)
+_SCALARS = MappingProxyType(
+    {
+        bool: GGUFValueType.BOOL,
+        int: GGUFValueType.UINT32,
+        float: GGUFValueType.FLOAT32,
+    }
+)
+_DTYPES = MappingProxyType({kind: dtype for dtype, kind in _NUMBERS.items()})
+
+
+def gguf_architecture(config: ModelConfig) -> str:
+    """llama.cpp runs Mistral's models as "llama"."""
+    return "llama" if config.architecture == "mistral" else config.architecture
+
+
+def stated_metadata(path: Path) -> Metadata:
+    """What a GGUF file says, its numbers in the types they are stored in; a directory: nothing."""
+    if path.is_dir():
+        return {}
+    file = GgufFile(path)
+    stated: Metadata = {}
+    for key, value in file.metadata.items():
+        dtype = _DTYPES.get(GGUFValueType(file.kinds[key]))
+        stated[key] = value if dtype is None else np.array(value, dtype)[()]
+    return stated
+
+
+def model_metadata(checkpoint: Checkpoint, file_type: LlamaFileType, stated: Metadata) -> Metadata:
+    """Everything but the tokenizer. Raises UnsupportedModelError for what llama.cpp cannot run.
+
+    stated: what the source says of its name, authors and licence, which is carried over.
+    """
+    config = checkpoint.config
+    _require_runnable(checkpoint)
+    architecture = gguf_architecture(config)
+    path = checkpoint.path.resolve()
+    computed = {f"general.{key}" for key in _COMPUTED}
+    described = {k: v for k, v in stated.items() if k.startswith("general.") and k not in computed}
+    metadata: Metadata = {
+        "general.type": "model",
+        "general.name": path.stem if path.is_file() else path.name,
+        **described,
+        "general.file_type": int(file_type),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+    }
+    of_model: Metadata = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.context_length,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_epsilon,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rope_theta,
+    }
+    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
+        of_model["rope.scaling.type"] = "linear"
+        of_model["rope.scaling.factor"] = config.rope_scaling.factor
+    return metadata | {f"{architecture}.{key}": value for key, value in of_model.items()}
+
+
+def _require_runnable(checkpoint: Checkpoint) -> None:
+    """llama.cpp ignores, or refuses, what an architecture does not usually have."""
+    config = checkpoint.config
+    architecture = gguf_architecture(config)
+    scaling = config.rope_scaling
+    problems = {
+        "its rotary frequencies are scaled one by one": architecture != "llama"
+        and scaling is not None
+        and scaling.kind != "linear",
+        "its attention output has a bias": architecture != "llama" and config.output_bias,
+        "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
+        "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,
+        "its heads are not as wide as the model": architecture == "qwen2"
+        and config.query_size != config.hidden_size,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise UnsupportedModelError(
+                f"llama.cpp does not run {checkpoint.path} as a {architecture!r} model: {problem}",
+                remedy="Export it with --format onnx.",
+            )
+
+
+def add_to_writer(writer: gguf.GGUFWriter, metadata: Metadata) -> None:
+    """Python's numbers as 32 bits; empty arrays, which gguf cannot write, not at all."""
+    for key, value in metadata.items():
+        if isinstance(value, np.ndarray) and value.size:
+            kind = _NUMBERS[value.dtype.str]
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, kind)
+        elif isinstance(value, np.generic):
+            writer.add_key_value(key, value.item(), _NUMBERS[value.dtype.str])
+        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, GGUFValueType.STRING)
+        elif isinstance(value, str):  # the name of a path may be no valid text
+            valid = value.encode("utf-8", "replace")
+            writer.add_key_value(key, valid, GGUFValueType.STRING)
+        elif isinstance(value, bool | int | float):
+            writer.add_key_value(key, value, _SCALARS[type(value)])

@@ -1,0 +1,139 @@
+"""A tokenizer.json as a vocabulary of llama.cpp.
+
+GGUF names the way in which text is split before merging (`tokenizer.ggml.pre`); a tokenizer.json
+spells it out in expressions that can be written in many ways. So the name is found by trial: the
+first with which the derived vocabulary gives the same ids as the tokenizer.json on texts that tell
+all names apart. A vocabulary for which there is none is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tokenizers
+from gguf.constants import TokenType
+
+from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.gguf.metadata import Metadata
+from edge_spec.exporters.gguf.trial import Trial
+from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from edge_spec.tokenizer import Tokenizer
+
+NO_SCORE = -1e9  # of tokens that no merge makes
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the model's publisher."
+
+
+def vocabulary_of(checkpoint: Checkpoint) -> Metadata:
+    """Tokens, types, and merges or scores, with as many tokens as the model scores.
+
+    Raises UnsupportedModelError, which shows where the ids differ, for a tokenizer that llama.cpp
+    does not have, ModelFileError for one that does not belong to the model.
+    """
+    source = checkpoint.tokenizer_json()
+    Tokenizer(source)  # raises ModelFileError
+    described = _Described.read(checkpoint, json.loads(source))
+    trial = Trial(tokenizers.Tokenizer.from_str(source), described.special)
+    nearest = (-1, "it has no candidates")
+    for name, candidate in described.candidates():
+        try:
+            tokenizer = tokenizer_from_gguf(candidate, checkpoint.path)
+        except EdgeSpecError as error:
+            nearest = max(nearest, (0, f"{name} fails, {error.message}"))
+            continue
+        num_equal, difference = trial.run(tokenizer)
+        if difference is None:
+            return candidate
+        nearest = max(nearest, (num_equal, f"the nearest, {name}, {difference}"))
+    raise UnsupportedModelError(
+        f"llama.cpp has no tokenizer that gives the ids of {checkpoint.path}: {nearest[1]}",
+        remedy=_REMEDY,
+    )
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A tokenizer.json as far as GGUF can state it."""
+
+    tokens: list[str]  # in the order of their ids
+    kinds: np.ndarray  # int32 [tokens]
+    special: dict[str, int]  # ids of the tokens that are found in a text before it is split
+    merges: list[tuple[str, str]]
+    model: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, described: Mapping[str, Any]) -> _Described:
+        model = described["model"]
+        if model.get("type", "BPE") != "BPE" or "merges" not in model:
+            raise UnsupportedModelError(
+                f"the tokenizer of {checkpoint.path} is {model.get('type')}, only BPE is supported",
+                remedy=_REMEDY,
+            )
+        added = described.get("added_tokens") or ()
+        special = {token["content"]: token["id"] for token in added}
+        ids = model["vocab"] | special
+        by_id = {token_id: token for token, token_id in ids.items()}
+        vocab_size = checkpoint.config.vocab_size
+        if len(by_id) != len(ids) or max(by_id, default=0) >= vocab_size:
+            raise ModelFileError(
+                f"the tokenizer of {checkpoint.path} has {len(ids)} tokens with ids up to "
+                f"{max(by_id, default=0)}, the model scores {vocab_size}",
+                remedy="Download the model again.",
+            )
+        kinds = np.full(vocab_size, TokenType.UNUSED, np.int32)
+        kinds[list(by_id)] = TokenType.NORMAL
+        for token in added:
+            kinds[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        if model.get("byte_fallback"):
+            kinds[[ids[token] for token in ids if _BYTE.fullmatch(token)]] = TokenType.BYTE
+            if (unknown := model.get("unk_token")) in ids:
+                kinds[ids[unknown]] = TokenType.UNKNOWN
+        return cls(
+            tokens=[by_id.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)],
+            kinds=kinds,
+            special=special,
+            merges=[
+                tuple(merge.split(" ", 1) if isinstance(merge, str) else merge)
+                for merge in model["merges"]
+            ],
+            model=model,
+        )
+
+    def candidates(self) -> Iterator[tuple[str, Metadata]]:
+        """Every vocabulary in which llama.cpp might state this one, by name."""
+        common: Metadata = {
+            "tokenizer.ggml.tokens": self.tokens,
+            "tokenizer.ggml.token_type": self.kinds,
+        }
+        if self.model.get("byte_fallback"):
+            common["tokenizer.ggml.model"] = "llama"
+            common["tokenizer.ggml.pre"] = "default"
+            common["tokenizer.ggml.scores"] = self._scores()
+            if (unknown := self.model.get("unk_token")) in self.tokens:
+                common["tokenizer.ggml.unknown_token_id"] = self.tokens.index(unknown)
+            for name, prefix in (("with", True), ("without", False)):
+                key = "tokenizer.ggml.add_space_prefix"
+                yield f"SentencePiece {name} a space prefix", common | {key: prefix}
+            return
+        common["tokenizer.ggml.model"] = "gpt2"
+        common["tokenizer.ggml.merges"] = [" ".join(merge) for merge in self.merges]
+        tried = set()
+        # "default" comes last: it is what files without a name are read as, hardly ever rightly.
+        for pre, rules in sorted(PRE_TOKENIZERS.items(), key=lambda item: item[0] == "default"):
+            if rules not in tried:  # the first of the names that split alike stands for all
+                tried.add(rules)
+                yield pre, common | {"tokenizer.ggml.pre": pre}
+
+    def _scores(self) -> np.ndarray:
+        """float32 [tokens]: llama.cpp merges to the token of the highest score first."""
+        ranks: dict[str, int] = {}
+        for left, right in self.merges:
+            ranks.setdefault(left + right, len(ranks))
+        scores = [-float(ranks[token]) if token in ranks else NO_SCORE for token in self.tokens]
+        return np.array(scores, np.float32)

@@ -1,0 +1,26 @@
+"""A model's first layers alone: a draft that needs no training, if a poor one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_spec.errors import UsageError
+from edge_spec.exporters.checkpoint import Checkpoint
+
+
+def first_layers(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
+    """The checkpoint without the layers from `num_layers` on; embedding, norm and head stay.
+
+    Raises UsageError unless it has that many.
+    """
+    config = checkpoint.config
+    if not 1 <= num_layers <= config.num_layers:
+        raise UsageError(
+            f"{checkpoint.path} has {config.num_layers} layers, {num_layers} are asked for",
+            remedy=f"Choose 1 to {config.num_layers}.",
+        )
+    prefixes = tuple(f"model.layers.{layer}." for layer in range(num_layers, config.num_layers))
+    tensors = {
+        name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(prefixes)
+    }
+    return replace(checkpoint, config=replace(config, num_layers=num_layers), tensors=tensors)
