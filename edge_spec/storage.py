@@ -57,8 +57,12 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(final: Path) -> Iterator[Path]:
-    """A new file beside `final` that takes its place when the block ends without error."""
+    """A new file beside `final` that takes its place when the block ends without error.
+
+    What a kill leaves is as with `atomic_directory`.
+    """
     final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(final)
     handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
     os.close(handle)
     work = Path(name)
@@ -93,7 +97,7 @@ def _remove_abandoned(final: Path) -> None:
     for path in final.parent.glob(f".{glob.escape(final.name)}.*"):
         with suppress(OSError):  # another process may be removing it
             if path.stat().st_mtime < before:
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _sync(path: Path) -> None:
