@@ -60,6 +60,17 @@ class LoadOptions:
         for name, value in (("threads", self.threads), ("context", self.context_length)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}", remedy="It has to be 1 or more.")
+        names = [name.strip() for name in self.drafter.split(",")]
+        if self.draft != "none" and names != ["auto"] and plugins.DRAFT_MODEL not in names:
+            raise UsageError(
+                f"the draft {self.draft} would not be used by --drafter {self.drafter}",
+                remedy=f"Add {plugins.DRAFT_MODEL} to --drafter, or leave --draft out.",
+            )
+        if self.draft == "none" and plugins.DRAFT_MODEL in names:
+            raise UsageError(
+                f"the drafter {plugins.DRAFT_MODEL} needs a second model",
+                remedy="Name it with --draft MODEL.",
+            )
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
 
@@ -176,11 +187,6 @@ def _prepare(source: Source, runtime: str, options: LoadOptions, progress: Progr
 
 def _open_draft(target: _Prepared, options: LoadOptions, progress: Progress) -> Draft:
     """Compares the vocabularies before any weights are read."""
-    if options.drafter != "auto" and plugins.DRAFT_MODEL not in options.drafter.split(","):
-        raise UsageError(
-            f"the draft {options.draft} would not be used by --drafter {options.drafter}",
-            remedy=f"Add {plugins.DRAFT_MODEL} to --drafter, or leave --draft out.",
-        )
     source = Source(options.draft, progress)
     draft = _prepare(source, options.draft_runtime, options, progress)
     require_same_vocabulary(

@@ -130,6 +130,10 @@ class Published(Protocol):
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
 
+    @property
+    def weight_types(self) -> frozenset[str]:
+        """How the file stores weights, in ggml's names, such as "Q4_0"."""
+
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from itertools import islice
 
@@ -31,7 +32,8 @@ def require_same_vocabulary(
     if shared and not different:
         return
     shown = "; ".join(
-        f"{id} is {token!r} and {other!r}" for id, token, other in islice(different, _SHOWN)
+        f"{id} is {reprlib.repr(token)} and {reprlib.repr(other)}"
+        for id, token, other in islice(different, _SHOWN)
     )
     raise UsageError(
         f"the draft {draft_name} has another vocabulary than {target_name}: {len(different)} of "

@@ -58,6 +58,10 @@ class Checkpoint:
                     remedy="Download or convert the model again.",
                 )
 
+    @property
+    def weight_types(self) -> frozenset[str]:
+        return frozenset(tensor.kind.name for tensor in self.tensors.values())
+
     def names(self) -> Iterator[str]:
         return iter(expected_shapes(self.config))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,16 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
+
+# Keys that the library asserts for these architectures.
+_ASSERTED = MappingProxyType(
+    {
+        "llada-moe": "expert_count",
+        "smallthinker": "expert_count",
+        "paddleocr": "rope.dimension_sections",
+    }
+)
+_BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +40,7 @@ class PublishedGguf:
     bos_id: int | None
     adds_bos: bool
     read_tokenizer: Callable[[], str]
+    weight_types: frozenset[str]
 
     def tokenizer_json(self) -> str:
         return self.read_tokenizer()
@@ -46,7 +59,9 @@ def open_published(path: Path) -> Checkpoint | PublishedGguf:
     if file.metadata.get("general.architecture") in SUPPORTED_ARCHITECTURES:
         return checkpoint_of(file)
     metadata = Metadata(file.metadata, path)
-    return PublishedGguf(path, _config(metadata), **text_fields(metadata))
+    _check_architecture(metadata)
+    types = frozenset(tensor.kind.name for tensor in file.tensors.values())
+    return PublishedGguf(path, _config(metadata), weight_types=types, **text_fields(metadata))
 
 
 def _check_vocabulary(file: GgufFile) -> None:
@@ -77,6 +92,19 @@ def _check_vectors(file: GgufFile) -> None:
             )
 
 
+def _check_architecture(metadata: Metadata) -> None:
+    architecture = metadata.require("general.architecture", str)
+    key = _ASSERTED.get(architecture)
+    layers = metadata.get("baichuan.block_count", int)
+    if key and not metadata.values.get(f"{architecture}.{key}"):
+        problem = f"lacks {architecture}.{key}"
+    elif architecture == "baichuan" and layers not in _BAICHUAN_LAYERS:
+        problem = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
+    else:
+        return
+    raise ModelFileError(f"{metadata.path} {problem}", remedy="Convert the model again.")
+
+
 def _config(metadata: Metadata) -> ModelConfig:
     """Dimensions as far as all architectures state them; 0 where this one does not."""
     architecture = metadata.require("general.architecture", str)
@@ -89,7 +117,7 @@ def _config(metadata: Metadata) -> ModelConfig:
             value = int(value.max())
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ModelFileError(
-                f"{metadata.path}: {architecture}.{key} is no count",
+                f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count",
                 remedy="Convert the model again.",
             )
         return value
@@ -118,7 +146,8 @@ def _norm_epsilon(metadata: Metadata, architecture: str) -> float:
         if epsilon is not None:
             if not 0 < epsilon < 1:
                 raise ModelFileError(
-                    f"{metadata.path}: {key} is {epsilon}", remedy="Convert the model again."
+                    f"{metadata.path}: {reprlib.repr(key)} is {epsilon}",
+                    remedy="Convert the model again.",
                 )
             return epsilon
     return 0.0  # a model without

@@ -9,6 +9,7 @@ leaves dequantization to `gguf.quants`.
 from __future__ import annotations
 
 import mmap
+import reprlib
 import struct
 from pathlib import Path
 from types import MappingProxyType
@@ -53,6 +54,12 @@ class GgufFile:
         self.metadata: dict[str, Any] = header.metadata
         self.kinds = header.kinds  # of the metadata's values, as GGUFValueType numbers them
         self.tensors: dict[str, StoredTensor] = header.tensors
+        parts = self.metadata.get("split.count", 1)
+        if parts not in (0, 1):
+            raise ModelFileError(
+                f"{path} is one of the {reprlib.repr(parts)} parts of a model",
+                remedy="Join them with llama-gguf-split --merge.",
+            )
 
 
 class _Header:

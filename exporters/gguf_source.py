@@ -109,7 +109,7 @@ class Metadata:
             value = float(value)
         if value is not None and not isinstance(value, kind):
             raise ModelFileError(
-                f"{self.path}: {key} is {reprlib.repr(value)}, expected {kind.__name__}",
+                f"{self.path}: {_cut(key)} is {reprlib.repr(value)}, expected {kind.__name__}",
                 remedy="Convert the model again.",
             )
         return value
@@ -117,8 +117,15 @@ class Metadata:
     def require(self, key: str, kind: type) -> Any:
         value = self.get(key, kind)
         if value is None:
-            raise ModelFileError(f"{self.path} lacks {key}", remedy="Convert the model again.")
+            raise ModelFileError(
+                f"{self.path} lacks {_cut(key)}", remedy="Convert the model again."
+            )
         return value
+
+
+def _cut(key: str) -> str:
+    """A key has the architecture's name in it, which may be any text."""
+    return key if len(key) < 80 else reprlib.repr(key)
 
 
 def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:

@@ -84,8 +84,8 @@ class DraftModelDrafter:
         while self._agreed < last and self._held[self._agreed] == self._text[self._agreed]:
             self._agreed += 1
         self._agreed = min(self._agreed, last)
+        del self._held[self._agreed :]  # first: an interrupt may come between the two
         self._session.rollback(self._agreed)
-        del self._held[self._agreed :]
         missing = self._text[self._agreed :]
         if len(missing) > self._max_scored:
             self._session.prefill(missing[:-1])

@@ -14,6 +14,7 @@ from typing import Any
 from edge_spec.errors import MissingDependencyError
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
+    PREFILL_TOKENS,
     ContextChoices,
     Device,
     Library,
@@ -31,6 +32,7 @@ _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("llama_log_set", [LogCallback, _HANDLE], None),
     ("llama_get_logits", [_HANDLE], _HANDLE),
     ("llama_model_has_recurrent", [_HANDLE], ctypes.c_bool),
+    ("llama_model_has_encoder", [_HANDLE], ctypes.c_bool),
     ("llama_vocab_get_text", [_HANDLE, _INT], ctypes.c_char_p),
     ("llama_vocab_tokenize", [_HANDLE, ctypes.c_char_p, _INT, _HANDLE, _INT, *_FLAGS], _INT),
     ("llama_token_to_piece_vocab", [_HANDLE, _INT, _HANDLE, _INT, _INT, ctypes.c_bool], _INT),
@@ -83,7 +85,7 @@ def library() -> Library:
         params = bound.llama_context_default_params()
         # A pass needs its cells side by side, so there have to be some to spare.
         params.n_ctx = choices.num_tokens + choices.max_rows
-        params.n_batch = params.n_ubatch = choices.batch_tokens
+        params.n_batch, params.n_ubatch = PREFILL_TOKENS, choices.batch_tokens
         params.n_seq_max = choices.max_rows
         params.n_threads = params.n_threads_batch = choices.threads
         params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
@@ -117,7 +119,14 @@ def library() -> Library:
             bound.llama_vocab_n_tokens(bound.llama_model_get_vocab(model))
         ),
         hidden_size=bound.llama_model_n_embd,
-        can_rewind=lambda model: not unbound.llama_model_has_recurrent(model),
+        is_plain_decoder=lambda model: (
+            not (unbound.llama_model_has_recurrent(model) or unbound.llama_model_has_encoder(model))
+        ),
+        # Its kernel for these types is wrong from 32 rows on where a matrix has a number of
+        # columns that is no multiple of 128.
+        max_batch_tokens=lambda types: 31 if types & {"Q4_1", "Q5_1"} else PREFILL_TOKENS,
+        applies_rope_factors=False,  # reads rope_freqs.weight, but rotates without it
+        checks_tokens=False,  # reads beyond its table
         vocabulary=bound.llama_model_get_vocab,
         tokenize=unbound.llama_vocab_tokenize,
         token_to_piece=unbound.llama_token_to_piece_vocab,

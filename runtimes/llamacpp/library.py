@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 
+PREFILL_TOKENS = 512  # given to the library at once
+
 
 class KvType(NamedTuple):
     """How a cache stores keys and values."""
@@ -57,7 +59,7 @@ class ContextChoices:
     """How large a context is and how it computes."""
 
     num_tokens: int
-    batch_tokens: int  # of one prefill
+    batch_tokens: int  # that the library computes at once
     max_rows: int  # of one forward; also the sequences that a tree may have
     threads: int
     kv_type: str  # of KV_TYPES
@@ -85,7 +87,10 @@ class Library:
     free_model: Callable[[int], None]
     vocab_size: Callable[[int], int]
     hidden_size: Callable[[int], int]
-    can_rewind: Callable[[int], bool]  # whether its cache is one of attention alone
+    is_plain_decoder: Callable[[int], bool]  # attention alone, each token after those before it
+    applies_rope_factors: bool
+    max_batch_tokens: Callable[[frozenset[str]], int]  # of one pass, by the types of the weights
+    checks_tokens: bool  # whether decode refuses ids outside the vocabulary
     # vocabulary
     vocabulary: Callable[[int], int]  # of a model
     tokenize: Callable[..., int]  # as llama_tokenize, of a vocabulary
@@ -104,7 +109,7 @@ class Library:
     sequence_copy: Callable[[int, int, int, int, int], None]  # memory, source, target, from, to
     sequence_keep: Callable[[int, int], None]  # memory, sequence
     sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
-    make_contiguous: Callable[[int], None] | None  # where a pass needs its cells side by side
+    make_contiguous: Callable[[int], None] | None  # where a pass needs a cache without holes
     state_size: Callable[[int], int]  # bytes of sequence 0
     state_read: Callable[[int, Any, int], int]  # context, buffer, size
     state_write: Callable[[int, Any, int], int]

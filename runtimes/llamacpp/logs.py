@@ -12,6 +12,7 @@ LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_voi
 # ggml_log_level; a warning of the library is rarely one for the user.
 _LEVELS = MappingProxyType({1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR})
 _ERROR, _CONTINUED = 4, 5
+_MAX_LINE = 160  # characters of an error's line in an error of ours
 
 
 class LibraryLog:
@@ -36,6 +37,6 @@ class LibraryLog:
         *lines, self._line = (self._line + (text or b"").decode("utf-8", "replace")).split("\n")
         for line in filter(None, map(str.strip, lines)):
             if self._level == _ERROR:
-                self._errors.append(line)
+                self._errors.append(line[:_MAX_LINE])  # it may quote a damaged file
                 self.num_errors += 1
             self._logger.log(_LEVELS.get(self._level, logging.DEBUG), line)

@@ -34,7 +34,7 @@ class LlamaCppModel:
     """Weights that its sessions share; each session has a context, that is a cache, of its own."""
 
     def __init__(self, library: Library, source: Published, options: RuntimeOptions) -> None:
-        from edge_spec.runtimes.llamacpp.session import MAX_ROWS, PREFILL_TOKENS
+        from edge_spec.runtimes.llamacpp.session import MAX_ROWS
 
         self.config = source.config
         if options.context_length is not None:
@@ -43,7 +43,7 @@ class LlamaCppModel:
         devices = choose_devices(options.providers, library.devices())
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
-            batch_tokens=PREFILL_TOKENS,
+            batch_tokens=library.max_batch_tokens(source.weight_types),
             max_rows=MAX_ROWS,
             threads=options.threads or _available_cores(),
             kv_type=_kv_type(library, options),
@@ -52,7 +52,13 @@ class LlamaCppModel:
         )
         how = ModelChoices(devices, options.gpu_layers, options.mmap)
         if self.config.architecture not in LLAMA_FAMILY:
-            _require_attention_only(library, source.path, how)
+            _require_plain_decoder(library, source.path, how)
+        scaling = self.config.rope_scaling
+        if scaling and scaling.kind == "factors" and not library.applies_rope_factors:
+            raise UnsupportedModelError(
+                f"{library.name} ignores the rotary factors of {source.path}",
+                remedy="Use --runtime llamacpp or ort.",
+            )
         self._weights = Weights(library, source.path, self.config, how)
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
@@ -136,17 +142,18 @@ def _kv_type(library: Library, options: RuntimeOptions) -> str:
     return name
 
 
-def _require_attention_only(library: Library, path: Path, how: ModelChoices) -> None:
+def _require_plain_decoder(library: Library, path: Path, how: ModelChoices) -> None:
     """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
     handle = library.load_model(os.fsencode(path), replace(how, vocabulary_only=True))
     if handle is None:
         return  # the load proper will say why
     try:
-        if library.can_rewind(handle):
+        if library.is_plain_decoder(handle):
             return
     finally:
         library.free_model(handle)
     raise UnsupportedModelError(
-        f"{path} has a recurrent state that cannot be rewound, which speculation and chat need",
-        remedy="Use a model with attention in all layers.",
+        f"{path} is no decoder with attention in all layers: a recurrent state cannot be rewound, "
+        "which speculation and chat need",
+        remedy="Use a model of attention alone.",
     )

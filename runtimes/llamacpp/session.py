@@ -12,12 +12,11 @@ import numpy as np
 from edge_spec.errors import SessionError
 from edge_spec.model import Forward, require_rollback, require_room
 from edge_spec.runtimes.llamacpp.batch import Batch
-from edge_spec.runtimes.llamacpp.library import ContextChoices, Library
+from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, Weights
 from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
-PREFILL_TOKENS = 512
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
 _NO_ROOM = 1  # what decode returns then
 
@@ -38,11 +37,13 @@ class LlamaCppSession:
         self._opened = weights.open_context(self, self._choices)
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
-        self._gives_hidden = False
+        self._has_holes = False  # between the cells of committed tokens
+        self._gives_hidden: bool | None = False
         # By the address of the logits, whose buffer the library keeps; hidden states share it.
         self._outputs: dict[tuple[int | None, int], Forward] = {}
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        self._require_known(tokens)
         self._reserve(len(tokens))
         self._want_hidden(False)  # or every token would be scored
         for start in range(0, len(tokens), PREFILL_TOKENS):
@@ -54,6 +55,7 @@ class LlamaCppSession:
         rows = len(tree)
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
+        self._require_known(tree.tokens)
         self._reserve(rows)
         self._want_hidden(True)
         if tree.is_chain:
@@ -68,12 +70,14 @@ class LlamaCppSession:
         if self._branches is not None:
             library, memory = self._library, self._library.memory(self._context())
             kept = int(self._branches[rows[-1]])
-            library.sequence_remove(memory, kept, length, -1)
-            library.sequence_keep(memory, kept)
+            # An interrupt may come between any two of these: the committed tokens never leave
+            # sequence 0, and what else is left in it is removed before the next pass.
             if kept:
-                library.sequence_copy(memory, kept, 0, -1, -1)
-                library.sequence_keep(memory, 0)
-            self._branches, self._cached = None, length
+                library.sequence_remove(memory, 0, self.length, -1)
+                library.sequence_copy(memory, kept, 0, self.length, length)
+            library.sequence_keep(memory, 0)
+            self._branches = None
+            self._has_holes = True
         self.length = length
 
     def rollback(self, length: int) -> None:
@@ -111,6 +115,9 @@ class LlamaCppSession:
                 self._branches = None
             self._library.sequence_remove(memory, 0, self.length, -1)
             self._cached = self.length
+        if self._has_holes and self._library.make_contiguous:
+            self._library.make_contiguous(self._context())
+            self._has_holes = False
         needed = self.length + rows
         if needed > self._choices.num_tokens:
             self._grow(min(max(needed, 2 * self._choices.num_tokens), self._context_length))
@@ -129,14 +136,24 @@ class LlamaCppSession:
                 f"{library.name} could not move {self.length} tokens to a larger cache",
                 remedy="Give a shorter --context.",
             )
-        before.free()
         self._opened, self._choices = after, choices
         self._gives_hidden, self._outputs = False, {}
+        before.free()
 
     def _want_hidden(self, wanted: bool) -> None:
         if self._library.want_hidden and wanted != self._gives_hidden:
+            self._gives_hidden = None
             self._library.want_hidden(self._context(), wanted)
             self._gives_hidden = wanted
+
+    def _require_known(self, tokens: Sequence[int] | np.ndarray) -> None:
+        if self._library.checks_tokens or not len(tokens):
+            return
+        if not 0 <= min(tokens) <= max(tokens) < self._weights.vocab_size:
+            raise SessionError(
+                f"a token is outside of the vocabulary of {self._weights.vocab_size}",
+                remedy="Check the tokenizer.",
+            )
 
     def _branched(self, tree: TokenTree) -> Any:
         """The batch of a tree, whose branches the cache then knows as sequences."""

@@ -10,6 +10,7 @@ from typing import Any
 from edge_spec.errors import MissingDependencyError
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
+    PREFILL_TOKENS,
     ContextChoices,
     Device,
     Library,
@@ -68,8 +69,13 @@ def library() -> Library:
         handle: int | None = api.llama_init_from_model(model, params)
         return handle
 
-    def can_rewind(model: int) -> bool:
-        return not (api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+    def is_plain_decoder(model: int) -> bool:
+        return not (
+            api.llama_model_is_recurrent(model)
+            or api.llama_model_is_hybrid(model)
+            or api.llama_model_is_diffusion(model)
+            or api.llama_model_has_encoder(model)
+        )
 
     def read_state(context: int, buffer: Any, size: int) -> int:
         return int(api.llama_state_seq_get_data_ext(context, buffer, size, 0, _WHOLE))
@@ -91,7 +97,10 @@ def library() -> Library:
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
         hidden_size=api.llama_model_n_embd,
-        can_rewind=can_rewind,
+        is_plain_decoder=is_plain_decoder,
+        applies_rope_factors=True,
+        max_batch_tokens=lambda types: PREFILL_TOKENS,
+        checks_tokens=True,
         vocabulary=api.llama_model_get_vocab,
         tokenize=api.llama_tokenize,
         token_to_piece=api.llama_token_to_piece,

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -120,25 +119,15 @@ def test_a_safetensors_file_cut_anywhere_is_refused(
         assert isinstance(refusal(directory, "model.safetensors"), ModelFileError)
 
 
-def mutated(data: bytes, random: Any, header_bytes: int) -> bytes:
-    """A few bytes or one integer changed, mostly where the counts and sizes are."""
-    changed = bytearray(data)
-    for _ in range(random.randint(1, 4)):
-        end = [1000, header_bytes, header_bytes, len(data)][random.randint(4)]
-        at = random.randint(min(end, len(data)) - 8)
-        if random.randint(2):
-            changed[at] ^= 1 << random.randint(8)
-        else:
-            extreme = [0, 1, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1][random.randint(7)]
-            width = (4, 8)[random.randint(2)]
-            changed[at : at + width] = (extreme % 2 ** (8 * width)).to_bytes(width, "little")
-    return bytes(changed)
-
-
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
 def test_random_damage_is_refused_or_harmless(
-    form: str, seed: int, tiny: ModuleType, tmp_path: Path, read: Callable[[Path], None]
+    form: str,
+    seed: int,
+    tiny: ModuleType,
+    damage: ModuleType,
+    tmp_path: Path,
+    read: Callable[[Path], None],
 ) -> None:
     """50 files a seed. Only the library's own errors may come out."""
     random = np.random.RandomState(seed)
@@ -153,7 +142,7 @@ def test_random_damage_is_refused_or_harmless(
     data = file.read_bytes()
     num_refused = 0
     for round in range(50):
-        file.write_bytes(mutated(data, random, header_bytes))
+        file.write_bytes(damage.mutated(data, random, header_bytes))
         try:
             read(path)
         except EdgeSpecError as error:

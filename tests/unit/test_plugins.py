@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from edge_spec import plugins
+from edge_spec.drafters.draft_model import Draft
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.testing import ScriptedModel, random_logits
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
@@ -30,7 +33,7 @@ def test_the_repositorys_own_plugins_are_installed() -> None:
 def test_a_third_partys_plugins_are_found_and_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     point = "edge_spec.drafters.suffix:SuffixDrafter"
     declare(monkeypatch, ("drafters", "mine", point), ("drafters", "a", point))
-    assert plugins.names("drafters") == ["a", "mine"]
+    assert plugins.names("drafters") == ["a", "draft-model", "mine"]
     assert isinstance(plugins.load_drafters("mine")[0], SuffixDrafter)
 
 
@@ -78,3 +81,31 @@ def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.M
     declare(monkeypatch, ("runtimes", "heavy", "no_such_library.runtime:Runtime"))
     with pytest.raises(MissingDependencyError, match=r"'heavy'.*no_such_library.*pip install"):
         plugins.load_runtime("heavy")
+
+
+def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
+    draft = Draft(ScriptedModel(random_logits(9), 9), 9)
+    for chosen, expected in (
+        ("auto", ["draft-model"]),
+        ("draft-model", ["draft-model"]),
+        ("suffix, draft-model", ["suffix", "draft-model"]),
+        ("suffix", ["suffix"]),
+        ("none", []),
+    ):
+        loaded = plugins.load_drafters(chosen, draft.make_drafter)
+        assert [drafter.name for drafter in loaded] == expected
+    assert "draft-model" in plugins.names("drafters")
+
+
+@pytest.mark.parametrize("chosen", ["draft-model", "suffix,draft-model"])
+def test_the_drafter_without_a_draft_says_what_is_missing(chosen: str) -> None:
+    with pytest.raises(UsageError, match=r"draft-model needs a second model.*--draft MODEL"):
+        plugins.load_drafters(chosen)
+
+
+@pytest.mark.parametrize("chosen", ["none", "suffix", "suffix,draft-models"])
+def test_a_draft_that_would_not_be_used_is_refused_before_anything_is_opened(chosen: str) -> None:
+    """Neither model exists; the first use of the target might be a long conversion."""
+    with pytest.raises(UsageError, match="would not be used by --drafter"):
+        options = LoadOptions(runtime="reference", drafter=chosen, draft="no-draft.gguf")
+        load_engine("no-target.gguf", options, lambda what, fraction: None)

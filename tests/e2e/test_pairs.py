@@ -1,0 +1,101 @@
+"""Two models that run in different libraries: the text is the target's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_spec.errors import UsageError
+from edge_spec.loading import LoadOptions, load_engine
+
+pytestmark = pytest.mark.model
+
+PROMPTS = ["What is the capital of France?", "Count from one to ten."]
+COUNT = 32
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with 265 tokens."""
+    spec = importlib.util.spec_from_file_location("tiny_models", FIXTURES / "tiny_models.py")
+    tiny = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = tiny
+    spec.loader.exec_module(tiny)
+    return tiny.write_gguf(tiny.build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+def answers(model: str, **options) -> tuple[list[list[int]], int]:
+    """The tokens of each answer, and how many of them were guessed."""
+    # Exact mode: a near tie may not fall on another side in a wider pass.
+    loaded = LoadOptions(exact=True, context_length=256, **options)
+    with load_engine(model, loaded, lambda what, fraction: None) as engine:
+        results = [engine.chat(prompt, max_tokens=COUNT) for prompt in PROMPTS]
+    tokens = [[token.id for token in result.tokens] for result in results]
+    return tokens, sum(result.stats.draft_n_accepted for result in results)
+
+
+@pytest.mark.parametrize("gguf_runtime", ["llamacpp", "ik"])
+@pytest.mark.parametrize("target", ["gguf", "onnx"])
+def test_a_draft_in_another_library_leaves_the_text_as_it_is(gguf_runtime, target, demo_gguf):
+    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[gguf_runtime])
+    sides = {"gguf": (str(demo_gguf), gguf_runtime), "onnx": ("smollm2", "ort")}
+    (model, runtime), (draft, draft_runtime) = sides.pop(target), *sides.values()
+    plain, _ = answers(model, runtime=runtime, drafter="none")
+    drafted, accepted = answers(model, runtime=runtime, draft=draft, draft_runtime=draft_runtime)
+    assert drafted == plain
+    # It is the same model in another quantization.
+    assert accepted > sum(map(len, plain)) // 4
+
+
+@pytest.mark.parametrize("runtime", ["llamacpp", "ort"])
+def test_a_draft_with_another_vocabulary_is_refused_before_weights_are_read(
+    runtime, other_vocabulary, demo_gguf, monkeypatch
+):
+    pytest.importorskip("llama_cpp")
+    from edge_spec.runtimes.llamacpp import LlamaCppRuntime
+    from edge_spec.runtimes.ort import OrtRuntime
+
+    opened = []
+    for kind in (LlamaCppRuntime, OrtRuntime):
+        monkeypatch.setattr(kind, "open", lambda self, source, options: opened.append(source))
+    options = LoadOptions(runtime=runtime, draft=str(other_vocabulary), draft_runtime="llamacpp")
+    with pytest.raises(UsageError, match="tokens differ") as caught:
+        load_engine("smollm2", options, lambda what, fraction: None)
+    assert "tiny" in str(caught.value) and "\n" not in str(caught.value)
+    assert not opened
+
+
+def test_a_gguf_file_runs_as_it_is(edge_spec, demo_gguf, tmp_path):
+    pytest.importorskip("llama_cpp")
+    cache = tmp_path / "cache"
+    done = edge_spec(
+        "generate",
+        str(demo_gguf),
+        PROMPTS[1],
+        *("--runtime", "llamacpp", "--max-tokens", "12", "--json"),
+        EDGE_SPEC_CACHE=str(cache),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["stats"]["predicted_n"] == len(document["tokens"]) > 1
+    assert not list(cache.rglob("*"))  # nothing was converted
+
+
+def test_the_command_line_tells_whose_guess_was_right(edge_spec, demo_gguf):
+    pytest.importorskip("llama_cpp")
+    done = edge_spec(
+        "generate",
+        PROMPTS[1],
+        *("--draft", str(demo_gguf), "--draft-runtime", "llamacpp"),
+        *("--max-tokens", "24", "--json"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    tokens = json.loads(done.stdout)["tokens"]
+    accepted = [token for token in tokens if token["origin"] == "accepted"]
+    assert accepted
+    assert {token["drafter"] for token in accepted} == {"draft-model"}

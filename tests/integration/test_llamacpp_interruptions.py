@@ -1,0 +1,127 @@
+"""What a llama.cpp session refuses, and that it goes on after a failure or an interrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.errors import SessionError
+from edge_spec.tree import TokenTree
+
+Both = Any  # as in fixtures/side_by_side.py, with its Setup
+Setup = Any
+Tokens = Callable[..., list[int]]
+RandomTree = Callable[..., TokenTree]
+
+
+@pytest.mark.parametrize("token", [-1, 265, 2**31 - 1])
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_token_outside_the_vocabulary_is_refused_and_the_session_goes_on(
+    token: int, scored: bool, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    """ik would read beyond its embeddings."""
+    both.prefill(tokens(8))
+    tree = random_tree(6)
+    tree.tokens[3] = token
+    with pytest.raises((SessionError, ValueError)) as caught:
+        session.forward(tree) if scored else session.prefill(tree.tokens.tolist())
+    assert "\n" not in str(caught.value)
+    assert both.length == 8
+    both.chain(tokens(6))
+    both.forward(random_tree(6, seed=1))
+
+
+def test_a_failed_pass_says_where_and_the_session_goes_on(
+    both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    library = session._library
+    both.prefill(tokens(8))
+    for tree in (random_tree(6), TokenTree.chain(1, tokens(5))):
+        session._library = replace(library, decode=lambda context, batch: -3)
+        with pytest.raises(SessionError, match=r"6 tokens after 8 \(status -3\)"):
+            session.forward(tree)
+        session._library = library
+        both.chain(tokens(6))
+        both.forward(random_tree(6, seed=1))
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
+    at: int, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    """A second Ctrl-C raises wherever the program is, and a chat goes on afterwards."""
+    left = at
+
+    def interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        return call
+
+    library, names = session._library, ("decode", "sequence_copy", "sequence_keep")
+    both.prefill(tokens(8))
+    tree = random_tree(6, seed=2)
+    changed = {n: interrupted(getattr(library, n)) for n in (*names, "sequence_remove")}
+    session._library = replace(library, **changed)
+    try:
+        session.forward(tree)
+        session.commit(tree.path(5))
+    except KeyboardInterrupt:
+        session._library = library
+        session.rollback(8)
+        both.chain(tokens(3))
+        both.forward(random_tree(6, seed=1))
+        both.commit([0])
+        both.chain(tokens(4))
+
+
+def test_more_rows_than_stated_are_refused(both: Both, session: Any, tokens: Tokens) -> None:
+    both.chain(tokens(64))
+    with pytest.raises(ValueError, match="65 rows in one pass; at most 64"):
+        session.forward(TokenTree.chain(1, tokens(64)))
+
+
+@pytest.mark.parametrize("length", [-1, 9])
+def test_rolling_back_to_where_it_never_was_is_refused(
+    length: int, session: Any, tokens: Tokens
+) -> None:
+    session.prefill(tokens(8))
+    with pytest.raises(ValueError, match="roll back"):
+        session.rollback(length)
+
+
+def test_scores_stay_until_the_next_forward(
+    session: Any, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    """The decoder commits before it samples."""
+    session.prefill(tokens(8))
+    for tree in (TokenTree.chain(1, tokens(3)), random_tree(9)):
+        result = session.forward(tree)
+        before = result.logits.copy()
+        session.commit(tree.path(2))
+        session.rollback(9)
+        np.testing.assert_array_equal(result.logits, before)
+
+
+def test_a_prefill_between_two_passes_leaves_hidden_states_alone(
+    side_by_side: ModuleType,
+    make_both: Callable[..., Both],
+    tokens: Tokens,
+    random_tree: RandomTree,
+) -> None:
+    pytest.importorskip("llama_cpp")
+    both = make_both(side_by_side.SETUPS["llamacpp"])
+    for seed in range(3):
+        both.prefill(tokens(9, seed))
+        for tree in (TokenTree.chain(1, tokens(5, seed)), random_tree(9, seed)):
+            both.forward(tree)
+            assert both.sessions[0].forward(tree).hidden is not None

@@ -1,0 +1,237 @@
+"""What a llama.cpp session holds outside Python: memory, handles, files and the terminal."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.errors import EdgeSpecError, SessionError, UsageError
+from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.model import RuntimeOptions
+from edge_spec.runtimes.llamacpp import LlamaCppModel, session
+from edge_spec.tree import TokenTree
+
+Files = Callable[..., Path]
+Tokens = Callable[..., list[int]]
+OpenLlama = Callable[..., LlamaCppModel]
+
+
+def library_of(runtime: str) -> Any:
+    return plugins.load_runtime(runtime)._library()  # type: ignore[attr-defined]
+
+
+class Recorded:
+    """A library that counts what is opened and freed, by handle."""
+
+    def __init__(self, runtime: str) -> None:
+        self.opened: Counter[tuple[str, int]] = Counter()
+        self.freed: Counter[tuple[str, int]] = Counter()
+        self.order: list[str] = []
+        library = library_of(runtime)
+        self.library = replace(
+            library,
+            load_model=self._opening("model", library.load_model),
+            open_context=self._opening("context", library.open_context),
+            free_model=self._freeing("model", library.free_model),
+            free_context=self._freeing("context", library.free_context),
+        )
+
+    def _opening(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            handle = function(*arguments)
+            if handle is not None:
+                self.opened[kind, handle] += 1
+            return handle
+
+        return call
+
+    def _freeing(self, kind: str, function: Callable[[int], None]) -> Callable[[int], None]:
+        def call(handle: int) -> None:
+            self.freed[kind, handle] += 1
+            self.order.append(kind)
+            function(handle)
+
+        return call
+
+    def assert_all_freed_once(self) -> None:
+        gc.collect()
+        assert self.opened.total() >= 2
+        assert self.freed == self.opened
+        assert self.order[-1] == "model"  # contexts read it
+
+
+@pytest.fixture
+def recorded(llama: str, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    recorded = Recorded(llama)
+    runtime = type(plugins.load_runtime(llama))
+    monkeypatch.setattr(runtime, "_library", staticmethod(lambda: recorded.library))
+    return recorded
+
+
+@pytest.mark.parametrize("ends", ["s m", "s s m m", "m", "m s", "s", "", "m m s s"])
+def test_handles_are_freed_once(
+    ends: str, llama: str, recorded: Recorded, gguf: Files, open_llama: OpenLlama, tokens: Tokens
+) -> None:
+    """`s` closes the session, `m` the model; what is not closed is collected."""
+    model = open_llama(llama, gguf())
+    one, other = model.open_session(), model.open_session()
+    one.prefill(tokens(5))
+    for end in ends.split():
+        one.close() if end == "s" else model.close()
+    del model, one, other
+    recorded.assert_all_freed_once()
+
+
+def test_handles_are_freed_once_after_a_growth(
+    llama: str,
+    recorded: Recorded,
+    gguf: Files,
+    open_llama: OpenLlama,
+    tokens: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "FIRST_TOKENS", 8)
+    one = open_llama(llama, gguf()).open_session()
+    for count in (8, 8, 40):
+        one.prefill(tokens(count))
+    one._weights.library = replace(recorded.library, state_write=lambda context, state, size: 0)
+    one._library = one._weights.library
+    with pytest.raises(SessionError, match="could not move 56 tokens"):
+        one.prefill(tokens(60))
+    assert recorded.opened.total() == recorded.freed.total() + 2  # the model and the last cache
+    one.close()
+    del one
+    recorded.assert_all_freed_once()
+
+
+@pytest.mark.parametrize("draft", ["none", "same"])
+def test_an_engine_that_fails_to_load_leaves_nothing_open(
+    draft: str, llama: str, recorded: Recorded, gguf: Files
+) -> None:
+    path = str(gguf())
+    options = LoadOptions(
+        runtime=llama,
+        draft="none" if draft == "none" else path,
+        draft_runtime=llama,
+        draft_n_max=1000,
+        threads=1,
+    )
+    with pytest.raises(UsageError, match="at most 63"):
+        load_engine(path, options, lambda what, fraction: None)
+    gc.collect()
+    assert recorded.opened.total() > 0
+    assert recorded.freed == recorded.opened
+
+
+def test_a_closed_session_says_so_instead_of_reading_freed_memory(
+    llama: str, gguf: Files, open_llama: OpenLlama, tokens: Tokens
+) -> None:
+    model = open_llama(llama, gguf())
+    one, other = model.open_session(), model.open_session()
+    one.prefill(tokens(5))
+    one.close()
+    model.close()
+    for closed in (one, other):
+        for call in (lambda s: s.prefill([1]), lambda s: s.forward(TokenTree.chain(1))):
+            with pytest.raises(SessionError, match="closed"):
+                call(closed)
+        closed.rollback(0)
+
+
+NEVER_CLOSED = """
+import sys
+from pathlib import Path
+from edge_spec import plugins
+from edge_spec.model import RuntimeOptions
+from edge_spec.tree import TokenTree
+opened = plugins.open_published(Path(sys.argv[2]))
+model = plugins.load_runtime(sys.argv[1]).open(opened, RuntimeOptions(threads=1))
+sessions = [model.open_session() for _ in range(2)]
+for session in sessions:
+    session.prefill([1, 2, 3])
+    result = session.forward(TokenTree.chain(4, [5]))
+cycle = [sessions, model]
+cycle.append(cycle)
+"""
+
+
+@pytest.mark.parametrize("last", ["", "raise SystemExit(0)", "del model, sessions, session"])
+def test_a_program_that_closes_nothing_ends_quietly(last: str, llama: str, gguf: Files) -> None:
+    command = [sys.executable, "-c", NEVER_CLOSED + last, llama, str(gguf())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def damaged(path: Path, at: Path) -> Any:
+    """What `open_published` returned before the file lost the last of its weights."""
+    at.write_bytes(path.read_bytes())
+    published = plugins.open_published(at)
+    at.write_bytes(path.read_bytes()[:-4000])
+    return published
+
+
+def test_nothing_is_written_to_the_terminal(
+    llama: str,
+    gguf: Files,
+    open_llama: OpenLlama,
+    tokens: Tokens,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model = open_llama(llama, gguf())
+    one = model.open_session()
+    one.prefill(tokens(9))
+    one.forward(TokenTree.chain(1, tokens(4)))
+    one.close()
+    model.close()
+    with pytest.raises(EdgeSpecError) as caught:
+        runtime = plugins.load_runtime(llama)
+        runtime.open(damaged(gguf(), tmp_path / "cut.gguf"), RuntimeOptions(threads=1))
+    assert "cut.gguf" in str(caught.value) and "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_librarys_messages_go_to_logging(
+    llama: str, gguf: Files, open_llama: OpenLlama, tmp_path: Path, caplog: Any
+) -> None:
+    name = f"edge_spec.{library_of(llama).name}"
+    with caplog.at_level(logging.DEBUG, logger=name):
+        open_llama(llama, gguf()).open_session()
+        debug = [record for record in caplog.records if record.name == name]
+        with pytest.raises(EdgeSpecError):
+            plugins.load_runtime(llama).open(
+                damaged(gguf(), tmp_path / "cut.gguf"), RuntimeOptions(threads=1)
+            )
+    assert any("n_ctx" in record.getMessage() for record in debug)
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+    assert all(record.levelno < logging.WARNING for record in debug)
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+def test_opening_and_closing_many_times_leaves_no_file_open(llama: str, gguf: Files) -> None:
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        pytest.skip("needs /proc")
+
+    def cycle() -> None:
+        options = LoadOptions(runtime=llama, draft=str(gguf()), draft_runtime=llama, threads=1)
+        with load_engine(str(gguf()), options, lambda what, fraction: None) as engine:
+            engine.generate("the", max_tokens=4)
+
+    cycle()  # the library opens what it keeps
+    gc.collect()
+    before = len(list(folder.iterdir()))
+    for _ in range(50):
+        cycle()
+    gc.collect()
+    assert len(list(folder.iterdir())) == before
