@@ -35,6 +35,7 @@ def margin(engine: Engine, tokens: list[int], first: int, second: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--runtime", default="auto")
     parser.add_argument("--quant")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
@@ -46,7 +47,11 @@ def main() -> None:
     prompts = read_prompts(arguments.prompts)[: arguments.count]
     differing, num_tokens, speculative = [], 0, 0
     with open_engines(
-        arguments.model, ["none", "suffix"], quantization=arguments.quant, exact=arguments.exact
+        arguments.model,
+        ["none", "suffix"],
+        runtime=arguments.runtime,
+        quantization=arguments.quant,
+        exact=arguments.exact,
     ) as (plain, drafted):
         noise = plain.parts.numerics.tie_margin
         for entry in prompts:

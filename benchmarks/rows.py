@@ -6,7 +6,7 @@
 
 A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@LIBRARY]. Each has a process of its own, since
 libraries and their idle threads would disturb each other; cases and widths are interleaved, and
-each block of passes begins with one that is not counted. Prints medians in milliseconds and as
+each block of passes begins with some that are not counted. Prints medians in milliseconds and as
 multiples of one row.
 """
 
@@ -28,6 +28,8 @@ from common import medians, open_engine, report
 
 from edge_spec.tree import TokenTree
 
+SETTLE_S = 0.2  # the threads of the process before spin on for a while
+WARM_UP_PASSES = 3
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 DEFAULT_CASES = {
     "ort:int4:32": "onnxruntime",
@@ -53,7 +55,8 @@ def work(model: str, case: str) -> None:
             context = json.loads(line)["context"]
             session.rollback(min(context, session.length))
             session.prefill(tokens[session.length : context])
-            session.forward(TokenTree.chain(tokens[context]))
+            for _ in range(WARM_UP_PASSES):
+                session.forward(TokenTree.chain(tokens[context]))
             seconds = []
             for width in WIDTHS:
                 tree = TokenTree.chain(tokens[context], tokens[context + 1 : context + width])
@@ -76,6 +79,7 @@ def start(model: str, case: str) -> subprocess.Popen[str]:
 
 def ask(worker: subprocess.Popen[str], context: int) -> list[float]:
     assert worker.stdin is not None and worker.stdout is not None
+    time.sleep(SETTLE_S)
     worker.stdin.write(json.dumps({"context": context}) + "\n")
     worker.stdin.flush()
     seconds: list[float] = json.loads(worker.stdout.readline())

@@ -53,7 +53,9 @@ class TokenTree:
     ) -> TokenTree:
         """The pending token followed by `tokens`, each the only child of the one before it."""
         if not len(tokens):  # every plain round
-            return cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
+            plain = cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
+            plain.__dict__["is_chain"] = True
+            return plain
         rows = 1 + len(tokens)
         return cls(
             tokens=np.array([pending, *tokens], np.int32),
