@@ -65,8 +65,8 @@ def test_chat_commands(edge_spec):
         (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
         (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
         (["generate", "x", "--top-p", "many"], 2, "--top-p"),
-        (["generate", "x", "--runtime", "abacus"], 2, "Installed: ort, reference"),
-        (["generate", "x", "--drafter", "oracle"], 2, "Installed: suffix"),
+        (["generate", "x", "--runtime", "abacus"], 2, "Installed: ik, llamacpp, ort, reference"),
+        (["generate", "x", "--drafter", "oracle"], 2, "Installed: draft-model, suffix"),
         (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
         (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
         (["generate", "x", "--device", "abacus"], 2, "Available: "),
@@ -75,7 +75,15 @@ def test_chat_commands(edge_spec):
         (["generate", "hf:org/name", "x"], 2, "cannot fetch hf:org/name"),
         (["generate"], 2, ""),
         (["export", "smollm2", "out", "--quant", "int3"], 2, "int4, int8, fp16, fp32"),
-        (["export", "smollm2", "out", "--format", "mp3"], 2, "Installed: onnx"),
+        (["export", "smollm2", "out", "--format", "mp3"], 2, "Installed: gguf, onnx"),
+        (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
+        (["generate", "x", "--gpu-layers", "-1"], 2, "gpu-layers is -1"),
+        (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),
+        (["generate", "x", "--draft", "a", "--drafter", "suffix"], 2, "Add draft-model"),
+        (["generate", "x", "--draft", "missing.gguf"], 1, "missing.gguf"),
+        (["export", "smollm2", "out", "--format", "gguf", "--quant", "Q9"], 2, "Q4_K_M"),
+        (["export", "smollm2", "no/out", "--format", "gguf"], 2, "no directory"),
+        (["export", "smollm2", "out", "--format", "gguf", "--layers", "99"], 2, "30 layers"),
         (["frobnicate"], 2, "No such command"),
     ],
 )
@@ -174,5 +182,5 @@ def test_the_documented_options_are_those_of_the_help(edge_spec):
     for name in ("generate", "chat", "export"):
         shown = edge_spec(name, "--help", COLUMNS="200", NO_COLOR="1").stdout
         offered |= set(re.findall(r"--[a-z][a-z-]+", shown))
-    offered -= {"--help", "--no-raw", "--check", "--format"}
+    offered -= {"--help", "--no-raw", "--check", "--no-mmap", "--no-flash-attention"}
     assert documented - {"--debug"} == offered
