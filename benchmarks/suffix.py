@@ -41,6 +41,7 @@ def acceptance(engine: Engine, prompts: list[dict[str, str]], num_tokens: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--runtime", default="auto")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
     parser.add_argument("--per-category", type=int)
     parser.add_argument("--tokens", type=int, default=128)
@@ -57,7 +58,9 @@ def main() -> None:
         ):
             by_category[entry["category"]].append(entry)
     results = {}
-    with open_engine(arguments.model, draft_n_max=arguments.draft_n_max) as engine:
+    with open_engine(
+        arguments.model, runtime=arguments.runtime, draft_n_max=arguments.draft_n_max
+    ) as engine:
         if arguments.acceptance:
             engine.set_drafter("none")
             acceptance(engine, [e for es in by_category.values() for e in es], arguments.tokens)
