@@ -84,7 +84,6 @@ class LoadOptions:
             self.kv_type,
             self.mmap,
             self.flash_attention,
-            self.exact,
         )
 
     @property

@@ -96,7 +96,6 @@ class RuntimeOptions:
     kv_type: str | None = None  # of the cache's keys and values, such as "f16"
     mmap: bool | None = None  # whether weights stay in their file, shared with other processes
     flash_attention: bool | None = None
-    exact: bool = False  # prefer kernels that score a row alike in passes of all widths
 
     def require_only(self, runtime: str, *known: str) -> None:
         """Raises UsageError if an option is set that the runtime does not know."""

@@ -112,7 +112,7 @@ def library() -> Library:
         # Any other ends the process when the first token is scored.
         flash_kv_types=("f16", "q4_0", "q8_0"),
         plain_kv_types=("f16",),
-        exact_kv_type="f16",
+        cpu_kv_type="f16",
         load_model=load_model,
         free_model=bound.llama_free_model,
         vocab_size=lambda model: int(

@@ -81,7 +81,7 @@ class Library:
     devices: Callable[[], list[Device]]
     flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
     plain_kv_types: tuple[str, ...]  # and those that attention takes without it
-    exact_kv_type: str  # the best with which flash attention scores a row alike at all widths
+    cpu_kv_type: str  # the default there: one that scores a row alike at all widths, if there is
     # model
     load_model: Callable[[bytes, ModelChoices], int | None]
     free_model: Callable[[int], None]

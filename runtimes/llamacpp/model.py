@@ -24,7 +24,7 @@ from edge_spec.runtimes.llamacpp.weights import Weights
 if TYPE_CHECKING:
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
-DEFAULT_KV_TYPE = "f16"
+DEVICE_KV_TYPE = "f16"  # GPU kernels want keys and values of one type
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
@@ -41,14 +41,15 @@ class LlamaCppModel:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
         devices = choose_devices(options.providers, library.devices())
+        on_device = bool(devices) and options.gpu_layers != 0
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
             batch_tokens=library.max_batch_tokens(source.weight_types),
             max_rows=MAX_ROWS,
             threads=options.threads or _available_cores(),
-            kv_type=_kv_type(library, options),
+            kv_type=_kv_type(library, options, on_device),
             flash_attention=options.flash_attention is not False,
-            on_device=bool(devices) and options.gpu_layers != 0,
+            on_device=on_device,
         )
         how = ModelChoices(devices, options.gpu_layers, options.mmap)
         if self.config.architecture not in LLAMA_FAMILY:
@@ -128,10 +129,10 @@ def _available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _kv_type(library: Library, options: RuntimeOptions) -> str:
+def _kv_type(library: Library, options: RuntimeOptions, on_device: bool) -> str:
     flash = options.flash_attention is not False
     usable = library.flash_kv_types if flash else library.plain_kv_types
-    default = library.exact_kv_type if options.exact and flash else DEFAULT_KV_TYPE
+    default = library.cpu_kv_type if flash and not on_device else DEVICE_KV_TYPE
     name = (options.kv_type or default).lower()
     if name not in usable:
         attention = "with" if flash else "without"

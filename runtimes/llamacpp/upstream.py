@@ -92,7 +92,7 @@ def library() -> Library:
         plain_kv_types=("f32", "f16"),
         # The kernel that shares a single row out among threads takes keys and values of one type
         # only, so that two types keep plain steps to the kernel of wider passes.
-        exact_kv_type="f16-bf16",
+        cpu_kv_type="f16-bf16",
         load_model=load_model,
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
