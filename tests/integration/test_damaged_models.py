@@ -69,6 +69,7 @@ BAD_GGUF = {
     "alignment 0": (alignment(U32, struct.pack("<I", 0)), "alignment 0"),
     "alignment 48": (alignment(U32, struct.pack("<I", 48)), "alignment 48"),
     "alignment a text": (alignment(STRING, text("x")), "alignment 'x'"),
+    "one part of several": (pair(U32, struct.pack("<I", 3), "split.count"), "one of the 3 parts"),
     "no dimensions": (tensor(()), "0 dimensions"),
     "five dimensions": (tensor((1,) * 5), "5 dimensions"),
     "a dimension of 0": (tensor((4, 0)), "the shape [0, 4]"),
