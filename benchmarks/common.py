@@ -15,7 +15,8 @@ from statistics import median
 from typing import Any
 
 from edge_spec.engine import Engine
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
-from edge_spec import plugins
-from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.numerics import Numerics
-from edge_spec.control.policy import Policy
 from edge_spec.decoder import Decoder, Limits
 from edge_spec.drafters.draft_model import Draft
-from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
 from edge_spec.metrics import PlainRate
 from edge_spec.model import Model
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
+from edge_spec.speculation import Speculation, Speculator
 from edge_spec.template import ChatTemplate, Message
 from edge_spec.tokenizer import TextCodec
 
@@ -44,9 +41,9 @@ class Parts:
     runtime: str
     model: Model
     text: TextFormat
-    drafters: Sequence[Drafter]
-    policy: Policy
     numerics: Numerics
+    speculation: Speculation
+    speculator: Speculator  # composes it anew for other drafters
     min_rows: int = 1  # of a pass; more in exact mode
     draft: Draft | None = None  # the second model, where there is one
 
@@ -70,9 +67,8 @@ class Engine:
         self.parts = parts
         self.last: GenerationResult | None = None
         self._session = parts.model.open_session()
-        self._conversation = Conversation(
-            Decoder(self._session, parts.drafters, parts.policy), PlainRate()
-        )
+        self._speculation = parts.speculation
+        self._conversation = Conversation(self._decoder(), PlainRate())
         self._running: Generation | None = None
         self._closed = False
 
@@ -91,6 +87,7 @@ class Engine:
         """Frees caches and models; answering afterwards raises UsageError."""
         self._closed = True
         self._end_running()
+        self._speculation.close()
         self._session.close()
         self.parts.model.close()
         if self.parts.draft is not None:
@@ -166,11 +163,11 @@ class Engine:
 
         Raises UsageError for a name that is not installed, and then changes nothing.
         """
-        draft = self.parts.draft
-        drafters = plugins.load_drafters(names, draft.make_drafter if draft else None)
+        speculation = self.parts.speculator.choose(names)
         self._end_running()
-        conversation = self._conversation
-        conversation.decoder = replace(conversation.decoder, drafters=drafters)
+        self._speculation.close()
+        self._speculation = speculation
+        self._conversation.decoder = self._decoder()
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
         """The tokens that ask for the assistant's next message."""
@@ -202,17 +199,14 @@ class Engine:
         generation = Generation(
             self._conversation,
             Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
-            Sampler(sampling, prompt, self._tie_margin()),
+            Sampler(sampling, prompt, self._speculation.tie_margin),
             self.parts.text.tokenizer,
         )
         self._running, self.last = generation, generation.result
         return generation
 
-    def _tie_margin(self) -> float:
-        """Plain text is the standard, and exact mode equals its own plain text bit for bit."""
-        exact = isinstance(self.parts.policy, ExactPolicy)
-        drafting = bool(self._conversation.decoder.drafters)
-        return self.parts.numerics.tie_margin if drafting and not exact else 0.0
+    def _decoder(self) -> Decoder:
+        return Decoder(self._session, self._speculation.drafters, self._speculation.policy)
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:

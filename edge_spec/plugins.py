@@ -3,7 +3,7 @@
 A package adds one by declaring it, without touching this repository:
 
     [project.entry-points."edge_spec.drafters"]
-    mine = "my_package:MyDrafter"
+    mine = "my_package:make_drafter"
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.drafters.protocol import Drafter
+from edge_spec.drafters.setting import Setting
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.model import Checkpoint, Exporter, Published, Runtime
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 AUTO_DRAFTERS = ("suffix",)
-DRAFT_MODEL = "draft-model"  # the one drafter that needs a second model
+DRAFT_MODEL = "draft-model"
 
 
 def names(kind: str) -> list[str]:
     """The installed "runtimes", "exporters", "drafters" or "apps"."""
-    found = set(entry_points(group=f"edge_spec.{kind}").names)
-    return sorted(found | {DRAFT_MODEL} if kind == "drafters" else found)
+    return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
 def load_runtime(name: str) -> Runtime:
@@ -43,24 +43,22 @@ def load_exporter(name: str) -> Exporter:
     return exporter
 
 
-def load_drafters(chosen: str, draft_model: Callable[[], Drafter] | None = None) -> list[Drafter]:
+def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
-    draft_model makes the drafter of the draft, where there is one; "auto" then means it.
+    "auto" is the draft where there is one, else AUTO_DRAFTERS and the corpora where there are any.
+    Raises UsageError for a name that is not installed or that the setting lacks something for.
     """
     if chosen == "none":
         return []
     wanted = [name.strip() for name in chosen.split(",")]
     if chosen == "auto":
-        wanted = [DRAFT_MODEL] if draft_model else list(AUTO_DRAFTERS)
-    if DRAFT_MODEL in wanted and draft_model is None:
-        raise UsageError(
-            f"the drafter {DRAFT_MODEL} needs a second model", remedy="Name it with --draft MODEL."
-        )
-    return [
-        draft_model() if name == DRAFT_MODEL and draft_model else _load("drafters", name)()
-        for name in wanted
-    ]
+        wanted = [DRAFT_MODEL] if setting.draft else list(AUTO_DRAFTERS)
+        wanted += ["corpus"] if setting.corpora else []
+    if len(set(wanted)) < len(wanted):
+        raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
+    makers: list[Callable[[Setting], Drafter]] = [_load("drafters", name) for name in wanted]
+    return [make(setting) for make in makers]
 
 
 def load_app(name: str) -> Callable[..., None]:

@@ -55,15 +55,25 @@ class Source:
     def cached(self, format: str, options: ExportOptions) -> Path:
         """Where the conversion of this model is kept, whether or not it exists yet.
 
-        The name changes with the model (the demo's hash; else path, size and time of change of
-        its files), the options and EXPORT_VERSION.
+        The name changes with the model, the options and EXPORT_VERSION.
         """
-        if self.is_demo:
-            identity = demo_model.SHA256
-        else:
-            files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
-            stats = [(str(file), file.stat()) for file in files]
-            identity = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
-        key = repr((identity, format, options, EXPORT_VERSION))
-        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        digest = _digest(repr((self._identity, format, options, EXPORT_VERSION)))
         return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"
+
+    @property
+    def identity(self) -> str:
+        """Changes with the model: a part of the names of what is kept for it."""
+        return _digest(self._identity)
+
+    @property
+    def _identity(self) -> str:
+        """The demo's hash; else path, size and time of change of the model's files."""
+        if self.is_demo:
+            return demo_model.SHA256
+        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        stats = [(str(file), file.stat()) for file in files]
+        return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]

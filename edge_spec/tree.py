@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,8 +18,10 @@ class TokenTree:
 
     `draft_probs[i]` is the distribution that row i was *sampled* from, or None for a
     deterministic candidate; which of the two decides the acceptance rule. `proposed_by[i]` names
-    the drafter of row i ("" for the pending token). Raises ValueError unless parents precede
-    their children and every array has one entry a row.
+    the drafter of row i, several joined by "+" ("" for the pending token). `needed[i]` marks a row
+    that is scored for what its drafter learns from it, however unlikely it is to be right; so are
+    its ancestors. Raises ValueError unless parents precede their children and every array has one
+    entry a row.
     """
 
     tokens: np.ndarray  # [rows] int32
@@ -27,15 +29,16 @@ class TokenTree:
     confidence: np.ndarray  # [rows] float32: estimated P(row accepted | its parent is)
     draft_probs: tuple[np.ndarray | None, ...] = ()  # per row [vocab]; empty: no row was sampled
     proposed_by: tuple[str, ...] = ()
+    needed: tuple[bool, ...] = ()  # empty: no row is
 
     def __post_init__(self) -> None:
         rows = len(self.tokens)
         if rows == 0 or len(self.parents) != rows or len(self.confidence) != rows:
             raise ValueError("a token tree needs as many parents and confidences as tokens")
-        if self.draft_probs and len(self.draft_probs) != rows:
-            raise ValueError("a token tree needs no draft_probs or one entry a row")
-        if self.proposed_by and len(self.proposed_by) != rows:
-            raise ValueError("a token tree needs no proposed_by or one entry a row")
+        for name in ("draft_probs", "proposed_by", "needed"):
+            entries = getattr(self, name)
+            if entries and len(entries) != rows:
+                raise ValueError(f"a token tree needs no {name} or one entry a row")
         if self.parents[0] != -1:
             raise ValueError("row 0 of a token tree is the pending token and has no parent")
         if rows > 1 and not self.is_chain:
@@ -50,6 +53,7 @@ class TokenTree:
         tokens: Sequence[int] = (),
         confidence: Sequence[float] = (),
         drafter: str = "",
+        needed: bool = False,
     ) -> TokenTree:
         """The pending token followed by `tokens`, each the only child of the one before it."""
         if not len(tokens):  # every plain round
@@ -62,6 +66,7 @@ class TokenTree:
             parents=np.arange(-1, rows - 1, dtype=np.int32),
             confidence=np.array([1.0, *(confidence or [1.0] * len(tokens))], np.float32),
             proposed_by=("", *(drafter,) * len(tokens)),
+            needed=(True,) * rows if needed else (),
         )
 
     def __len__(self) -> int:
@@ -103,6 +108,38 @@ class TokenTree:
             path.append(int(self.parents[path[-1]]))
         return path[::-1]
 
+    def child(self, row: int, token: int) -> int | None:
+        """The first child of `row` that holds `token`."""
+        return self._child_rows.get((row, token))
+
+    @cached_property
+    def _child_rows(self) -> dict[tuple[int, int], int]:
+        pairs = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        rows: dict[tuple[int, int], int] = {}
+        for row, pair in enumerate(pairs):
+            rows.setdefault(pair, row)
+        return rows
+
+    @cached_property
+    def reach(self) -> np.ndarray:
+        """[rows] float64; the estimated chance that a row and all its ancestors are accepted."""
+        reach = self.confidence.astype(np.float64)
+        reach[0] = 1.0
+        for row, parent in enumerate(self.parents[1:].tolist(), start=1):
+            reach[row] *= reach[parent]
+        return reach
+
+    def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
+        """Every row whose guess the text after the pending token decides, and whether it is right:
+        the children of the rows that the text passes through."""
+        row: int | None = 0
+        for token in text:
+            if row is None:
+                return
+            for child in self.children(row):
+                yield child, int(self.tokens[child]) == token
+            row = self.child(row, token)
+
     def padded(self, rows: int) -> TokenTree:
         """A tree of `rows` rows: these, then a chain of meaningless tokens below the last."""
         extra = rows - len(self)
@@ -114,21 +151,46 @@ class TokenTree:
             np.append(self.confidence, np.zeros(extra, np.float32)),
         )
 
-    def first_chain(self) -> TokenTree:
-        """The leading rows that form a chain."""
-        forks = np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))
-        return self.first_rows(int(forks[0])) if len(forks) else self
+    def best_chain(self) -> TokenTree:
+        """The path on which most guesses are expected to be right, as a chain."""
+        if self.is_chain:
+            return self
+        expected = self.reach.copy()
+        for row, parent in enumerate(self.parents[1:].tolist(), start=1):
+            expected[row] += expected[parent]
+        return self.only(self.path(int(expected.argmax())))
+
+    def likeliest(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
+        """The `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
+        Rows that are needed go before all others, however unlikely."""
+        reach = self.reach
+        if self.is_chain and not self.needed:
+            return self.first_rows(min(num_rows, int((reach >= min_reach).sum())))
+        wanted = np.array(self.needed or (False,) * len(self))
+        wanted[0] = True
+        # Stable, and no row is likelier than its parent: parents come before their children.
+        order = np.lexsort((-reach, ~wanted))
+        rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
+        return self.only(sorted(rows[:num_rows]))
 
     def first_rows(self, rows: int) -> TokenTree:
         """The tree of the first `rows` rows, itself a tree since parents precede children."""
-        if rows >= len(self):
+        return self.only(range(rows)) if rows < len(self) else self
+
+    def only(self, rows: Sequence[int]) -> TokenTree:
+        """The tree of these rows alone, ascending, each with its parent among them."""
+        if len(rows) == len(self):
             return self
+        index = np.array(rows, np.int64)
+        new_rows = np.full(len(self) + 1, -1, np.int32)  # the last entry is row 0's parent
+        new_rows[index] = np.arange(len(index))
         return TokenTree(
-            self.tokens[:rows],
-            self.parents[:rows],
-            self.confidence[:rows],
-            self.draft_probs[:rows],
-            self.proposed_by[:rows],
+            self.tokens[index],
+            new_rows[self.parents[index]],
+            self.confidence[index],
+            tuple(self.draft_probs[row] for row in rows) if self.draft_probs else (),
+            tuple(self.proposed_by[row] for row in rows) if self.proposed_by else (),
+            tuple(self.needed[row] for row in rows) if self.needed else (),
         )
 
 

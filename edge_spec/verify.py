@@ -27,9 +27,8 @@ def verify(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
         choice = sampler.choose(out.logits[row], tokens)
         tokens.append(choice.token)
         near_ties += choice.near_tie
-        children = tree.children(row)
-        right = [child for child in children if tree.tokens[child] == choice.token]
-        if not right:
-            return Verdict(tuple(tokens), tuple(accepted), not children, near_ties)
-        row = right[0]
+        right = tree.child(row, choice.token)
+        if right is None:
+            return Verdict(tuple(tokens), tuple(accepted), not tree.children(row), near_ties)
+        row = right
         accepted.append(row)

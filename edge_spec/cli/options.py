@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from edge_spec.drafters.fill import Fill
 
 _LOADING = "Model and drafting"
 _LLAMACPP = "llama.cpp"
@@ -25,13 +28,33 @@ Runtime = Annotated[
 Drafter = Annotated[
     str,
     typer.Option(
-        help="auto, none, or names joined by commas: suffix, draft-model.",
+        help="auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, "
+        "corpus, ngram-cache, draft-model.",
         rich_help_panel=_LOADING,
     ),
 ]
 DraftMax = Annotated[
     int | None,
     typer.Option("--draft-n-max", help="Most tokens guessed a round.", rich_help_panel=_LOADING),
+]
+Corpus = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Texts that answers may quote: a file or directory; may be repeated.",
+        rich_help_panel=_LOADING,
+    ),
+]
+Lookahead = Annotated[
+    str | None,
+    typer.Option(
+        metavar="W,N,G",
+        help="Columns, n-gram length and guesses of the lookahead window.",
+        rich_help_panel=_LOADING,
+    ),
+]
+Jacobi = Annotated[
+    Fill | None,
+    typer.Option(help="How Jacobi's first guesses are made.", rich_help_panel=_LOADING),
 ]
 Exact = Annotated[
     bool,

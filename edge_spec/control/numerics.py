@@ -15,16 +15,21 @@ EXACT_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those that exact mode may use, if t
 _PROMPT_TOKENS = 16
 _SCORED_TOKENS = 8
 _TOP_TOKENS = 32
+_BRANCH_ROWS = 8
 
 
 @dataclass(frozen=True)
 class Numerics:
     """`tie_margin`: the largest change of a margin between likely tokens that was seen when a row
     was scored in a pass of another width. `invariant_widths`: ascending widths at which the rows
-    of a chain were bit-identical to those at the widest one measured, which is among them."""
+    of a chain were bit-identical to those at the widest one measured, which is among them.
+    `branch_margin`: the same change for rows of a branch, and for a row after a branch was
+    committed; `branch_invariant`: whether they were bit-identical to those of a chain."""
 
     tie_margin: float
     invariant_widths: tuple[int, ...]
+    branch_margin: float = 0.0
+    branch_invariant: bool = True
 
 
 def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
@@ -39,11 +44,16 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
     longest = model.config.context_length - widths[-1]
     prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
     margins, invariant = [0.0], set(widths)
+    branch_margins, branch_invariant = [0.0], True
     for prompt_tokens in sorted(prompts - {0}):
         margin, same = _measure_after(model, prompt_tokens, widths)
         margins.append(margin)
         invariant &= same
-    return Numerics(max(margins), tuple(sorted(invariant)))
+        if model.capabilities.trees and widths[-1] >= _BRANCH_ROWS:
+            margin, identical = _measure_branch(model, prompt_tokens)
+            branch_margins.append(margin)
+            branch_invariant &= identical
+    return Numerics(max(margins), tuple(sorted(invariant)), max(branch_margins), branch_invariant)
 
 
 def _measure_after(
@@ -73,6 +83,36 @@ def _measure_after(
     finally:
         session.close()
     return margin, invariant
+
+
+def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
+    """The largest change of a margin between a branch and the same tokens as a chain, and whether
+    they were bit-identical; both as they are scored and after they were committed."""
+    tokens = np.random.default_rng(1).integers(
+        0, model.config.vocab_size, prompt_tokens + _BRANCH_ROWS
+    )
+    guesses = tokens[prompt_tokens:].tolist()
+    # Row 0, three rows below it, and the branch of the other rows but the last.
+    branch = list(range(4, _BRANCH_ROWS - 1))
+    tree = TokenTree(
+        np.array(guesses[:-1], np.int32),
+        np.array([-1, 0, 1, 2, 0, *branch[:-1]], np.int32),
+        np.ones(_BRANCH_ROWS - 1, np.float32),
+    )
+    chain = TokenTree.chain(guesses[0], [guesses[row] for row in branch])
+    session = model.open_session()
+    try:
+        session.prefill(tokens[:prompt_tokens].tolist())
+        scores = []
+        for scored, path in ((tree, [0, *branch]), (chain, list(range(len(chain))))):
+            session.rollback(prompt_tokens)
+            rows = session.forward(scored).logits[path].copy()
+            session.commit(path)
+            after = session.forward(TokenTree.chain(guesses[-1])).logits.copy()
+            scores.append(np.concatenate([rows, after]))
+    finally:
+        session.close()
+    return _margin_change(*scores), bool(np.array_equal(*scores))
 
 
 def _margin_change(logits: np.ndarray, expected: np.ndarray) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.metrics import PlainReason
 from edge_spec.tree import TokenTree
@@ -26,7 +24,7 @@ class Policy(Protocol):
 
 
 class FixedPolicy:
-    """Verifies the first drafter's proposal as far as it is likely enough to be right.
+    """Verifies the first proposal that is likely enough to be right, as far as it is.
 
     A row is kept while the chance that it and all rows above it are right is at least
     `min_confidence`. On the measured CPU one more row costs 0.1 to 0.25 of a plain step
@@ -40,8 +38,8 @@ class FixedPolicy:
         trees: bool = True,
     ) -> None:
         self.max_draft_tokens = max_draft_tokens
-        self.trees = trees  # whether rows may branch (Capabilities.trees)
         self.min_confidence = min_confidence
+        self.trees = trees  # whether rows may branch
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
         plain = TokenTree.chain(pending)
@@ -50,20 +48,20 @@ class FixedPolicy:
             return Plan(plain, PlainReason.OFF)
         if count <= 0:
             return Plan(plain, PlainReason.BUDGET)
+        limits = Budget(
+            count,
+            min(budget.num_rows, self.max_draft_tokens + 1),
+            self.trees and budget.branches,
+            self.min_confidence,
+        )
+        reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
-            tree = drafter.propose(pending, Budget(count, budget.num_rows))
-            tree = tree if self.trees else tree.first_chain()
+            tree = drafter.propose(pending, limits)
+            if not limits.branches:
+                tree = tree.best_chain()
+            likely = tree.likeliest(limits.num_rows, self.min_confidence)
+            if len(likely) > 1:
+                return Plan(likely, None)
             if len(tree) > 1:
-                likely = tree.first_rows(min(self._likely_rows(tree), budget.num_rows))
-                below = PlainReason.BELOW_BREAK_EVEN if len(likely) == 1 else None
-                return Plan(likely, below)
-        return Plan(plain, PlainReason.NO_CANDIDATE)
-
-    def _likely_rows(self, tree: TokenTree) -> int:
-        """How many leading rows are each reached and right with min_confidence or more."""
-        reached = np.empty(len(tree))
-        reached[0] = 1.0
-        for row in range(1, len(tree)):
-            reached[row] = reached[tree.parents[row]] * tree.confidence[row]
-        unlikely = np.flatnonzero(reached < self.min_confidence)
-        return int(unlikely[0]) if len(unlikely) else len(tree)
+                reason = PlainReason.BELOW_BREAK_EVEN
+        return Plan(plain, reason)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
@@ -16,6 +18,8 @@ class Budget:
 
     num_draft_tokens: int  # guesses that can still become part of the text
     num_rows: int  # rows that fit one pass, the pending one included
+    branches: bool = True  # whether a row may have more than one child
+    min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
 
 
 class Drafter(Protocol):
@@ -31,3 +35,20 @@ class Drafter(Protocol):
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         """Learns the outcome of a round, whoever proposed its tree."""
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A drafter whose state belongs to a snapshot of its conversation."""
+
+    def snapshot(self) -> dict[str, np.ndarray]: ...
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for what is no snapshot of such a drafter."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A drafter that has something to put away when the engine is closed or drafts otherwise."""
+
+    def close(self) -> None: ...

@@ -2,25 +2,43 @@
 
 The index is a suffix automaton (Blumer et al. 1985) over prompt and output, grown token by token
 in amortised constant time, as in SAM decoding (Hu et al. 2024). Confidence comes from the length
-of the match: longer matches are continued more reliably, and how much more is learnt from the
-outcomes.
+of the match and from how often it was continued this way before, as in SuffixDecoding (Oliaro et
+al. 2024), and is learnt from the outcomes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 import numpy as np
 
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.growth import Guess, grow, nothing
 from edge_spec.drafters.protocol import Budget
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
 
+# How many of the suffixes that end at a token are counted there, longest first: bounds the work
+# in texts that repeat one token for ever.
+_COUNTED_SUFFIXES = 16
+_CONTINUATIONS = 8  # most that are told of one match: a common word is followed by hundreds
+
 
 class Match(NamedTuple):
-    length: int  # tokens of the text's end that occurred before; 0: none did
-    end: int  # position just after that earlier occurrence
+    """A string that ends the text, or would, and occurred before."""
+
+    length: int  # tokens; 0: none did
+    state: int  # of the index
+
+
+class Continuation(NamedTuple):
+    token: int
+    count: int  # times that it followed the match
+    total: int  # times that anything did
+    match: Match  # the one that ends with the token
 
 
 class SuffixIndex:
@@ -28,41 +46,59 @@ class SuffixIndex:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.match = Match(0, 0)
+        self.match = Match(0, 0)  # the longest end of the text that occurred before
         self._last = 0
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._length = [0]
-        self._end = [0]  # of each state, the end of a recent occurrence
+        self._count = [0]  # occurrences of a state's strings
+        self._end = [0]  # position after the latest of them
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._append(token)
 
-    def continuation(self, count: int) -> list[int]:
-        """`count` tokens after the match's earlier occurrence; where they run into the text's end
-        the text is taken to repeat itself. Empty where nothing matched."""
-        if self.match.length == 0:
+    def continuations(self, match: Match) -> list[Continuation]:
+        """What followed the occurrences of a match, the likeliest first: most often, then most
+        lately. Where the match ends only at the text's end, the text is taken to repeat itself."""
+        length, state = match
+        if length and not self._next[state]:
+            state = self._link[state]
+            length = self._length[state]
+        if length == 0:
             return []
-        period = len(self.tokens) - self.match.end
-        return [self.tokens[self.match.end + i % period] for i in range(count)]
+        following = self._next[state]
+        counts = self._count
+        total = sum(counts[target] for target in following.values())
+        best = list(following.items())
+        if len(best) > 1:
+            ends = self._end
+            best = nlargest(_CONTINUATIONS, best, key=lambda item: (counts[item[1]], ends[item[1]]))
+        return [
+            Continuation(token, counts[target], total, Match(length + 1, target))
+            for token, target in best
+        ]
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
-        current = self._new_state({}, len(self.tokens), len(self.tokens))
+        position = len(self.tokens)
+        current = self._new_state({}, position, 0, position)
         state = self._last
         while state != -1 and token not in self._next[state]:
             self._next[state][token] = current
             state = self._link[state]
-        if state != -1:
-            self._link[current] = self._suffix_state(state, token)
-        else:
-            self._link[current] = 0
+        self._link[current] = 0 if state == -1 else self._suffix_state(state, token)
         self._last = current
         # The suffix link leads to the longest suffix that also occurs elsewhere.
         matched = self._link[current]
-        self.match = Match(self._length[matched], self._end[matched])
-        self._end[matched] = len(self.tokens)
+        self.match = Match(self._length[matched], matched)
+        state = current
+        for _ in range(_COUNTED_SUFFIXES):
+            if state == 0:
+                break
+            self._count[state] += 1
+            self._end[state] = position
+            state = self._link[state]
 
     def _suffix_state(self, state: int, token: int) -> int:
         """The state of state's longest string followed by `token`, split off if need be."""
@@ -70,7 +106,9 @@ class SuffixIndex:
         length = self._length[state] + 1
         if self._length[target] == length:
             return target
-        clone = self._new_state(dict(self._next[target]), length, self._end[target])
+        clone = self._new_state(
+            dict(self._next[target]), length, self._count[target], self._end[target]
+        )
         self._link[clone] = self._link[target]
         self._link[target] = clone
         while state != -1 and self._next[state].get(token) == target:
@@ -78,40 +116,41 @@ class SuffixIndex:
             state = self._link[state]
         return clone
 
-    def _new_state(self, following: dict[int, int], length: int, end: int) -> int:
+    def _new_state(self, following: dict[int, int], length: int, count: int, end: int) -> int:
         self._next.append(following)
         self._link.append(-1)
         self._length.append(length)
+        self._count.append(count)
         self._end.append(end)
         return len(self._next) - 1
 
 
-class MatchAcceptance:
-    """P(a copied token is right), by the length of the match before it; learnt from outcomes."""
+# Kinds of guess: a row a bucket of match length (by its shortest), a column a bucket of how the
+# match was continued before. Acceptance before anything was seen: measured over greedy texts of a
+# 135M chat model on six kinds of prompts (benchmarks/calibration.py).
+_LENGTHS = (1, 2, 3, 4, 6, 9, 14, 21)
+# always once, always twice, always, then by the share of this token
+_ALWAYS, _MOSTLY, _OFTEN, _RARELY = range(2, 6)
+_PRIORS = (
+    (0.34, 0.58, 0.75, 0.50, 0.23, 0.15),
+    (0.57, 0.73, 0.90, 0.60, 0.38, 0.20),
+    (0.67, 0.88, 0.89, 0.60, 0.35, 0.15),
+    (0.78, 0.86, 0.97, 0.60, 0.40, 0.20),
+    (0.83, 0.89, 0.98, 0.60, 0.43, 0.15),
+    (0.89, 0.95, 0.98, 0.62, 0.46, 0.10),
+    (0.93, 0.98, 0.99, 0.65, 0.48, 0.08),
+    (0.98, 0.98, 0.99, 0.65, 0.48, 0.08),
+)
 
-    # Shortest match of each bucket, and the acceptance before anything was seen: measured over
-    # greedy outputs of a 135M chat model on six kinds of prompts (benchmarks/suffix.py
-    # --acceptance).
-    _STARTS = (1, 2, 3, 4, 6, 9, 14, 21)
-    _PRIORS = (0.28, 0.55, 0.68, 0.79, 0.81, 0.86, 0.92, 0.97)
-    _PRIOR_WEIGHT = 12.0  # outcomes that a prior counts for
 
-    def __init__(self) -> None:
-        self._seen = np.full(len(self._STARTS), self._PRIOR_WEIGHT)
-        self._accepted = self._seen * self._PRIORS
-        self._bucket = np.searchsorted(self._STARTS, np.arange(self._STARTS[-1] + 1), "right") - 1
-
-    def estimate(self, match_length: int, rows: int) -> list[float]:
-        """For each copied row, given that those before it were right."""
-        lengths = np.minimum(np.arange(match_length, match_length + rows), self._STARTS[-1])
-        buckets = self._bucket[lengths]
-        estimates: list[float] = (self._accepted[buckets] / self._seen[buckets]).tolist()
-        return estimates
-
-    def observe(self, match_length: int, accepted: bool) -> None:
-        bucket = self._bucket[min(match_length, self._STARTS[-1])]
-        self._seen[bucket] += 1
-        self._accepted[bucket] += accepted
+def kind_of_guess(guess: Continuation) -> int:
+    if guess.count == guess.total:
+        column = min(guess.count, _ALWAYS + 1) - 1
+    else:
+        share = guess.count / guess.total
+        column = _MOSTLY if share >= 0.6 else _OFTEN if share >= 0.3 else _RARELY
+    row = bisect_right(_LENGTHS, guess.match.length - 1) - 1
+    return row * len(_PRIORS[0]) + column
 
 
 class SuffixDrafter:
@@ -119,9 +158,11 @@ class SuffixDrafter:
 
     def __init__(self) -> None:
         self._index = SuffixIndex()
-        self._acceptance = MatchAcceptance()
+        self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
+        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
+        self._growth = nothing(prompt[-1])
         known = self._index.tokens
         if known != list(prompt[: len(known)]):
             self._index = SuffixIndex()
@@ -129,16 +170,22 @@ class SuffixDrafter:
         self._index.extend(prompt[len(known) :])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        guesses = self._index.continuation(budget.num_draft_tokens)
-        confidence = self._acceptance.estimate(self._index.match.length, len(guesses))
-        return TokenTree.chain(pending, guesses, confidence, self.name)
+        match = self._index.match
+        self._growth = grow(self.name, pending, budget, self._acceptance, match, self._expand)
+        return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        if self.name in tree.proposed_by:
-            length = self._index.match.length
-            for guess, token in zip(tree.tokens[1:].tolist(), verdict.tokens, strict=False):
-                self._acceptance.observe(length, guess == token)
-                if guess != token:
-                    break
-                length += 1
+        self._growth.teach(self._acceptance, verdict.tokens)
         self._index.extend(verdict.tokens)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return {"acceptance": self._acceptance.snapshot()}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self._acceptance.restore(state["acceptance"])
+
+    def _expand(self, match: Match) -> list[Guess[Match]]:
+        return [
+            Guess(each.token, kind_of_guess(each), each.match)
+            for each in self._index.continuations(match)
+        ]

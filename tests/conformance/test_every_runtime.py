@@ -6,7 +6,8 @@ import pytest
 
 from edge_spec import plugins
 from edge_spec.errors import MissingDependencyError
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.testing import check_session
 
 # Logits of this model are of the size of 10. With float32 throughout, only the order of sums

@@ -10,7 +10,8 @@ import pytest
 
 import edge_spec
 from edge_spec.control.numerics import EXACT_WIDTHS, Numerics
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.tree import TokenTree
 
 pytestmark = pytest.mark.model

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 
 pytestmark = pytest.mark.model
 

@@ -10,7 +10,8 @@ import pytest
 
 from edge_spec import plugins
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.tokenizer import Tokenizer
 
 TEXTS = [

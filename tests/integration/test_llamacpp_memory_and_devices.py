@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec import plugins
 from edge_spec.errors import DeviceMemoryError, UsageError
-from edge_spec.loading import LoadOptions
+from edge_spec.load_options import LoadOptions
 from edge_spec.model import RuntimeOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.runtimes.llamacpp.library import Device

@@ -16,7 +16,8 @@ import pytest
 
 from edge_spec import plugins
 from edge_spec.errors import EdgeSpecError, SessionError, UsageError
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.model import RuntimeOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.tree import TokenTree

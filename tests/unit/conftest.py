@@ -20,10 +20,12 @@ from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.setting import Setting
 from edge_spec.engine import Engine, Parts, TextFormat
 from edge_spec.metrics import RoundStats
 from edge_spec.model import Forward
 from edge_spec.sampling import Sampler, SamplingParams
+from edge_spec.speculation import Speculation, Speculator
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.tokenizer import Tokenizer
 from edge_spec.tree import TokenTree, Verdict
@@ -182,8 +184,20 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
     def make(
         model: ScriptedModel, drafters: Sequence[Any] = (), policy: Any = None, min_rows: int = 1
     ) -> Engine:
-        policy, numerics = policy or FixedPolicy(), Numerics(0, ())
-        return Engine(Parts("test", "scripted", model, text, drafters, policy, numerics, min_rows))
+        numerics = Numerics(0, ())
+        speculator = Speculator(Setting(model.config.vocab_size), model.capabilities, numerics)
+        return Engine(
+            Parts(
+                name="test",
+                runtime="scripted",
+                model=model,
+                text=text,
+                numerics=numerics,
+                speculation=Speculation(drafters, policy or FixedPolicy()),
+                speculator=speculator,
+                min_rows=min_rows,
+            )
+        )
 
     return make
 

@@ -22,9 +22,9 @@ LAYERS = (
     | {"vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
-    {"decoder"},
+    {"decoder", "speculation", "load_options"},
     {"results", "generation", "engine"},
-    {"loading"},
+    {"loading", "preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 
 from edge_spec import plugins
 from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.setting import Setting
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.loading import LoadOptions, load_engine
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.testing import ScriptedModel, random_logits
+
+SETTING = Setting(vocab_size=9)
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
@@ -26,15 +31,15 @@ def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> N
 def test_the_repositorys_own_plugins_are_installed() -> None:
     assert {"ort", "reference"} <= set(plugins.names("runtimes"))
     assert "onnx" in plugins.names("exporters")
-    assert "suffix" in plugins.names("drafters")
+    assert {"suffix", "recycling", "lookahead", "jacobi"} <= set(plugins.names("drafters"))
     assert "chat" in plugins.names("apps")
 
 
 def test_a_third_partys_plugins_are_found_and_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = "edge_spec.drafters.suffix:SuffixDrafter"
+    point = "edge_spec.drafters.setting:suffix"
     declare(monkeypatch, ("drafters", "mine", point), ("drafters", "a", point))
-    assert plugins.names("drafters") == ["a", "draft-model", "mine"]
-    assert isinstance(plugins.load_drafters("mine")[0], SuffixDrafter)
+    assert plugins.names("drafters") == ["a", "mine"]
+    assert isinstance(plugins.load_drafters("mine", SETTING)[0], SuffixDrafter)
 
 
 def test_the_reference_runtime_loads() -> None:
@@ -43,19 +48,36 @@ def test_the_reference_runtime_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "count"),
-    [("none", 0), ("auto", 1), ("suffix", 1), ("suffix,suffix", 2), (" suffix , suffix ", 2)],
+    ("chosen", "expected"),
+    [
+        ("none", []),
+        ("auto", ["suffix"]),
+        ("suffix", ["suffix"]),
+        (" jacobi ,suffix", ["jacobi", "suffix"]),
+        ("recycling,lookahead", ["recycling", "lookahead"]),
+    ],
 )
-def test_drafters_are_chosen_by_names(chosen: str, count: int) -> None:
-    drafters = plugins.load_drafters(chosen)
-    assert [drafter.name for drafter in drafters] == ["suffix"] * count
-    assert len({id(drafter) for drafter in drafters}) == count  # each its own
+def test_drafters_are_chosen_by_names(chosen: str, expected: list[str]) -> None:
+    drafters = plugins.load_drafters(chosen, SETTING)
+    assert [drafter.name for drafter in drafters] == expected
+    assert plugins.load_drafters(chosen, SETTING)[:1] != drafters[:1] or not expected  # new ones
+
+
+def test_a_drafter_named_twice_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        plugins.load_drafters("suffix, suffix", SETTING)
+
+
+@pytest.mark.parametrize("name", ["corpus", "ngram-cache", "draft-model"])
+def test_a_drafter_that_lacks_something_says_what(name: str) -> None:
+    with pytest.raises(UsageError, match=f"the drafter {name} needs a"):
+        plugins.load_drafters(f"suffix,{name}", SETTING)
 
 
 @pytest.mark.parametrize("chosen", ["nonesuch", "suffix,nonesuch", "", "suffix,", "AUTO"])
 def test_an_unknown_drafter_is_a_usage_error_that_lists_the_installed(chosen: str) -> None:
     with pytest.raises(UsageError, match=r"no drafter called.*Installed: .*suffix"):
-        plugins.load_drafters(chosen)
+        plugins.load_drafters(chosen, SETTING)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +114,8 @@ def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
         ("suffix", ["suffix"]),
         ("none", []),
     ):
-        loaded = plugins.load_drafters(chosen, draft.make_drafter)
+        loaded = plugins.load_drafters(chosen, replace(SETTING, draft=draft))
         assert [drafter.name for drafter in loaded] == expected
-    assert "draft-model" in plugins.names("drafters")
-
-
-@pytest.mark.parametrize("chosen", ["draft-model", "suffix,draft-model"])
-def test_the_drafter_without_a_draft_says_what_is_missing(chosen: str) -> None:
-    with pytest.raises(UsageError, match=r"draft-model needs a second model.*--draft MODEL"):
-        plugins.load_drafters(chosen)
 
 
 @pytest.mark.parametrize("chosen", ["none", "suffix", "suffix,draft-models"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def with_confidence(parents: list[int], confidence: list[float]) -> TokenTree:
         ([0, 1, 2], [0.9, 0.9, 0.9], 4),
         ([0, 1, 2], [0.9, 0.5, 0.9], 2),  # 0.9, 0.45, 0.405: the limit is 0.5
         ([0, 1, 2], [0.9, 0.6, 0.9], 3),  # 0.9, 0.54, 0.486
-        ([0, 0, 1], [0.6, 0.2, 0.9], 2),
+        ([0, 0, 1], [0.6, 0.2, 0.9], 3),  # 0.6, 0.2, 0.54: an unlikely row is left out
         ([0, 0, 2], [0.6, 0.5, 0.9], 3),  # the chance is that of the row's own path
         ([0], [0.4], 1),
     ],
@@ -67,11 +68,35 @@ def test_rows_are_kept_while_they_are_likely_to_be_reached_and_right(
     assert plan.plain_reason == (PlainReason.BELOW_BREAK_EVEN if kept == 1 else None)
 
 
-def test_the_first_drafter_with_a_guess_is_taken() -> None:
+def test_the_first_drafter_with_a_likely_guess_is_taken() -> None:
     none, first, second = (Proposes(TokenTree.chain(0, guess)) for guess in ([], [1], [2]))
-    assert FixedPolicy().choose([none, first, second], 0, BUDGET).tree is not second.tree
-    assert FixedPolicy().choose([none, first, second], 0, BUDGET).tree.tokens.tolist() == [0, 1]
+    unlikely = Proposes(TokenTree.chain(0, [3], [0.1]))
+    plan = FixedPolicy().choose([none, unlikely, first, second], 0, BUDGET)
+    assert plan.tree.tokens.tolist() == [0, 1]
     assert second.budgets == []
+    plan = FixedPolicy().choose([unlikely, none], 0, BUDGET)
+    assert len(plan.tree) == 1 and plan.plain_reason == PlainReason.BELOW_BREAK_EVEN
+
+
+def test_rows_that_a_drafter_needs_are_scored_however_unlikely() -> None:
+    tree = replace(
+        with_confidence([0, 0, 2, 0], [0.5, 0.01, 0.01, 0.3]),
+        needed=(True, False, True, True, False),
+    )
+    plan = FixedPolicy().choose([Proposes(tree)], 0, BUDGET)
+    assert plan.tree.tokens.tolist() == [0, 1, 2, 3] and plan.plain_reason is None
+    plan = FixedPolicy(max_draft_tokens=2).choose([Proposes(tree)], 0, BUDGET)
+    assert plan.tree.tokens.tolist() == [0, 2, 3]
+
+
+def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None:
+    # Expected guesses: 0.5 for the first path, 0.45 + 0.45 * 0.9 for the second.
+    tree = with_confidence([0, 0, 2], [0.5, 0.45, 0.9])
+    for policy, budget in (
+        (FixedPolicy(trees=False), BUDGET),
+        (FixedPolicy(), replace(BUDGET, branches=False)),
+    ):
+        assert policy.choose([Proposes(tree)], 0, budget).tree.tokens.tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +120,14 @@ def test_a_plain_round_says_why(
 def test_the_drafter_is_asked_for_no_more_than_the_limit() -> None:
     drafter = Proposes(TokenTree.chain(0, [1]))
     FixedPolicy(max_draft_tokens=3).choose([drafter], 0, BUDGET)
-    FixedPolicy(max_draft_tokens=30).choose([drafter], 0, BUDGET)
-    assert drafter.budgets == [Budget(3, 20), Budget(10, 20)]
+    FixedPolicy(max_draft_tokens=30, trees=False).choose([drafter], 0, BUDGET)
+    chains = replace(BUDGET, branches=False)
+    FixedPolicy(max_draft_tokens=30, min_confidence=0.5).choose([drafter], 0, chains)
+    assert drafter.budgets == [
+        Budget(3, 4, branches=True, min_reach=0.4),
+        Budget(10, 20, branches=False, min_reach=0.4),
+        Budget(10, 20, branches=False, min_reach=0.5),
+    ]
 
 
 def test_a_drafter_that_exceeds_its_budget_is_cut_to_the_budgets_rows() -> None:
@@ -145,8 +176,7 @@ def test_exact_mode_verifies_chains_only(make_tree: Any, parents: tuple[int, ...
     tree = make_tree(0, range(len(parents)), parents)
     plan = ExactPolicy(Always(tree), (1, 4, 16)).choose([], 0, Budget(15, 64))
     assert plan.tree.is_chain
-    chain = next((i for i, parent in enumerate(parents) if parent != i), len(parents))
-    assert len(plan.tree) == chain + 1  # and cuts no more than it has to
+    assert len(plan.tree) == tree.depths.max() + 1  # equally likely rows: the longest path
 
 
 def test_exact_mode_says_why_a_round_whose_guesses_do_not_fit_is_plain() -> None:

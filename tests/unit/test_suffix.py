@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.suffix import MatchAcceptance, SuffixDrafter, SuffixIndex
+from edge_spec.drafters.suffix import SuffixDrafter, SuffixIndex
 from edge_spec.model import Forward
-from edge_spec.tree import Verdict
+from edge_spec.tree import TokenTree, Verdict
 
 BUDGET = Budget(num_draft_tokens=4, num_rows=64)
 OUT = Forward(np.zeros((1, 1), np.float32))
@@ -32,39 +35,69 @@ def longest_match(text: Sequence[int]) -> int:
     return 0
 
 
+def occurrences(text: Sequence[int], part: Sequence[int]) -> list[int]:
+    """The positions after each place where `part` occurs."""
+    starts = range(len(text) - len(part) + 1)
+    return [i + len(part) for i in starts if list(text[i : i + len(part)]) == list(part)]
+
+
 @given(text=texts)
-def test_the_match_is_the_longest_and_ends_at_an_earlier_occurrence(text: list[int]) -> None:
+def test_the_match_is_the_longest(text: list[int]) -> None:
     index = SuffixIndex()
     for count, token in enumerate(text, start=1):
         index.extend([token])
-        length, end = index.match
-        assert length == longest_match(text[:count])
-        if length:
-            assert length <= end < count
-            assert text[end - length : end] == text[count - length : count]
+        assert index.match.length == longest_match(text[:count])
     assert index.tokens == text
 
 
-@given(text=texts, count=st.integers(0, 30))
-def test_the_continuation_repeats_what_followed_the_match(text: list[int], count: int) -> None:
+@given(text=texts, count=st.integers(1, 12))
+def test_continuations_are_all_that_followed_with_their_counts(text: list[int], count: int) -> None:
+    """Along the likeliest continuation, at each step against a search of the whole text."""
     index = SuffixIndex()
-    index.extend(text)
-    continuation = index.continuation(count)
-    if index.match.length == 0:
-        assert continuation == []
-        return
-    assert len(continuation) == count
-    # Copying one token at a time from the text and what was copied so far.
-    copied = list(text)
-    for i in range(count):
-        copied.append(copied[index.match.end + i])
-    assert continuation == copied[len(text) :]
+    with mock.patch("edge_spec.drafters.suffix._COUNTED_SUFFIXES", 1000):
+        index.extend(text)
+    match = index.match
+    end = text[len(text) - match.length :]
+    for _ in range(count):
+        # Where it occurs at the text's end alone, what occurs before it as well is continued.
+        while end and occurrences(text, end) == [len(text)]:
+            end = end[1:]
+        following = Counter(text[at] for at in occurrences(text, end) if at < len(text))
+        found = index.continuations(match)
+        if not end:
+            assert found == []
+            return
+        assert {each.token: each.count for each in found} == dict(following)
+        assert {each.total for each in found} == {following.total()}
+        latest = {token: max(occurrences(text, [*end, token])) for token in following}
+        ranked = sorted(following, key=lambda token: (-following[token], -latest[token]))
+        assert [each.token for each in found] == ranked
+        assert {each.match.length for each in found} == {len(end) + 1}
+        match, end = found[0].match, [*end, found[0].token]
 
 
-def test_of_several_occurrences_the_latest_is_continued() -> None:
+def test_a_common_word_is_continued_by_its_most_frequent_followers() -> None:
+    index = SuffixIndex()
+    followers = list(range(10, 60)) + [20] * 3 + [30] * 2
+    for unique, follower in enumerate(followers, start=100):
+        index.extend([unique, 1, follower])
+    index.extend([99, 1])
+    found = index.continuations(index.match)
+    assert len(found) == 8 and [each.token for each in found[:3]] == [20, 30, 59]
+    assert found[0].count == 4 and found[0].total == len(followers)
+
+
+def test_counting_is_bounded_in_a_text_of_one_token() -> None:
+    index = SuffixIndex()
+    index.extend([1] * 2000)
+    assert sum(index._count) <= 2000 * 16
+    assert [each.token for each in index.continuations(index.match)] == [1]
+
+
+def test_of_equally_frequent_continuations_the_latest_comes_first() -> None:
     index = SuffixIndex()
     index.extend([1, 2, 9, 1, 2, 8, 1, 2])
-    assert index.continuation(2) == [8, 1]
+    assert [each.token for each in index.continuations(index.match)] == [8, 9]
 
 
 @given(text=texts)
@@ -116,20 +149,34 @@ def test_beginning_again_forgets_what_is_not_in_the_prompt(prompt: list[int]) ->
     assert proposed.tokens.tolist() == expected.tokens.tolist()
 
 
-def test_confidence_grows_with_the_match() -> None:
-    estimate = MatchAcceptance().estimate(1, 30)
-    assert estimate == sorted(estimate) and 0 < estimate[0] < estimate[-1] < 1
+def confidence(text: list[int]) -> list[float]:
+    drafter = SuffixDrafter()
+    drafter.begin(text)
+    return drafter.propose(text[-1], BUDGET).confidence[1:].tolist()
 
 
-def test_confidence_moves_towards_the_outcomes_of_its_match_length() -> None:
-    acceptance = MatchAcceptance()
-    before = acceptance.estimate(1, 30)
-    for _ in range(200):
-        acceptance.observe(1, False)
-        acceptance.observe(2, True)
-    after = acceptance.estimate(1, 30)
-    assert after[0] < 0.05 and after[1] > 0.95
-    assert after[2:] == before[2:]
+def test_confidence_grows_with_the_match_and_with_how_often_it_was_continued_so() -> None:
+    rising = confidence([1, 2, 3, 4, 5, 9, 1])
+    assert rising == sorted(rising) and 0 < rising[0] < rising[-1] < 1
+    once, twice, often = [1, 2, 8, 1], [1, 2, 8, 1, 2, 7, 1], [1, 2, 8, 1, 2, 7, 1, 2, 6, 1]
+    assert confidence(once)[0] < confidence(twice)[0] < confidence(often)[0]
+    contradicted = [1, 2, 8, 1, 3, 7, 1]
+    assert confidence(contradicted)[0] < confidence(once)[0]
+
+
+def test_what_followed_differently_becomes_a_branch_where_branches_are_allowed() -> None:
+    drafter = SuffixDrafter()
+    drafter.begin([1, 2, 8, 1, 3, 7, 1])
+    tree = drafter.propose(1, BUDGET)
+    assert sorted(tree.tokens[tree.children(0)].tolist()) == [2, 3]
+    assert len(tree) > 3 and (np.diff(tree.reach) <= 0).all()
+    assert tree.confidence[tree.children(0)].sum() <= 1
+    chain = drafter.propose(1, replace(BUDGET, branches=False))
+    assert chain.is_chain and chain.tokens.tolist() == [1, 3, 7, 1, 3]
+
+
+def acceptance(drafter: SuffixDrafter) -> list[float]:
+    return (drafter._acceptance.snapshot()[1] / drafter._acceptance.snapshot()[0]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -142,24 +189,34 @@ def test_confidence_moves_towards_the_outcomes_of_its_match_length() -> None:
         ((3,), [(2, True)]),  # cut by a stop token
     ],
 )
-def test_each_verified_guess_is_learnt_from_once(
-    monkeypatch: Any, written: tuple[int, ...], learnt: list[tuple[int, bool]]
+def test_each_guess_that_the_text_decides_is_learnt_from_once(
+    written: tuple[int, ...], learnt: list[tuple[int, bool]]
 ) -> None:
-    seen: list[tuple[int, bool]] = []
-    monkeypatch.setattr(
-        MatchAcceptance, "observe", lambda self, length, right: seen.append((length, right))
-    )
     drafter = SuffixDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1, 2])
-    tree = drafter.propose(2, Budget(3, 64))
-    drafter.observe(tree, OUT, Verdict(written, (), False))
-    assert seen == learnt
+    before = drafter._acceptance.snapshot()
+    # What was verified does not matter: here nothing was.
+    drafter.propose(2, Budget(3, 64))
+    drafter.observe(TokenTree.chain(2), OUT, Verdict(written, (), False))
+    change = drafter._acceptance.snapshot() - before
+    rows = [bisect([1, 2, 3, 4], length) - 1 for length, _ in learnt]  # buckets of match length
+    seen, right = np.zeros(48), np.zeros(48)
+    for row, (_, outcome) in zip(rows, learnt, strict=True):
+        seen[6 * row] += 1  # continued always, once
+        right[6 * row] += outcome
+    np.testing.assert_allclose(change, [seen, right], atol=1e-9)
+    after = drafter._acceptance.snapshot()
+    drafter.observe(TokenTree.chain(9), OUT, Verdict((1, 2), (), False))  # a round without guess
+    assert np.array_equal(drafter._acceptance.snapshot(), after)
 
 
-def test_a_tree_of_another_drafter_teaches_nothing_but_the_text(make_tree: Any) -> None:
-    drafter = SuffixDrafter()
-    drafter.begin([1, 2, 1])
-    before = drafter._acceptance.estimate(1, 30)
-    drafter.observe(make_tree(1, [5, 6], [0, 1]), OUT, Verdict((2, 1), (), False))
-    assert drafter._acceptance.estimate(1, 30) == before
-    assert drafter._index.tokens == [1, 2, 1, 2, 1]
+def test_a_snapshot_carries_what_was_learnt() -> None:
+    drafter, fresh = SuffixDrafter(), SuffixDrafter()
+    drafter.begin([1, 2, 3, 4, 1, 2])
+    drafter.propose(2, BUDGET)
+    drafter.observe(TokenTree.chain(2), OUT, Verdict((9,), (), False))
+    assert acceptance(fresh) != acceptance(drafter)
+    fresh.restore(drafter.snapshot())
+    assert acceptance(fresh) == acceptance(drafter)
+    with pytest.raises(ValueError, match="shape"):
+        fresh.restore({"acceptance": np.zeros((2, 3))})

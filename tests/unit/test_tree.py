@@ -49,6 +49,99 @@ def test_first_rows_and_padded_keep_the_rows_they_share(
     assert not padded.ancestors[: len(tree), len(tree) :].any()
 
 
+@st.composite
+def rated_trees(draw: st.DrawFn) -> TokenTree:
+    """Trees with few tokens, so that siblings may be equal, some with rows that are needed."""
+    parents = draw(parents_lists())
+    rows = len(parents) + 1
+    tenths = st.integers(0, 10).map(lambda n: n / 10)
+    needed = [True] + [draw(st.booleans()) for _ in parents]
+    for row in range(1, rows):  # an ancestor of a needed row is needed
+        needed[row] &= needed[parents[row - 1]]
+    return TokenTree(
+        np.array([7, *(draw(st.integers(0, 2)) for _ in parents)], np.int32),
+        np.array([-1, *parents], np.int32),
+        np.array([1.0, *(draw(tenths) for _ in parents)], np.float32),
+        proposed_by=("", *(f"row {row}" for row in range(1, rows))),
+        needed=tuple(needed) if draw(st.booleans()) else (),
+    )
+
+
+def chance(tree: TokenTree, row: int) -> float:
+    product = 1.0
+    for ancestor in tree.path(row)[1:]:
+        product *= float(tree.confidence[ancestor])
+    return product
+
+
+@given(tree=rated_trees())
+def test_reach_is_the_chance_of_the_whole_path(tree: TokenTree) -> None:
+    for row in range(len(tree)):
+        assert tree.reach[row] == pytest.approx(chance(tree, row))
+
+
+@given(tree=rated_trees(), token=st.integers(0, 3))
+def test_a_child_is_found_by_its_token(tree: TokenTree, token: int) -> None:
+    for row in range(len(tree)):
+        found = [child for child in tree.children(row) if tree.tokens[child] == token]
+        assert tree.child(row, token) == (found[0] if found else None)
+
+
+@given(tree=rated_trees(), num_rows=st.integers(1, 10), limit=st.integers(0, 9))
+def test_the_likeliest_rows_are_needed_or_likelier_than_all_others(
+    tree: TokenTree, num_rows: int, limit: int
+) -> None:
+    min_reach = limit / 10 + 0.05  # away from the tenths, where float32 would decide
+    kept = tree.likeliest(num_rows, min_reach)
+    names = kept.proposed_by
+    rows = [tree.proposed_by.index(name) for name in names]
+    assert rows == sorted(rows) and rows[0] == 0 and len(rows) <= num_rows
+    for new, row in enumerate(rows):  # each with its own parent, token and confidence
+        assert kept.tokens[new] == tree.tokens[row]
+        assert kept.confidence[new] == tree.confidence[row]
+        assert new == 0 or names[kept.parents[new]] == tree.proposed_by[tree.parents[row]]
+    needed = tree.needed or (False,) * len(tree)
+    left = [row for row in range(1, len(tree)) if row not in rows]
+    for row in left:
+        if needed[row]:
+            assert len(rows) == num_rows and all(needed[other] for other in rows)
+        elif chance(tree, row) >= min_reach:
+            assert len(rows) == num_rows
+            assert all(
+                needed[other] or chance(tree, other) >= chance(tree, row) - 1e-6 for other in rows
+            )
+    for row in rows[1:]:
+        assert needed[row] or chance(tree, row) >= min_reach - 1e-6
+
+
+@given(tree=rated_trees())
+def test_the_best_chain_is_the_path_with_most_expected_guesses(tree: TokenTree) -> None:
+    chain = tree.best_chain()
+    assert chain.is_chain
+    if tree.is_chain:
+        return
+
+    def expected(row: int) -> float:
+        return sum(chance(tree, above) for above in tree.path(row)[1:])
+
+    last = tree.proposed_by.index(chain.proposed_by[-1])
+    assert [tree.proposed_by[row] for row in tree.path(last)] == list(chain.proposed_by)
+    assert expected(last) == pytest.approx(max(map(expected, range(len(tree)))), abs=1e-6)
+
+
+@given(tree=rated_trees(), text=st.lists(st.integers(0, 2), max_size=5))
+def test_followed_rows_are_the_children_of_the_texts_path(tree: TokenTree, text: list[int]) -> None:
+    expected = []
+    row: int | None = 0
+    for token in text:
+        if row is None:
+            break
+        children = tree.children(row)
+        expected += [(child, tree.tokens[child] == token) for child in children]
+        row = next((child for child in children if tree.tokens[child] == token), None)
+    assert list(tree.followed(text)) == expected
+
+
 def test_a_padded_chain_is_a_chain() -> None:
     assert TokenTree.chain(1, [2, 3]).padded(5).is_chain
 
@@ -73,6 +166,7 @@ def test_a_chain_carries_confidence_and_drafter() -> None:
         ([1, 2, 3], [-1, 0, -1], [1, 1, 1], {}),  # a second root
         ([1, 2], [-1, 0], [1, 1], {"draft_probs": (None,)}),
         ([1, 2], [-1, 0], [1, 1], {"proposed_by": ("",)}),
+        ([1, 2], [-1, 0], [1, 1], {"needed": (True,)}),
     ],
 )
 def test_a_malformed_tree_is_refused(

@@ -1,0 +1,11 @@
+"""Which prompts belong together: what a drafter learnt from one text stays out of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def continues(earlier: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Whether a prompt goes on where an earlier one stood: the next turn of the same chat, or the
+    same question again. A system message that two chats share does not make them one."""
+    return 0 < len(earlier) <= len(prompt) and tuple(prompt[: len(earlier)]) == tuple(earlier)

@@ -1,0 +1,143 @@
+"""Look-ups in the suffix array of a corpus (Manber & Myers 1990).
+
+All suffixes of the corpus in sorted order: those that begin with one token sequence are
+neighbours, so a sequence's occurrences are an interval, found by bisection, and each token that
+follows them has an interval inside it. SAM decoding (Hu et al. 2024) and SuffixDecoding (Oliaro
+et al. 2024) keep automata and trees for this; an array takes eight bytes a token, with the token,
+and is used as it lies in a file.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from mmap import mmap
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_MATCH = 16  # tokens; what is longer is continued no more reliably
+SEPARATOR = 0xFFFFFFFF  # after each document: no token, and sorted behind all of them
+TOKEN_BYTES = 4
+MAX_FOLLOWING = 8  # tokens after a match; a tree has no use for the less likely ones
+_SAMPLE = 64  # occurrences that are looked at where there are more
+
+
+class Match(NamedTuple):
+    """A token sequence and where it occurs: places low..high-1 of the suffix array."""
+
+    length: int  # tokens
+    low: int
+    high: int
+
+    @property
+    def num_occurrences(self) -> int:
+        return self.high - self.low
+
+
+class CorpusIndex:
+    """A mapped corpus; nothing is copied, and pages are read when a look-up touches them.
+
+    Whatever the bytes are, no look-up fails and no token outside the vocabulary is returned:
+    damage costs right guesses only.
+    """
+
+    def __init__(self, data: mmap | bytes, offset: int, num_tokens: int, vocab_size: int) -> None:
+        """data, from `offset` on: the tokens, 4 bytes each, the highest first, so that they
+        compare like the numbers do; then [num_tokens] int32, the suffix array."""
+        end = offset + TOKEN_BYTES * num_tokens
+        self.num_tokens = num_tokens  # separators included
+        self._data = data
+        self._offset = offset
+        self._vocab_size = vocab_size
+        self._suffixes = _int32_view(data, end, num_tokens)
+
+    def match(self, text: Sequence[int]) -> Match:
+        """The longest end of `text` that occurs, of MAX_MATCH tokens at most."""
+        end = list(text[-MAX_MATCH:])
+        for place in range(len(end) - 1, -1, -1):
+            if not 0 <= end[place] < self._vocab_size:
+                del end[: place + 1]
+                break
+        pattern = struct.pack(f">{len(end)}I", *end)
+        longest, low, too_long = 0, 0, len(end) + 1
+        while longest + 1 < too_long:
+            # An end that occurs has all its own ends occur.
+            length = (longest + too_long) // 2
+            first = self._first_place(pattern[-TOKEN_BYTES * length :])
+            if first is None:
+                too_long = length
+            else:
+                longest, low = length, first
+        if longest == 0:
+            return Match(0, 0, self.num_tokens)
+        sought = pattern[-TOKEN_BYTES * longest :]
+        high = bisect_right(self._suffixes, sought, low + 1, key=self._reader(0, longest))
+        return Match(longest, low, high)
+
+    def following(self, match: Match) -> list[tuple[int, Match]]:
+        """The tokens that occur after `match`, each with the match that is longer by it.
+
+        No more than MAX_FOLLOWING, the most frequent; of a match with over _SAMPLE occurrences,
+        those of an evenly spread sample. The longer matches have all their occurrences even so.
+        """
+        low, count = match.low, match.num_occurrences
+        sampled = min(count, _SAMPLE)
+        places = [low + i * count // sampled for i in range(sampled + 1)]
+        read = self._reader(match.length, 1)
+        found: dict[int, Match] = {}
+        for raw, first, end in _runs([read(self._suffixes[place]) for place in places[:-1]]):
+            token = int.from_bytes(raw, "big")
+            if token >= self._vocab_size or len(raw) < TOKEN_BYTES or token in found:
+                continue  # a separator, or damage
+            # The run begins behind the sampled place before it, and ends before the next one.
+            begins_after = places[first - 1] if first else low - 1
+            start = bisect_left(self._suffixes, raw, begins_after + 1, places[first], key=read)
+            stop = bisect_right(self._suffixes, raw, places[end - 1] + 1, places[end], key=read)
+            found[token] = Match(match.length + 1, start, stop)
+            if len(found) == MAX_FOLLOWING:
+                break
+        return list(found.items())
+
+    def _first_place(self, sought: bytes) -> int | None:
+        """Of the suffixes that begin with `sought`."""
+        read = self._reader(0, len(sought) // TOKEN_BYTES)
+        place = bisect_left(self._suffixes, sought, key=read)
+        if place < self.num_tokens and read(self._suffixes[place]) == sought:
+            return place
+        return None
+
+    def _reader(self, skipped: int, count: int) -> Callable[[int], bytes]:
+        """Reads `count` tokens of a suffix after the `skipped` first ones.
+
+        Where that ends beyond the corpus it reads whatever lies there: no look-up depends on
+        what comes after a separator, and the last token is one.
+        """
+        data, offset = self._data, self._offset + TOKEN_BYTES * skipped
+        width = TOKEN_BYTES * count
+
+        def read(suffix: int) -> bytes:
+            begin = offset + TOKEN_BYTES * suffix
+            return data[begin : begin + width]
+
+        return read
+
+
+def _runs(values: list[bytes]) -> list[tuple[bytes, int, int]]:
+    """Equal neighbours: their value, the first index and the one after the last; longest first."""
+    runs = []
+    begin = 0
+    for value, run in groupby(values):
+        end = begin + len(list(run))
+        runs.append((value, begin, end))
+        begin = end
+    runs.sort(key=lambda run: run[1] - run[2])
+    return runs
+
+
+def _int32_view(data: mmap | bytes, offset: int, count: int) -> memoryview:
+    """Little-endian numbers; a memoryview's are Python's own and cost less than numpy's."""
+    numbers = np.frombuffer(data, "<i4", count, offset)
+    return numbers.astype(np.int32, copy=False).data

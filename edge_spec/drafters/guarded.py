@@ -1,0 +1,88 @@
+"""Keeps a drafter's faults away from the text: one that fails is not asked again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping
+from edge_spec.model import Forward
+from edge_spec.tree import TokenTree, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedDrafter:
+    """Another drafter, dropped for the rest of the session when it raises or proposes what no
+    target can score. Why is logged once and kept in `fault`.
+
+    vocab_size: of the target. KeyboardInterrupt and the like pass.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.name = drafter.name
+        self.fault: str | None = None
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        if self.fault is None:
+            try:
+                self._drafter.begin(prompt)
+            except Exception as error:
+                self._drop(error)
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        if self.fault is None:
+            try:
+                return self._checked(self._drafter.propose(pending, budget), pending)
+            except Exception as error:
+                self._drop(error)
+        return TokenTree.chain(pending)
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        if self.fault is None:
+            try:
+                self._drafter.observe(tree, out, verdict)
+            except Exception as error:
+                self._drop(error)
+
+    def close(self) -> None:
+        if isinstance(self._drafter, Closing):
+            try:
+                self._drafter.close()
+            except Exception as error:
+                self._drop(error)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Empty for a drafter that was dropped or keeps nothing."""
+        if self.fault is None and isinstance(self._drafter, Keeping):
+            return self._drafter.snapshot()
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        if state and isinstance(self._drafter, Keeping):
+            self._drafter.restore(state)
+
+    def _checked(self, tree: TokenTree, pending: int) -> TokenTree:
+        """Raises ValueError for a tree that would end the generation or change its text."""
+        if int(tree.tokens[0]) != pending:
+            raise ValueError(f"row 0 holds token {tree.tokens[0]} instead of {pending}")
+        if len(tree) == 1:
+            return tree
+        if tree.tokens.min() < 0 or tree.tokens.max() >= self._vocab_size:
+            raise ValueError(f"tokens beyond the vocabulary of {self._vocab_size}")
+        if not ((tree.confidence >= 0) & (tree.confidence <= 1)).all():
+            raise ValueError("a confidence outside 0 to 1")
+        return tree
+
+    def _drop(self, error: Exception) -> None:
+        self.fault = " ".join(f"{type(error).__name__}: {error}".split())
+        logger.warning(
+            "the drafter %s failed and is not asked again (%s); the text stays correct",
+            self.name,
+            self.fault,
+            exc_info=logger.isEnabledFor(logging.DEBUG),
+        )

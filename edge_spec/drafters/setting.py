@@ -1,0 +1,90 @@
+"""How drafters are made: what they may build on, and the entry points of this package's own.
+
+An entry point of the group `edge_spec.drafters` is a function that takes a `Setting` and returns
+a `Drafter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.fill import Fill
+from edge_spec.drafters.jacobi import DEFAULT_BLOCK, JacobiDrafter
+from edge_spec.drafters.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
+from edge_spec.drafters.protocol import Drafter
+from edge_spec.drafters.recycling import RecyclingDrafter
+from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.corpus_index import CorpusIndex
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The target as drafters see it, and the user's options for them."""
+
+    vocab_size: int  # of the target
+    tokens: Callable[[], Mapping[str, int]] = dict  # its vocabulary: token -> id
+    ngram_file: Path | None = None  # where its n-grams are kept from one run to the next
+    corpora: Sequence[CorpusIndex] = ()
+    draft_n_max: int | None = None  # guesses a round
+    window: WindowSize | None = None
+    fill: Fill | None = None  # of Jacobi blocks
+    draft: Draft | None = None  # the second model, where there is one
+
+
+def suffix(setting: Setting) -> Drafter:
+    return SuffixDrafter()
+
+
+def recycling(setting: Setting) -> Drafter:
+    return RecyclingDrafter()
+
+
+def lookahead(setting: Setting) -> Drafter:
+    if setting.window is None and setting.draft_n_max is not None:
+        return LookaheadDrafter(WindowSize.within(setting.draft_n_max + 1))
+    return LookaheadDrafter(setting.window or DEFAULT_SIZE)
+
+
+def jacobi(setting: Setting) -> Drafter:
+    return JacobiDrafter(setting.fill or Fill.NGRAM, setting.draft_n_max or DEFAULT_BLOCK)
+
+
+def corpus(setting: Setting) -> Drafter:
+    """Raises UsageError without a corpus."""
+    from edge_spec.drafters.corpus import CorpusDrafter
+
+    if not setting.corpora:
+        raise UsageError(
+            "the drafter corpus needs a text",
+            remedy="Name a file or directory with --corpus PATH.",
+        )
+    return CorpusDrafter(setting.corpora)
+
+
+def ngram_cache(setting: Setting) -> Drafter:
+    """Raises UsageError where there is no place for its file."""
+    from edge_spec.drafters.corpus_file import Vocabulary
+    from edge_spec.drafters.ngram_cache import NgramCacheDrafter
+
+    if setting.ngram_file is None:
+        raise UsageError(
+            "the drafter ngram-cache needs a file", remedy="Open the model by its name or path."
+        )
+    vocabulary = Vocabulary.of(setting.tokens()).sha256
+    return NgramCacheDrafter(setting.ngram_file, vocabulary, setting.vocab_size)
+
+
+def draft_model(setting: Setting) -> Drafter:
+    """Raises UsageError without a draft."""
+    if setting.draft is None:
+        raise UsageError(
+            "the drafter draft-model needs a second model", remedy="Name it with --draft MODEL."
+        )
+    return setting.draft.make_drafter()

@@ -1,0 +1,96 @@
+"""What a user can choose when a model is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_spec import plugins
+from edge_spec.drafters.fill import Fill
+from edge_spec.drafters.lookahead import WindowSize
+from edge_spec.errors import UsageError
+from edge_spec.model import RuntimeOptions
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What `load` composes; "auto" leaves the choice to edge-spec."""
+
+    runtime: str = "auto"
+    drafter: str = "auto"  # "auto", "none", or names joined by commas
+    draft: str = "none"  # a smaller model that guesses, named like the target
+    draft_runtime: str = "auto"
+    draft_providers: tuple[str, ...] = ()
+    draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
+    corpora: tuple[Path, ...] = ()  # texts that answers may quote, or their indices
+    window: WindowSize | None = None  # of lookahead; None: its default
+    fill: Fill | None = None  # how Jacobi's first guesses are made; None: its default
+    quantization: str | None = None  # of a model that has to be converted
+    block_size: int | None = None
+    exact: bool = False  # bit-identical to plain decoding in the same mode
+    threads: int | None = None
+    providers: tuple[str, ...] = ()
+    context_length: int | None = None  # tokens; None: what the model was trained for
+    # Of the target:
+    gpu_layers: int | None = None
+    kv_type: str | None = None
+    mmap: bool | None = None
+    flash_attention: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_n_max is not None and self.draft_n_max < 1:
+            raise UsageError(
+                f"the largest number of draft tokens is {self.draft_n_max}",
+                remedy="It has to be 1 or more; --drafter none turns drafting off.",
+            )
+        for name, value in (("threads", self.threads), ("context", self.context_length)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}", remedy="It has to be 1 or more.")
+        self._require_used()
+        if self.gpu_layers is not None and self.gpu_layers < 0:
+            raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
+
+    def _require_used(self) -> None:
+        """An option for a drafter that was not asked for would silently do nothing."""
+        names = [name.strip() for name in self.drafter.split(",")]
+        auto = names == ["auto"]
+        for option, given, drafter, in_auto in (
+            (f"the draft {self.draft}", self.draft != "none", plugins.DRAFT_MODEL, True),
+            ("the corpus", bool(self.corpora), "corpus", True),
+            ("the lookahead window", self.window is not None, "lookahead", False),
+            ("the first guesses of Jacobi", self.fill is not None, "jacobi", False),
+        ):
+            if given and drafter not in names and not (auto and in_auto):
+                raise UsageError(
+                    f"{option} would not be used by --drafter {self.drafter}",
+                    remedy=f"Add {drafter} to --drafter, or leave the option out.",
+                )
+        if self.draft == "none" and plugins.DRAFT_MODEL in names:
+            raise UsageError(
+                f"the drafter {plugins.DRAFT_MODEL} needs a second model",
+                remedy="Name it with --draft MODEL.",
+            )
+        if self.window is not None and self.draft_n_max is not None:
+            wanted = self.window.num_rows - 1
+            if self.draft_n_max < wanted:
+                raise UsageError(
+                    f"a lookahead window of {self.window} guesses up to {wanted} tokens a round, "
+                    f"and at most {self.draft_n_max} are allowed",
+                    remedy="Choose a smaller window or a larger --draft-n-max.",
+                )
+
+    @property
+    def runtime_options(self) -> RuntimeOptions:
+        return RuntimeOptions(
+            threads=self.threads,
+            providers=self.providers,
+            context_length=self.context_length,
+            gpu_layers=self.gpu_layers,
+            kv_type=self.kv_type,
+            mmap=self.mmap,
+            flash_attention=self.flash_attention,
+        )
+
+    @property
+    def draft_runtime_options(self) -> RuntimeOptions:
+        return RuntimeOptions(threads=self.threads, providers=self.draft_providers)

@@ -1,0 +1,81 @@
+"""Composes drafters with a policy: what is guessed, what of it is verified, how ties are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_spec import plugins
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.numerics import Numerics
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.protocol import Closing, Drafter
+from edge_spec.drafters.setting import Setting
+from edge_spec.model import Capabilities
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """tie_margin: of a greedy choice, below which it may differ from plain decoding's."""
+
+    drafters: Sequence[Drafter]
+    policy: Policy
+    tie_margin: float = 0.0
+
+    def close(self) -> None:
+        for drafter in self.drafters:
+            if isinstance(drafter, Closing):
+                drafter.close()
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """What one target allows; composes whatever drafters the user asks for.
+
+    exact: bit-identical to plain decoding in the same mode.
+    """
+
+    setting: Setting
+    capabilities: Capabilities
+    numerics: Numerics
+    exact: bool = False
+
+    @property
+    def min_rows(self) -> int:
+        """Of a pass."""
+        return self.numerics.invariant_widths[0] if self.exact else 1
+
+    def choose(self, names: str) -> Speculation:
+        """Raises UsageError for names that `plugins.load_drafters` refuses."""
+        return self.compose(names, plugins.load_drafters(names, self.setting))
+
+    def compose(self, names: str, drafters: Sequence[Drafter]) -> Speculation:
+        """names: "auto" promises the text that plain decoding writes, bit for bit where the
+        runtime can: branches only where they change no number. Who names drafters gets all that
+        they propose, and near ties counted."""
+        branches = self.capabilities.trees and (names != "auto" or self.numerics.branch_invariant)
+        fixed = FixedPolicy(self._max_draft_tokens, trees=branches)
+        guarded = self._merged(drafters)
+        if self.exact:
+            return Speculation(guarded, ExactPolicy(fixed, self.numerics.invariant_widths))
+        margin = self.numerics.tie_margin
+        if branches:
+            margin = max(margin, self.numerics.branch_margin)
+        return Speculation(guarded, fixed, margin if guarded else 0.0)
+
+    @property
+    def _max_draft_tokens(self) -> int:
+        if self.setting.draft_n_max is not None:
+            return self.setting.draft_n_max
+        window = self.setting.window
+        return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
+
+    def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
+        """Those that cost nothing in one tree; a draft is asked where they have nothing likely."""
+        guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
+        free: list[Drafter] = [each for each in guarded if each.name != plugins.DRAFT_MODEL]
+        if len(free) > 1:
+            free = [CompositeDrafter(free)]
+        return free + [each for each in guarded if each.name == plugins.DRAFT_MODEL]

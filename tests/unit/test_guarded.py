@@ -1,0 +1,132 @@
+"""A drafter that fails is dropped with a reason; the text stays what plain decoding writes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.sampling import SamplingParams
+from edge_spec.testing import ScriptedModel, random_logits
+from edge_spec.tree import TokenTree
+
+VOCAB = 5
+PROMPT = [1, 2, 0, 1]
+
+
+class Faulty(SuffixDrafter):
+    """Suffix lookup that goes wrong in one method, at its third call."""
+
+    name = "faulty"
+
+    def __init__(self, where: str, fault: Any) -> None:
+        super().__init__()
+        self._where, self._fault = where, fault
+        self.calls = 0
+
+    def _goes_wrong(self, where: str) -> bool:
+        self.calls += where == self._where
+        return where == self._where and self.calls >= (1 if where == "begin" else 3)
+
+    def begin(self, prompt: Any) -> None:
+        if self._goes_wrong("begin"):
+            self._fault(None)
+        super().begin(prompt)
+
+    def propose(self, pending: int, budget: Any) -> TokenTree:
+        tree = super().propose(pending, budget)
+        return self._fault(tree) if self._goes_wrong("propose") else tree
+
+    def observe(self, tree: Any, out: Any, verdict: Any) -> None:
+        if self._goes_wrong("observe"):
+            self._fault(tree)
+        super().observe(tree, out, verdict)
+
+
+def raises(tree: Any) -> Any:
+    raise RuntimeError("the index\nis broken")
+
+
+def out_of_memory(tree: Any) -> Any:
+    raise MemoryError
+
+
+def tree_with(**arrays: Any) -> Any:
+    def fault(tree: TokenTree) -> TokenTree:
+        parts = {"tokens": [tree.tokens[0], 1], "parents": [-1, 0], "confidence": [1.0, 0.9]}
+        parts |= arrays
+        return TokenTree(*(np.array(part) for part in parts.values()))
+
+    return fault
+
+
+FAULTS = [
+    ("begin", raises),
+    ("propose", raises),
+    ("propose", out_of_memory),
+    ("observe", raises),
+    ("propose", lambda tree: None),
+    ("propose", tree_with(tokens=[4, 1])),  # not the pending token, as a rule
+    ("propose", tree_with(tokens=[0, VOCAB])),
+    ("propose", tree_with(tokens=[0, -1])),
+    ("propose", tree_with(confidence=[1.0, float("nan")])),
+    ("propose", tree_with(confidence=[1.0, 1.5])),
+    ("propose", tree_with(parents=[-1, 1])),
+    ("propose", tree_with(confidence=[1.0])),
+]
+
+
+@pytest.mark.parametrize(("where", "fault"), FAULTS)
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1, seed=3)])
+def test_a_failing_drafter_is_dropped_and_the_text_is_the_plain_one(
+    decode: Any, caplog: Any, where: str, fault: Any, params: SamplingParams
+) -> None:
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    guarded = GuardedDrafter(Faulty(where, fault), VOCAB)
+    with caplog.at_level(logging.WARNING, "edge_spec"):
+        run = decode(model, PROMPT, [guarded], params=params, max_tokens=40)
+        again = decode(model, PROMPT, [guarded], params=params, max_tokens=40)
+    plain = decode(model, PROMPT, params=params, max_tokens=40)
+    assert run.tokens == again.tokens == plain.tokens
+    assert guarded.fault
+    assert len(caplog.records) == 1
+    message = caplog.records[0].getMessage()
+    assert "faulty" in message and guarded.fault in message and "\n" not in message
+    assert sum(stats.num_draft_tokens for stats in again.rounds) == 0
+
+
+def test_of_several_drafters_only_the_failing_one_is_dropped(decode: Any) -> None:
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    faulty = GuardedDrafter(Faulty("propose", raises), VOCAB)
+    sound = GuardedDrafter(SuffixDrafter(), VOCAB)
+    run = decode(model, PROMPT, [CompositeDrafter([faulty, sound])], max_tokens=60)
+    assert run.tokens == decode(model, PROMPT, max_tokens=60).tokens
+    assert faulty.fault == "RuntimeError: the index is broken" and sound.fault is None
+    accepted = [token.drafter for token in run.decoded if token.drafter]
+    assert accepted and accepted[-1] == "suffix"
+
+
+def test_an_interrupt_is_no_fault() -> None:
+    def interrupt(tree: Any) -> Any:
+        raise KeyboardInterrupt
+
+    guarded = GuardedDrafter(Faulty("begin", interrupt), VOCAB)
+    with pytest.raises(KeyboardInterrupt):
+        guarded.begin(PROMPT)
+    assert guarded.fault is None
+
+
+def test_the_engine_guards_every_drafter_it_loads(make_engine: Any, monkeypatch: Any) -> None:
+    model = ScriptedModel(random_logits(260), 260)
+    engine = make_engine(model)
+    plain = engine.generate([1, 2, 1, 2], max_tokens=20)
+    monkeypatch.setattr(SuffixDrafter, "propose", raises)  # called with too many arguments
+    for names in ("suffix", "suffix,recycling"):
+        engine.set_drafter(names)
+        drafted = engine.generate([1, 2, 1, 2], max_tokens=20)
+        assert [t.id for t in drafted.tokens] == [t.id for t in plain.tokens]
