@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.corpus_index import MAX_MATCH, CorpusIndex, Match
-from edge_spec.drafters.growth import Growth, Guess, grow, nothing
+from edge_spec.drafters.growth import Guess, grow, nothing
 from edge_spec.drafters.protocol import Budget
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
@@ -53,11 +53,11 @@ class CorpusDrafter:
         self._indexes = tuple(indexes)
         self._acceptance = LearntAcceptance(_priors())
         self._text: list[int] = []  # the last MAX_MATCH tokens, the pending one included
-        self._growth: Growth | None = None  # of this round
+        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt[-MAX_MATCH:])
-        self._growth = None
+        self._growth = nothing(prompt[-1])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         found = self._longest()
@@ -68,20 +68,16 @@ class CorpusDrafter:
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        if self._growth is not None:
-            self._growth.teach(self._acceptance, verdict.tokens)
-            self._growth = None
+        self._growth.teach(self._acceptance, verdict.tokens)
         self._text = [*self._text, *verdict.tokens][-MAX_MATCH:]
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """What was learnt: "acceptance" [2, kinds] float64."""
         return {"acceptance": self._acceptance.snapshot()}
 
-    def restore(self, learnt: Mapping[str, np.ndarray]) -> None:
-        """Raises ValueError for the snapshot of another drafter."""
-        if "acceptance" not in learnt:
-            raise ValueError("a snapshot without acceptance counts")
-        self._acceptance.restore(learnt["acceptance"])
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for the snapshot of another drafter."""
+        self._acceptance.restore(state["acceptance"])
 
     def _longest(self) -> _Matches:
         found = [(index, index.match(self._text)) for index in self._indexes]

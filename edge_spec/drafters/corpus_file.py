@@ -196,7 +196,7 @@ def _checked_fields(fields: object, path: Path) -> tuple[int, str, str]:
     """num_tokens, sha256 and vocabulary."""
     if isinstance(fields, dict):
         match fields.get("num_tokens"), fields.get("sha256"), fields.get("vocabulary"):
-            case int(num_tokens), str(digest), str(vocabulary) if 0 < num_tokens <= MAX_TOKENS:
+            case int(num_tokens), str(digest), str(vocabulary) if num_tokens > 0:
                 return num_tokens, digest, vocabulary
     raise _damaged(path, "its header lacks something")
 

@@ -90,7 +90,7 @@ class CorpusIndex:
         found: dict[int, Match] = {}
         for raw, first, end in _runs([read(self._suffixes[place]) for place in places[:-1]]):
             token = int.from_bytes(raw, "big")
-            if token >= self._vocab_size or len(raw) < TOKEN_BYTES or token in found:
+            if token >= self._vocab_size:
                 continue  # a separator, or damage
             # The run begins behind the sampled place before it, and ends before the next one.
             begins_after = places[first - 1] if first else low - 1

@@ -74,11 +74,12 @@ class JacobiDrafter:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._filler.extend(verdict.tokens)
         refined: list[tuple[int, _Guess]] = []  # for the position after each scored guess
-        row: int | None = 0
+        row = 0
         for i, (token, _) in enumerate(self._guesses):
-            row = tree.child(row, token)
-            if row is None:
+            scored = tree.child(row, token)
+            if scored is None:
                 break
+            row = scored
             argmax = int(out.logits[row].argmax())
             same = i + 1 < len(self._guesses) and self._guesses[i + 1][0] == argmax
             refined.append((argmax, _Guess.STABLE if same else _Guess.REFINED))

@@ -2,11 +2,11 @@
 (Fu et al. 2024).
 
 The window has W columns and N - 1 rows. Its row 0 is a chain from the pending token on; below
-each of its columns hangs a trajectory, whose row r is what the target wrote r rounds ago at that
-place. That is a token tree, so the window needs no attention mask of its own. Each round scores
-window and guesses in one pass: the argmax of the last window row makes the newest row, every
-column yields an n-gram for the pool, and the pool's n-grams that begin with the pending token are
-the guesses.
+each of its columns hangs a trajectory, whose rows the target wrote in successive rounds, the
+newest last. That is a token tree, so the window needs no attention mask of its own. Each round
+scores window and guesses in one pass: the argmax of the last window row makes the newest row,
+every column yields an n-gram for the pool, and the pool's n-grams that begin with the pending
+token are the guesses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.conversation import continues
+from edge_spec.drafters.conversation import continues, restored_prompt
 from edge_spec.drafters.fill import Fill, Filler
 from edge_spec.drafters.growth import Growth, nothing
-from edge_spec.drafters.merge import merge_rows, tree_of
+from edge_spec.drafters.merge import MergedRow, tree_of
 from edge_spec.drafters.ngram_pool import NgramPool
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
@@ -92,7 +92,7 @@ class LookaheadDrafter:
         self._acceptance = LearntAcceptance(_PRIORS)
         self._pool = NgramPool(size.ngram, size.guesses)
         self._prompt: tuple[int, ...] = ()
-        # _levels[r][j]: row r, column j; row 0 begins with the pending token, which is not read.
+        # _levels[r][j]: row r, column j, a guess for position j + r; the pending token is at 0.
         self._levels: list[list[int]] = []
         self._growth = nothing(0)
 
@@ -104,53 +104,40 @@ class LookaheadDrafter:
         self._growth = nothing(prompt[-1])
         self._filler.begin(prompt)
         self._pool.begin(prompt)
-        self._levels = [self._filler.fill([], self._size.width)]
+        self._levels = [[]]
+        self._refresh(0, prompt[-1])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
+        rows = _Rows(pending, self.name, self._acceptance)
         # A window too deep for what is left of the text, or too large, has nothing to give.
-        size, depth = self._size, self._size.width + len(self._levels) - 2
-        with_window = (
-            budget.branches
-            and depth <= budget.num_draft_tokens
-            and size.width * len(self._levels) <= budget.num_rows
-        )
-        trees = [self._window(pending)] if with_window else []
-        kinds = [[min(d, _WINDOW_DEPTHS) - 1 for d in tree.depths.tolist()] for tree in trees]
-        for rank, ngram in enumerate(self._pool.after(pending)):
-            guesses = ngram[: budget.num_draft_tokens]
-            trees.append(TokenTree.chain(pending, guesses, drafter=self.name))
-            first = _WINDOW_DEPTHS + 2 * min(rank, _POOL_RANKS - 1)
-            kinds.append([0, first, *(first + 1,) * (len(guesses) - 1)])
-            if not budget.branches:
-                break
-        merged = merge_rows(pending, trees)
-        best = [
-            max((kinds[which][row] for which, row in entry.sources), key=self._acceptance.estimate)
-            if entry.sources
-            else 0
-            for entry in merged
-        ]
-        tree = tree_of(merged, [self._acceptance.estimate(kind) for kind in best])
-        self._growth = Growth(tree, best)
-        return tree
+        depth = self._size.width + len(self._levels) - 2
+        num_rows = self._size.width * len(self._levels)
+        if budget.branches and depth <= budget.num_draft_tokens and num_rows <= budget.num_rows:
+            self._add_window(rows)
+        ngrams = self._pool.after(pending)
+        for rank, ngram in enumerate(ngrams if budget.branches else ngrams[:1]):
+            kind, row = _WINDOW_DEPTHS + 2 * min(rank, _POOL_RANKS - 1), 0
+            for i, token in enumerate(ngram[: budget.num_draft_tokens]):
+                row = rows.add(row, token, kind + (i > 0))
+        self._growth = rows.growth()
+        tree = self._growth.tree
+        return tree.likeliest(budget.num_rows) if len(tree) > budget.num_rows else tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._filler.extend(verdict.tokens)
         self._pool.read(verdict.tokens)
+        num_tokens = len(verdict.tokens)
         newest = self._newest_level(tree, out)
-        if newest is None:  # a round without the window leaves it as it is, and behind
-            self._refresh(self._levels, len(verdict.tokens))
-            return
-        levels = [*self._levels, newest]
-        if len(levels) < self._size.ngram:
-            self._refresh(levels, len(verdict.tokens))
-            return
-        levels[0][0] = int(tree.tokens[0])
-        for column in zip(*levels, strict=True):
-            self._pool.add(column)
-        # Without its first row every trajectory stands one position further right.
-        self._refresh(levels[1:], len(verdict.tokens) - 1)
+        if newest is not None:  # a round without the window leaves it as it is, and behind
+            self._levels.append(newest)
+        if len(self._levels) == self._size.ngram:
+            for column in zip(*self._levels, strict=True):
+                self._pool.add(column)
+            # Without its first row every trajectory stands one position further right.
+            del self._levels[0]
+            num_tokens -= 1
+        self._refresh(num_tokens, verdict.next_token)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """The pool and what was learnt; the window is rebuilt within N rounds."""
@@ -161,51 +148,80 @@ class LookaheadDrafter:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Changes nothing where it raises."""
+        pool = NgramPool(self._size.ngram, self._size.guesses)
+        pool.restore(state["pool"])
+        prompt = restored_prompt(state["prompt"])
         self._acceptance.restore(state["acceptance"])
-        self._pool.restore(state["pool"])
-        self._prompt = tuple(state["prompt"].tolist())
+        self._pool, self._prompt = pool, prompt
 
-    def _window(self, pending: int) -> TokenTree:
-        tokens, parents = [pending], [-1]
-        foot = [0] * self._size.width  # each column's last row
-
-        def add(token: int, parent: int) -> int:
-            tokens.append(token)
-            parents.append(parent)
-            return len(tokens) - 1
-
-        for column in range(1, self._size.width):
-            foot[column] = add(self._levels[0][column], foot[column - 1])
-        for level in self._levels[1:]:
-            foot = [add(token, parent) for token, parent in zip(level, foot, strict=True)]
-        rows = len(tokens)
-        return TokenTree(
-            np.array(tokens, np.int32),
-            np.array(parents, np.int32),
-            np.ones(rows, np.float32),
-            proposed_by=("", *(self.name,) * (rows - 1)),
-            needed=(True,) * rows,
-        )
+    def _add_window(self, rows: _Rows) -> None:
+        feet = [0]  # each column's last row
+        for token in self._levels[0][1:]:
+            kind = min(len(feet), _WINDOW_DEPTHS) - 1
+            feet.append(rows.add(feet[-1], token, kind, needed=True))
+        for r, level in enumerate(self._levels[1:], start=1):
+            for column, token in enumerate(level):
+                kind = min(column + r, _WINDOW_DEPTHS) - 1
+                feet[column] = rows.add(feet[column], token, kind, needed=True)
 
     def _newest_level(self, tree: TokenTree, out: Forward) -> list[int] | None:
         """The target's choice below each column, None where the window was not scored."""
         newest = []
         foot: int | None = 0
-        for column in range(self._size.width):
-            if column:
-                foot = tree.child(foot, self._levels[0][column])
-            row = foot
-            for level in self._levels[1:]:
-                row = None if row is None else tree.child(row, level[column])
-            if foot is None or row is None:
+        for column, (start, *trajectory) in enumerate(zip(*self._levels, strict=True)):
+            foot = _follow(tree, foot, [start] if column else [])
+            last = _follow(tree, foot, trajectory)
+            if last is None:
                 return None
-            newest.append(int(out.logits[row].argmax()))
+            newest.append(int(out.logits[last].argmax()))
         return newest
 
-    def _refresh(self, levels: list[list[int]], num_tokens: int) -> None:
+    def _refresh(self, num_tokens: int, pending: int) -> None:
         """Moves the window's columns on by `num_tokens` positions; new ones are filled."""
-        width = self._size.width
-        self._levels = []
-        for level in levels:
+        width, fill = self._size.width, self._filler.fill
+        first, *others = self._levels
+        kept = first[num_tokens + 1 :]
+        self._levels = [[pending, *kept, *fill(kept, width - 1 - len(kept))]]
+        below: list[int] = []  # between the pending token and a row's first column
+        for level in others:
             kept = level[num_tokens:]
-            self._levels.append(kept + self._filler.fill(kept, width - len(kept)))
+            self._levels.append([*kept, *fill([*below, *kept], width - len(kept))])
+            below.append(self._levels[-1][0])
+
+
+def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | None:
+    """Where `tokens` lead from a row, None where that was not scored."""
+    for token in tokens:
+        if row is None:
+            return None
+        row = tree.child(row, token)
+    return row
+
+
+class _Rows:
+    """The rows of one round's tree: no two equal siblings, each of the likeliest kind."""
+
+    def __init__(self, pending: int, drafter: str, acceptance: LearntAcceptance) -> None:
+        self._drafter = drafter
+        self._acceptance = acceptance
+        self._merged = [MergedRow(pending, -1)]
+        self._kinds = [0]
+        self._places: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int, kind: int, needed: bool = False) -> int:
+        """The row of this guess."""
+        row = self._places.setdefault((parent, token), len(self._merged))
+        if row == len(self._merged):
+            self._merged.append(MergedRow(token, parent))
+            self._merged[row].drafters.append(self._drafter)
+            self._kinds.append(kind)
+        estimate = self._acceptance.estimate
+        if estimate(kind) > estimate(self._kinds[row]):
+            self._kinds[row] = kind
+        self._merged[row].needed |= needed
+        return row
+
+    def growth(self) -> Growth:
+        confidence = [self._acceptance.estimate(kind) for kind in self._kinds]
+        return Growth(tree_of(self._merged, confidence), self._kinds)

@@ -72,7 +72,7 @@ class NgramCacheDrafter:
         if self._store.num_unsaved and self._clock() - self._last_save_s > SAVE_AFTER_S:
             self.close()
         self._context = tuple(prompt[-MAX_ORDER:])
-        self._growth = nothing(prompt[-1])
+        self._growth = nothing(prompt[-1])  # what an interrupted answer left says nothing
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         limit = _BRANCHES if budget.branches else 1
@@ -90,7 +90,6 @@ class NgramCacheDrafter:
             for order in range(1, len(self._context) + 1):
                 self._store.add(self._context[-order:], token)
             self._context = (*self._context, token)[-MAX_ORDER:]
-        self._growth = nothing(self._context[-1])  # or a round without `propose` would teach
 
     def close(self) -> None:
         """Saves what is new; the drafter stays usable."""
@@ -102,8 +101,8 @@ class NgramCacheDrafter:
         return {"acceptance": self._acceptance.snapshot()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises ValueError for the snapshot of another drafter."""
-        self._acceptance.restore(state.get("acceptance", np.empty(0)))
+        """Raises KeyError or ValueError for the snapshot of another drafter."""
+        self._acceptance.restore(state["acceptance"])
 
     def _guesses(self, context: Context, limit: int) -> Iterator[Guess[Context]]:
         """The most frequent followers of the longest end of `context` that has any."""

@@ -11,7 +11,7 @@ MAX_FIRST_TOKENS = 16384
 
 class NgramPool:
     """For each first token the latest `per_token` n-grams of `ngram` tokens; of first tokens, the
-    latest MAX_FIRST_TOKENS. What was used least lately is forgotten."""
+    latest MAX_FIRST_TOKENS. What was seen least lately is forgotten."""
 
     def __init__(self, ngram: int, per_token: int) -> None:
         self._ngram = ngram
@@ -51,14 +51,16 @@ class NgramPool:
         return self._pool.get(token, [])[::-1]
 
     def snapshot(self) -> np.ndarray:
-        """[n-grams, ngram] int32, the least lately used first."""
+        """[n-grams, ngram] int32, the least lately seen first."""
         ngrams = [(first, *rest) for first, rests in self._pool.items() for rest in rests]
         return np.array(ngrams, np.int32).reshape(-1, self._ngram)
 
     def restore(self, ngrams: np.ndarray) -> None:
-        """Raises ValueError for n-grams of another length."""
-        if ngrams.ndim != 2 or ngrams.shape[1] != self._ngram:
-            raise ValueError(f"n-grams of shape {ngrams.shape} in a pool of {self._ngram}-grams")
+        """Raises ValueError for n-grams of another length and for what are none."""
+        if ngrams.ndim != 2 or ngrams.shape[1] != self._ngram or ngrams.dtype.kind != "i":
+            raise ValueError(
+                f"{ngrams.dtype} of shape {ngrams.shape} for a pool of {self._ngram}-grams"
+            )
         self.clear()
         for tokens in ngrams.tolist():
             self.add(tokens)

@@ -282,7 +282,7 @@ def _summed(records: Records) -> Records:
         np.maximum.reduceat(records.last_used, starts),
     )
     falling = _MAX_COUNT - summed.counts
-    return summed.rows(np.lexsort((summed.tokens, falling, summed.contexts)))
+    return summed.rows(np.lexsort((falling, summed.contexts)))  # stable: tokens stay ascending
 
 
 def _bounded(records: Records, max_records: int) -> Records:

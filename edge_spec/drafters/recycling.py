@@ -8,12 +8,13 @@ their chance: confidence comes from the rank of a guess and from the gap between
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.conversation import continues
+from edge_spec.drafters.conversation import continues, restored_prompt
 from edge_spec.drafters.growth import Guess, grow, nothing
 from edge_spec.drafters.protocol import Budget
 from edge_spec.model import Forward
@@ -33,6 +34,8 @@ _PRIORS = (
     (0.07, 0.06, 0.04, 0.04, 0.03, 0.03),
     (0.06, 0.04, 0.02, 0.02, 0.02, 0.01),
 )
+
+_NUM_KINDS = len(_PRIORS) * len(_PRIORS[0])
 
 _BLOCK = 64  # tokens whose largest logit is looked at first
 
@@ -65,7 +68,8 @@ class RecyclingDrafter:
 
     def __init__(self) -> None:
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
-        self._table: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # ids and kinds
+        # Of each token, the latest last: [2, guesses] int32, their ids and kinds.
+        self._table: OrderedDict[int, np.ndarray] = OrderedDict()
         self._prompt: tuple[int, ...] = ()
         self._growth = nothing(0)
 
@@ -90,34 +94,44 @@ class RecyclingDrafter:
             gaps[:, 0] = gaps[:, 1]
         kinds = np.minimum(np.arange(best.shape[1]), len(_PRIORS) - 1) * len(_PRIORS[0])
         kinds = kinds + np.searchsorted(_GAPS, gaps, side="right")
+        entries = np.stack([best, kinds], axis=1).astype(np.int32)
         # The rows of the text last: of a token's several rows, theirs had the right context.
         kept = verdict.kept
         rejected = [row for row in range(len(tree)) if row not in kept]
         for row in (*rejected, *kept):
             token = int(tree.tokens[row])
-            self._table.pop(token, None)  # the latest go to the end
-            self._table[token] = tuple(best[row].tolist()), tuple(kinds[row].tolist())
+            self._table[token] = entries[row].copy()  # a view would keep all rows in memory
+            self._table.move_to_end(token)
         while len(self._table) > MAX_TABLE_TOKENS:
-            del self._table[next(iter(self._table))]
+            self._table.popitem(last=False)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        tokens = np.array(list(self._table), np.int32)
-        entries = [(*ids, *kinds) for ids, kinds in self._table.values()]
+        entries = list(self._table.values())
         return {
             "acceptance": self._acceptance.snapshot(),
             "prompt": np.array(self._prompt, np.int32),
-            "tokens": tokens,
-            "entries": np.array(entries, np.int32).reshape(len(tokens), -1),
+            "tokens": np.array(list(self._table), np.int32),
+            "entries": np.stack(entries) if entries else np.empty((0, 2, 0), np.int32),
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Changes nothing where it raises."""
+        prompt = restored_prompt(state["prompt"])
+        tokens, entries = state["tokens"], state["entries"]
+        if (
+            {tokens.dtype.kind, entries.dtype.kind} != {"i"}
+            or (tokens.ndim, entries.ndim) != (1, 3)
+            or entries.shape[:2] != (len(tokens), 2)
+            or not np.isin(entries[:, 1], range(_NUM_KINDS)).all()
+        ):
+            raise ValueError(f"a table of shape {entries.shape} for tokens of {tokens.shape}")
         self._acceptance.restore(state["acceptance"])
-        self._prompt = tuple(state["prompt"].tolist())
-        self._table.clear()
-        for token, entry in zip(state["tokens"].tolist(), state["entries"].tolist(), strict=True):
-            half = len(entry) // 2
-            self._table[token] = tuple(entry[:half]), tuple(entry[half:])
+        self._prompt = prompt
+        rows = (entry.astype(np.int32) for entry in entries)  # each on its own, as above
+        self._table = OrderedDict(zip(tokens.tolist(), rows, strict=True))
 
     def _expand(self, token: int) -> list[Guess[int]]:
-        ids, kinds = self._table.get(token, ((), ()))
+        if token not in self._table:
+            return []
+        ids, kinds = self._table[token].tolist()
         return [Guess(guess, kind, guess) for guess, kind in zip(ids, kinds, strict=True)]

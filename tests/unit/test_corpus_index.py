@@ -199,6 +199,12 @@ def test_suffixes_that_lie_outside_cost_guesses_only(places: list[int], text: li
     assert all(0 <= token < VOCAB_SIZE for token, _ in index.following(match))
 
 
+def test_suffixes_out_of_order_give_no_token_twice() -> None:
+    data = np.array([0, 1], ">u4").tobytes() * 3 + np.array([0, 1] * 3, "<i4").tobytes()
+    index = CorpusIndex(data, 0, 6, VOCAB_SIZE)
+    assert sorted(token for token, _ in index.following(Match(0, 0, 6))) == [0, 1]
+
+
 class CountedBytes(bytes):
     """Counts how often it is read."""
 

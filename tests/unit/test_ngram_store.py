@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from edge_spec.drafters import ngram_store
 from edge_spec.drafters.ngram_store import Followers, NgramStore, pack
 from edge_spec.errors import UsageError
+from edge_spec.storage import atomic_file
 
 VOCAB = 50
 MOST = 2**32 - 1  # what a count can hold
 ALL = 10**6
 Pair = tuple[tuple[int, ...], int]
 
-CONTEXTS = ((0,), (1,), (0, 1), (2, 0, 1))
+CONTEXTS: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1), (2, 0, 1))
 additions = st.tuples(st.sampled_from(CONTEXTS), st.integers(0, 7), st.integers(1, 3))
 # Additions are four times as frequent as saves.
 steps = st.lists(
@@ -134,8 +135,8 @@ def test_many_records(path: Path, max_records: int) -> None:
         assert store.save()
         table.save()
     for opened in (store, open_store(path)):
-        for context in {context for context, _ in table.saved} | {(39, 11)}:
-            assert opened.lookup(context, 5) == table.lookup(context, 5)
+        for known in {*(known for known, _ in table.saved), (39, 11)}:
+            assert opened.lookup(known, 5) == table.lookup(known, 5)
     records = open_store(path)._saved.records
     assert len(records.tokens) == len(table.saved)
     order = np.lexsort((records.tokens, -records.counts.astype(np.int64), records.contexts))
@@ -162,7 +163,15 @@ def test_a_vocabulary_that_does_not_fit_the_keys_is_refused(path: Path, vocab_si
 
 def test_the_largest_vocabulary_is_kept_exactly(path: Path) -> None:
     last = 2**21 - 3
-    for context in [(last,), (last, last), (last, last, last), (0, 0, 0), (0, 0), (0,)]:
+    contexts: list[tuple[int, ...]] = [
+        (last,),
+        (last, last),
+        (last, last, last),
+        (0, 0, 0),
+        (0, 0),
+        (0,),
+    ]
+    for context in contexts:
         store = NgramStore(path, "v", last + 1)
         store.add(context, last, 1 + pack(context) % 7)
         assert store.save()
@@ -354,7 +363,7 @@ def test_a_failed_write_leaves_the_old_file_and_loses_nothing(
     path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     save_one(path)
-    before, atomic_file = path.read_bytes(), ngram_store.atomic_file
+    before = path.read_bytes()
 
     @contextmanager
     def full_disk(final: Path) -> Iterator[Any]:
@@ -381,8 +390,6 @@ def test_a_failed_write_leaves_the_old_file_and_loses_nothing(
 def test_a_failure_after_the_rename_does_not_count_twice(
     path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    atomic_file = ngram_store.atomic_file
-
     @contextmanager
     def fails_late(final: Path) -> Iterator[Path]:
         with atomic_file(final) as work:
@@ -421,7 +428,7 @@ def test_an_interrupted_save_leaves_the_old_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_one(path)
-    before, atomic_file = path.read_bytes(), ngram_store.atomic_file
+    before = path.read_bytes()
 
     @contextmanager
     def interrupted(final: Path) -> Iterator[Path]:
