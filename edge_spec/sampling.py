@@ -168,5 +168,7 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 def _pick(probabilities: np.ndarray, draw: float) -> int:
     """Inverse transform: the first token whose cumulative probability exceeds `draw`."""
     cumulative = probabilities.cumsum()
-    token = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
-    return min(token, int(np.flatnonzero(probabilities)[-1]))
+    token = int(cumulative.searchsorted(draw * cumulative[-1], side="right"))
+    if token == len(cumulative):  # rounded up to the whole
+        return int(np.flatnonzero(probabilities)[-1])
+    return token

@@ -99,7 +99,14 @@ class TokenTree:
     def children(self, row: int) -> list[int]:
         if self.is_chain:
             return [row + 1] if row + 1 < len(self.tokens) else []
-        return [int(child) for child in np.flatnonzero(self.parents == row)]
+        return self._children.get(row, [])
+
+    @cached_property
+    def _children(self) -> dict[int, list[int]]:
+        children: dict[int, list[int]] = {}
+        for row, parent in enumerate(self.parents.tolist()):
+            children.setdefault(parent, []).append(row)
+        return children
 
     def path(self, row: int) -> list[int]:
         """Rows from row 0 down to `row`, both included."""

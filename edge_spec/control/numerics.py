@@ -112,7 +112,8 @@ def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
             scores.append(np.concatenate([rows, after]))
     finally:
         session.close()
-    return _margin_change(*scores), bool(np.array_equal(*scores))
+    branched, chained = scores
+    return _margin_change(branched, chained), bool(np.array_equal(branched, chained))
 
 
 def _margin_change(logits: np.ndarray, expected: np.ndarray) -> float:

@@ -36,7 +36,7 @@ class Match(NamedTuple):
 
 class Continuation(NamedTuple):
     token: int
-    count: int  # times that it followed the match
+    times: int  # that it followed the match
     total: int  # times that anything did
     match: Match  # the one that ends with the token
 
@@ -144,10 +144,10 @@ _PRIORS = (
 
 
 def kind_of_guess(guess: Continuation) -> int:
-    if guess.count == guess.total:
-        column = min(guess.count, _ALWAYS + 1) - 1
+    if guess.times == guess.total:
+        column = min(guess.times, _ALWAYS + 1) - 1
     else:
-        share = guess.count / guess.total
+        share = guess.times / guess.total
         column = _MOSTLY if share >= 0.6 else _OFTEN if share >= 0.3 else _RARELY
     row = bisect_right(_LENGTHS, guess.match.length - 1) - 1
     return row * len(_PRIORS[0]) + column

@@ -51,9 +51,7 @@ def proposals(draw: st.DrawFn) -> list[TokenTree]:
             TokenTree(
                 np.array([9, *(draw(st.integers(0, 2)) for _ in range(rows))], np.int32),
                 np.array([-1, *(draw(st.integers(0, row)) for row in range(rows))], np.int32),
-                np.array(
-                    [1.0, *(draw(st.floats(0, 1, width=32)) for _ in range(rows))], np.float32
-                ),
+                np.array([1.0, *rated], np.float32),
                 proposed_by=("", *(f"drafter{which}",) * rows),
                 needed=(True, *(draw(st.booleans()) for _ in range(rows))),
             )

@@ -32,7 +32,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.model import Forward
-from edge_spec.sampling import Sampler, SamplingParams
+from edge_spec.sampling import Draws, Sampler, SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
@@ -42,6 +42,7 @@ Context = tuple[int, ...]
 
 LENGTH = 3
 DRAWS = 200_000
+NUMBERS = 40  # uniform ones for each draw: a right rule needs one a position
 # Under a right rule p-values are uniform, so each of the 30 tests here would fail with a chance
 # of 1e-6 for a fresh choice of seeds: 3e-5 in all. Seeds are fixed, so a test that passed passes
 # for ever. On the other side, a shift of 1 % of the mass between two tokens of probability 1/8
@@ -156,23 +157,40 @@ class GivenDraws:
     """Stands for `sampling.Draws`: one uniform number a position, from an array."""
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._numbers: list[float] = numbers.tolist()
+        self._numbers: list[list[float]] = numbers.tolist()
+        self.draw = 0  # whose numbers are given
 
     def at(self, position: int) -> float:
-        return self._numbers[position]
+        return self._numbers[self.draw][position]
+
+
+class SeededDraws:
+    """The sampler's own numbers, a seed for each draw."""
+
+    def __init__(self, draws: int) -> None:
+        self._draws = [Draws(seed) for seed in range(draws)]
+        self.draw = 0
+
+    def at(self, position: int) -> float:
+        return self._draws[self.draw].at(position)
 
 
 def simulate(
-    model: ScriptedModel, drafter: Drafter, prompt: Context, params: Any, draws: int, rule: Rule
+    model: ScriptedModel,
+    drafter: Drafter,
+    prompt: Context,
+    params: Any,
+    rule: Rule,
+    draws: int,
+    numbers: Any,
 ) -> dict[Context, int]:
     """How often each run of LENGTH tokens was drawn.
 
     All draws share their rounds as long as they wrote the same text: a drafter's state is copied
     where they part. Verification runs for each of them.
     """
-    # As many positions as a chain could reach beyond the run's end.
-    numbers = np.random.default_rng(20).random((draws, 64))
     sampler: Any = Sampler(SamplingParams(**params), prompt)
+    sampler._draws = numbers
     drafter.begin(prompt)
     waiting: list[tuple[Drafter, Context, Any]] = [(drafter, (), range(draws))]
     counts: dict[Context, int] = {}
@@ -188,9 +206,8 @@ def simulate(
         out = session.forward(tree)
         sampler.num_chosen = len(run)
         parts: defaultdict[Verdict, list[int]] = defaultdict(list)
-        for draw in group:
-            sampler._draws = GivenDraws(numbers[draw])
-            parts[rule(tree, out, sampler)].append(draw)
+        for numbers.draw in group:
+            parts[rule(tree, out, sampler)].append(numbers.draw)
         for verdict, part in parts.items():
             own = copy.deepcopy(drafter, _shared(drafter))
             own.observe(tree, out, verdict)
@@ -205,10 +222,17 @@ def _shared(drafter: Any) -> dict[int, Any]:
 
 
 def p_value(
-    model: ScriptedModel, drafter: Drafter, prompt: Context, params: Any, draws: int, rule: Rule
+    model: ScriptedModel,
+    drafter: Drafter,
+    prompt: Context,
+    params: Any,
+    rule: Rule = verify,
+    draws: int = DRAWS,
+    numbers: Any = None,
 ) -> float:
     """Of the chi-squared test; a run that cannot be gives 0."""
-    counts = simulate(model, drafter, prompt, params, draws, rule)
+    numbers = numbers or GivenDraws(np.random.default_rng(20).random((draws, NUMBERS)))
+    counts = simulate(model, drafter, prompt, params, rule, draws, numbers)
     expected = joint(model, prompt, SamplingParams(**params))
     if counts.keys() - expected.keys():
         return 0.0
@@ -251,7 +275,15 @@ def test_the_first_tokens_have_the_targets_joint_distribution(
     prompt = opposed_text(model, 24)
     made = drafters(model, prompt, tmp_path)
     assert made.keys() == set(NAMES)
-    assert p_value(model, made[name], tuple(prompt), params, DRAWS, verify) > SMALLEST_P
+    assert p_value(model, made[name], tuple(prompt), params) > SMALLEST_P
+
+
+def test_the_samplers_own_numbers_make_the_same_distribution() -> None:
+    model = ScriptedModel(random_logits(6, order=3, scale=1.0), 6)
+    drafter = OpposedDrafter(model, branching=True)
+    draws = DRAWS // 20
+    numbers = SeededDraws(draws)
+    assert p_value(model, drafter, (1, 0), PARAMS[1][1], verify, draws, numbers) > SMALLEST_P
 
 
 def likeliest_guess(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
@@ -272,7 +304,7 @@ def second_draw(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler)
     chosen = sampler.choose(logits[row], range(tree.depths[row])).token
     if chosen in tree.tokens[tree.children(row)]:
         return None
-    return sampler.choose(logits[row], range(40 + tree.depths[row])).token
+    return sampler.choose(logits[row], range(12 + tree.depths[row])).token
 
 
 def shared_draw(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
@@ -285,7 +317,7 @@ def second_chance(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sample
     probabilities = exact_probs(logits[row], sampler.params)
     for attempt, guess in enumerate(np.repeat(tree.tokens[tree.children(row)], 2).tolist()):
         draws: Any = sampler._draws
-        if draws.at(20 + 8 * int(tree.depths[row]) + attempt) < probabilities[guess]:
+        if draws.at(12 + 8 * int(tree.depths[row]) + attempt) < probabilities[guess]:
             return int(guess)
     return None
 
@@ -310,7 +342,7 @@ def test_broken_rules_fail_the_same_check(meddle: Any) -> None:
     model = ScriptedModel(random_logits(6, order=3, scale=1.0), 6)
     drafter = OpposedDrafter(model, branching=True)
     # A twentieth of the draws is enough.
-    assert p_value(model, drafter, (1, 0), PARAMS[1][1], DRAWS // 20, rule) < SMALLEST_P
+    assert p_value(model, drafter, (1, 0), PARAMS[1][1], rule, DRAWS // 20) < SMALLEST_P
 
 
 def test_the_exact_distribution_sums_to_one_and_is_the_one_of_single_steps() -> None:
@@ -321,5 +353,3 @@ def test_the_exact_distribution_sums_to_one_and_is_the_one_of_single_steps() -> 
     for run in itertools.islice(runs, 10):
         steps = [exact_probs(model.next_logits((1, 0, *run[:i])), params)[run[i]] for i in range(3)]
         assert runs[run] == pytest.approx(math.prod(steps))
-
-

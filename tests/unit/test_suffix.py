@@ -67,7 +67,7 @@ def test_continuations_are_all_that_followed_with_their_counts(text: list[int], 
         if not end:
             assert found == []
             return
-        assert {each.token: each.count for each in found} == dict(following)
+        assert {each.token: each.times for each in found} == dict(following)
         assert {each.total for each in found} == {following.total()}
         latest = {token: max(occurrences(text, [*end, token])) for token in following}
         ranked = sorted(following, key=lambda token: (-following[token], -latest[token]))
@@ -84,7 +84,7 @@ def test_a_common_word_is_continued_by_its_most_frequent_followers() -> None:
     index.extend([99, 1])
     found = index.continuations(index.match)
     assert len(found) == 8 and [each.token for each in found[:3]] == [20, 30, 59]
-    assert found[0].count == 4 and found[0].total == len(followers)
+    assert found[0].times == 4 and found[0].total == len(followers)
 
 
 def test_counting_is_bounded_in_a_text_of_one_token() -> None:
