@@ -84,7 +84,8 @@ class FixedRows(Speculator):
 
 
 def reliability(outcomes: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Brier score, expected calibration error, and the mean confidence and frequency of each bin."""
+    """Brier score, expected calibration error, and of each bin its mean confidence and frequency
+    of right guesses."""
     if not outcomes:
         return {"rows": 0}
     confidence, right = np.array(outcomes, np.float64).T

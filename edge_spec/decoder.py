@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge_spec.control.policy import Plan, Policy
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.metrics import RoundStats
+from edge_spec.metrics import DraftCounts, RoundStats
 from edge_spec.model import Session
 from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
@@ -29,7 +29,7 @@ class Origin(StrEnum):
 class DecodedToken(NamedTuple):
     id: int
     origin: Origin
-    drafter: str = ""  # whose guess it was, where it was accepted
+    drafter: str = ""  # whose guess it was, several joined by "+", where it was accepted
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ class Decoder:
                 draft_s=drafted - start + ended - committed,
                 forward_s=scored - drafted,
                 total_s=ended - start,
+                by_drafter=_counts(tree, verdict),
             ),
         )
 
@@ -124,6 +125,15 @@ def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:
         if token in stop_ids:
             return verdict.first_tokens(i + 1)
     return verdict.first_tokens(left)
+
+
+def _counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
+    counts: dict[str, DraftCounts] = {}
+    for row, names in enumerate(tree.proposed_by[1:], start=1):
+        for name in names.split("+"):
+            guessed, accepted = counts.get(name, (0, 0))
+            counts[name] = DraftCounts(guessed + 1, accepted + (row in verdict.accepted_rows))
+    return counts
 
 
 def _with_origins(tree: TokenTree, verdict: Verdict) -> list[DecodedToken]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import add
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 _MIN_PLAIN_ROUNDS = 3
 
@@ -22,6 +24,13 @@ class PlainReason(StrEnum):
     BUDGET = "budget"  # no token or cache position left to guess for
 
 
+class DraftCounts(NamedTuple):
+    """Guesses of one drafter; one that several made counts for each of them."""
+
+    draft_n: int
+    draft_n_accepted: int
+
+
 @dataclass(frozen=True)
 class RoundStats:
     """One round = propose + forward + verify + commit. Times are in seconds."""
@@ -34,6 +43,7 @@ class RoundStats:
     draft_s: float  # drafters: propose and observe
     forward_s: float  # the target's pass
     total_s: float
+    by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
 
 
 class PlainRate:
@@ -78,6 +88,7 @@ class Stats:
     plain_rounds: int = 0
     plain_reasons: Counter[str] = field(default_factory=Counter)
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
     plain_per_second: float | None = None
 
@@ -90,6 +101,9 @@ class Stats:
         self.draft_ms += round_stats.draft_s * 1e3
         self.verify_ms += round_stats.forward_s * 1e3
         self.near_ties += round_stats.near_ties
+        for name, counts in round_stats.by_drafter.items():
+            before = self.drafters.get(name, DraftCounts(0, 0))
+            self.drafters[name] = DraftCounts(*map(add, before, counts))
         if round_stats.plain_reason is not None:
             self.plain_rounds += 1
             self.plain_reasons[round_stats.plain_reason.value] += 1
@@ -134,6 +148,7 @@ class Stats:
             "acceptance_rate": self.acceptance_rate,
             "mean_accepted_length": self.mean_accepted_length,
             "acceptance_histogram": histogram,
+            "drafters": {name: counts._asdict() for name, counts in self.drafters.items()},
             "rounds": self.rounds,
             "plain_rounds": self.plain_rounds,
             "plain_reasons": dict(self.plain_reasons),

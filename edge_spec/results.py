@@ -24,7 +24,7 @@ class Token:
     id: int
     text: str
     origin: Origin
-    drafter: str = ""  # whose guess was accepted
+    drafter: str = ""  # whose guess was accepted, several joined by "+"
 
     def to_dict(self) -> dict[str, Any]:
         named = {"drafter": self.drafter} if self.drafter else {}

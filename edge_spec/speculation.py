@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from edge_spec import plugins
 from edge_spec.control.exact import ExactPolicy
@@ -11,6 +13,7 @@ from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.keeping import restore_into, snapshot_of
 from edge_spec.drafters.protocol import Closing, Drafter
 from edge_spec.drafters.setting import Setting
 from edge_spec.model import Capabilities
@@ -28,6 +31,14 @@ class Speculation:
         for drafter in self.drafters:
             if isinstance(drafter, Closing):
                 drafter.close()
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What the drafters keep of their conversation."""
+        return snapshot_of(self.drafters)
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for the snapshot of other drafters."""
+        restore_into(self.drafters, state)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.growth import Growth, nothing
+from edge_spec.drafters.keeping import restore_into, snapshot_of
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
-from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping
+from edge_spec.drafters.protocol import Budget, Closing, Drafter
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
 
@@ -60,20 +61,11 @@ class CompositeDrafter:
                 drafter.close()
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        state = {"acceptance": self._acceptance.snapshot()}
-        for drafter in self._drafters:
-            if isinstance(drafter, Keeping):
-                own = drafter.snapshot()
-                state |= {f"{drafter.name}/{name}": array for name, array in own.items()}
-        return state
+        return {"acceptance": self._acceptance.snapshot(), **snapshot_of(self._drafters)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         self._acceptance.restore(state["acceptance"])
-        for drafter in self._drafters:
-            if isinstance(drafter, Keeping):
-                prefix = f"{drafter.name}/"
-                own = {name: array for name, array in state.items() if name.startswith(prefix)}
-                drafter.restore({name.removeprefix(prefix): own[name] for name in own})
+        restore_into(self._drafters, state)
 
 
 def _kinds(merged: Sequence[MergedRow], confidence: Sequence[Sequence[float]]) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.metrics import PlainReason
 from edge_spec.sampling import SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
+from edge_spec.tree import TokenTree
 
 Guesses = tuple[list[int], list[int]]  # tokens and the rows of their parents
 PROMPT = [1, 2, 0, 1]
@@ -235,3 +237,19 @@ def test_a_tree_may_leave_out_who_proposed_it(decode: Any, scripted: Any) -> Non
     model = scripted(4, [1, 2, 1, 2, 1, 2])
     run = decode(model, [1, 2, 1, 2], [Anonymous()], max_tokens=6)
     assert run.tokens == [1, 2, 1, 2, 1, 2]
+
+
+def test_each_drafters_guesses_are_counted_also_where_they_agree(
+    decode: Any, scripted: Any
+) -> None:
+    first, second = "first", "second"
+
+    class Both(SuffixDrafter):
+        def propose(self, pending: int, budget: Budget) -> Any:
+            tree = TokenTree.chain(pending, [10, 11, 99][: budget.num_draft_tokens])
+            names = ("", f"{first}+{second}", first, second)
+            return replace(tree, proposed_by=names[: len(tree)])
+
+    run = decode(scripted(2, SCRIPT), [1, 2], [Both()], max_tokens=4)
+    assert run.rounds[0].by_drafter == {first: (2, 2), second: (2, 1)}
+    assert run.decoded[0].drafter == "first+second"

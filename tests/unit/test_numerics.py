@@ -93,3 +93,57 @@ def test_the_session_is_closed() -> None:
     model = NoisyModel(lambda width: 0)
     measure_numerics(model)
     assert model.open_sessions == 0
+
+
+class BranchNoise(NoisySession):
+    """Adds to the likeliest logit of rows that are no chain, or of all rows once a path that is
+    none was committed."""
+
+    added_in_branch, added_after = 0.0, 0.0
+    _committed_branch = False
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        best = logits.argmax(axis=1)
+        for row in range(len(tree)):
+            path = tree.path(row)
+            branch = path != list(range(len(path)))
+            noise = self.added_in_branch * branch + self.added_after * self._committed_branch
+            logits[row, best[row]] += noise
+        return Forward(logits)
+
+    def commit(self, rows: Any) -> None:
+        self._committed_branch = list(rows) != list(range(len(rows)))
+        super().commit(rows)
+
+    def rollback(self, length: int) -> None:
+        self._committed_branch = False
+        super().rollback(length)
+
+
+@pytest.mark.parametrize(
+    ("in_branch", "after", "margin"), [(0.0, 0.0, 0.0), (0.5, 0.0, 0.5), (0.0, 0.25, 0.25)]
+)
+def test_branches_are_measured_as_they_are_scored_and_after_their_commit(
+    monkeypatch: Any, in_branch: float, after: float, margin: float
+) -> None:
+    monkeypatch.setattr(BranchNoise, "added_in_branch", in_branch)
+    monkeypatch.setattr(BranchNoise, "added_after", after)
+    model: Any = NoisyModel(lambda width: 0)
+    model.open_session = lambda: BranchNoise(model)
+    numerics = measure_numerics(model)
+    assert numerics.tie_margin == 0 and numerics.invariant_widths == MARGIN_WIDTHS
+    assert numerics.branch_margin == pytest.approx(margin, abs=1e-5)
+    assert numerics.branch_invariant == (margin == 0)
+
+
+def test_a_model_without_trees_is_scored_in_chains() -> None:
+    class ChainsOnly(NoisySession):
+        def forward(self, tree: TokenTree) -> Forward:
+            assert tree.is_chain
+            return super().forward(tree)
+
+    model: Any = NoisyModel(lambda width: 0)
+    model.capabilities = type(model.capabilities)(64, False, True, False)
+    model.open_session = lambda: ChainsOnly(model)
+    assert measure_numerics(model).branch_margin == 0

@@ -1,0 +1,33 @@
+"""The state of several drafters in one snapshot, each under its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_spec.drafters.protocol import Drafter, Keeping
+
+
+def snapshot_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
+    """What the drafters keep of their conversation, such as a pool of n-grams."""
+    state = {}
+    for drafter in drafters:
+        if isinstance(drafter, Keeping):
+            own = drafter.snapshot()
+            state |= {f"{drafter.name}/{name}": array for name, array in own.items()}
+    return state
+
+
+def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
+    """For drafters of the names that the snapshot was taken of. Raises KeyError or ValueError for
+    others; one that had been dropped begins anew."""
+    known = {drafter.name for drafter in drafters}
+    unknown = {name.partition("/")[0] for name in state if "/" in name} - known
+    if unknown:
+        raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
+    for drafter in drafters:
+        if isinstance(drafter, Keeping):
+            prefix = f"{drafter.name}/"
+            own = {name: array for name, array in state.items() if name.startswith(prefix)}
+            drafter.restore({name.removeprefix(prefix): own[name] for name in own})

@@ -1,0 +1,147 @@
+"""What the user's choice of drafters comes to on a model with given numerics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.numerics import Numerics
+from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.lookahead import WindowSize
+from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.setting import Setting
+from edge_spec.errors import UsageError
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import check_capabilities
+from edge_spec.speculation import Speculation, Speculator
+from edge_spec.testing import ScriptedModel, random_logits
+
+NOISY_BRANCHES = Numerics(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)
+EXACT_BRANCHES = Numerics(0.125, (1, 4))
+MODEL = ScriptedModel(random_logits(9), 9)
+
+
+def speculator(numerics: Numerics, exact: bool = False, **setting: Any) -> Speculator:
+    return Speculator(Setting(9, **setting), MODEL.capabilities, numerics, exact)
+
+
+def branches(speculation: Speculation) -> bool:
+    """Whether a text that went on in two ways is guessed both ways."""
+    for drafter in speculation.drafters:
+        drafter.begin([1, 2, 1, 3, 1])
+    policy: Any = speculation.policy
+    getattr(policy, "_policy", policy).min_confidence = 0.0
+    plan = policy.choose(speculation.drafters, 1, Budget(8, 16))
+    return not plan.tree.is_chain
+
+
+@pytest.mark.parametrize(
+    ("names", "numerics", "branching", "margin"),
+    [
+        ("auto", NOISY_BRANCHES, False, 0.0),
+        ("auto", EXACT_BRANCHES, True, 0.125),
+        ("suffix", NOISY_BRANCHES, True, 0.5),
+        ("suffix,recycling", NOISY_BRANCHES, True, 0.5),
+        ("suffix", EXACT_BRANCHES, True, 0.125),
+    ],
+)
+def test_rows_branch_by_default_only_where_that_changes_no_number(
+    names: str, numerics: Numerics, branching: bool, margin: float
+) -> None:
+    speculation = speculator(numerics).choose(names)
+    assert branches(speculation) == branching
+    assert speculation.tie_margin == margin
+
+
+def test_exact_mode_has_chains_and_no_ties() -> None:
+    speculation = speculator(NOISY_BRANCHES, exact=True).choose("suffix,lookahead")
+    assert isinstance(speculation.policy, ExactPolicy)
+    assert not branches(speculation) and speculation.tie_margin == 0
+    assert speculator(NOISY_BRANCHES, exact=True).min_rows == 1
+    assert speculator(Numerics(0.0, (2, 4)), exact=True).min_rows == 2
+
+
+def test_without_drafters_there_are_no_ties() -> None:
+    speculation = speculator(EXACT_BRANCHES).choose("none")
+    assert list(speculation.drafters) == [] and speculation.tie_margin == 0
+
+
+def test_free_drafters_share_a_tree_and_a_draft_comes_after_them() -> None:
+    draft = Draft(MODEL, 9)
+    chosen = speculator(EXACT_BRANCHES, draft=draft).choose("draft-model,suffix,recycling")
+    assert [drafter.name for drafter in chosen.drafters] == ["suffix+recycling", "draft-model"]
+    chosen = speculator(EXACT_BRANCHES, draft=draft).choose("suffix,draft-model")
+    assert [drafter.name for drafter in chosen.drafters] == ["suffix", "draft-model"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_rows"),
+    [
+        ({}, 16),
+        ({"draft_n_max": 3}, 4),
+        ({"window": WindowSize(7, 5, 7)}, 56),  # more than the default: it was asked for
+        ({"window": WindowSize(1, 2, 1)}, 16),
+    ],
+)
+def test_a_round_has_room_for_the_window_that_was_asked_for(
+    setting: dict[str, Any], num_rows: int
+) -> None:
+    policy: Any = speculator(EXACT_BRANCHES, **setting).choose("lookahead").policy
+    assert policy.max_draft_tokens == num_rows - 1
+
+
+def test_a_snapshot_goes_on_in_drafters_of_the_same_names() -> None:
+    used, fresh, other = (
+        speculator(EXACT_BRANCHES).choose(names)
+        for names in ("suffix,lookahead", "suffix,lookahead", "jacobi")
+    )
+    for drafter in used.drafters:
+        drafter.begin([1, 2, 3, 1])
+    state = used.snapshot()
+    assert any("pool" in name for name in state)
+    fresh.restore(state)
+    again = fresh.snapshot()
+    assert again.keys() == state.keys()
+    assert all(np.array_equal(again[name], state[name]) for name in state)
+    with pytest.raises((KeyError, ValueError)):
+        other.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"window": WindowSize(16, 5, 1)}, "takes 68 rows a pass"),
+        ({"draft_n_max": 64}, "too many"),
+    ],
+)
+def test_a_round_larger_than_a_pass_is_refused_when_the_model_is_opened(
+    options: dict[str, Any], told: str
+) -> None:
+    options["drafter"] = "lookahead"
+    with pytest.raises(UsageError, match=told):
+        check_capabilities("test", "scripted", MODEL, LoadOptions(**options))
+    roomy = replace(MODEL.capabilities, max_rows=100)
+    wide = ScriptedModel(random_logits(9), 9)
+    wide.capabilities = roomy
+    check_capabilities("test", "scripted", wide, LoadOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"window": WindowSize(2, 3, 2)}, "window would not be used by --drafter auto"),
+        ({"fill": "random", "drafter": "suffix"}, "Add jacobi to --drafter"),
+        ({"corpora": ("a.txt",), "drafter": "suffix"}, "Add corpus to --drafter"),
+        (
+            {"window": WindowSize(4, 3, 4), "drafter": "lookahead", "draft_n_max": 3},
+            "up to 15 tokens a round, and at most 3",
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        LoadOptions(**options)
