@@ -7,8 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -36,16 +34,6 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
 
 def open_engine(model: str, **options: Any) -> Engine:
     return load_engine(model, LoadOptions(**options), _say)
-
-
-@contextmanager
-def open_engines(model: str, drafters: list[str], **options: Any) -> Iterator[list[Engine]]:
-    """One engine a drafter."""
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(open_engine(model, drafter=drafter, **options))
-            for drafter in drafters
-        ]
 
 
 def machine() -> dict[str, Any]:

@@ -1,14 +1,13 @@
-"""Every drafter against plain decoding, by category and by rows a round, and how far its
-confidence can be trusted.
+"""Every drafter against plain decoding, by category, and how far its confidence can be trusted.
 
-    python benchmarks/drafters.py                                   # the prompts in prompts.jsonl
-    python benchmarks/drafters.py --prompts FILE --per-category 4 --rows 1 3 5 7 --json OUT
-    python benchmarks/drafters.py --drafters suffix suffix,recycling
+    python benchmarks/drafters.py                             # what a user gets: the default policy
+    python benchmarks/drafters.py --drafters suffix recycling,suffix --prompts FILE
+    python benchmarks/drafters.py --rows 1 3 5 7 --per-category 4 --json OUT
 
-Each round verifies as many of the likeliest rows as allowed, however unlikely: what a drafter can
-do with a budget, not what the policy would choose. Prompt by prompt, interleaved with plain
-decoding in one process; decoding alone. Reliability counts every row that a drafter proposed and
-the text decided: Brier score, and expected calibration error over ten bins.
+With --rows each round verifies so many of the likeliest rows, however unlikely they are: what a
+drafter does with a budget. Prompt by prompt, interleaved with plain decoding in one process; times
+are of decoding alone, the median over repetitions. Reliability counts every row that a drafter
+proposed and the text decided: Brier score, and expected calibration error over ten bins.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,14 @@ from edge_spec.tree import TokenTree, Verdict
 DRAFTERS = ("suffix", "recycling", "lookahead", "jacobi", "suffix,recycling")
 NUM_BINS = 10
 
+Outcomes = list[tuple[float, bool]]  # confidence, and whether the guess was right
+Repetitions = dict[str, list[list[Stats]]]  # by case: for each repetition, of each prompt
+
 
 class Recorder:
     """Another drafter, whose confidence and outcomes are written down."""
 
-    def __init__(self, drafter: Drafter, outcomes: list[tuple[float, bool]]) -> None:
+    def __init__(self, drafter: Drafter, outcomes: Outcomes) -> None:
         self.name = drafter.name
         self._drafter = drafter
         self._outcomes = outcomes
@@ -63,27 +66,30 @@ class Recorder:
 
 @dataclass(frozen=True)
 class FixedRows(Speculator):
-    """Composes "NAMES@ROWS"."""
+    """Composes "NAMES@ROWS", and records outcomes."""
 
-    outcomes: dict[str, list[tuple[float, bool]]] | None = None
+    outcomes: dict[str, Outcomes] | None = None
+    chains: bool = False
 
     def choose(self, names: str) -> Speculation:
         names, _, rows = names.partition("@")
         if not rows:
-            return super().choose(names)
+            return self._recorded(names, super().choose(names))
         num_rows = int(rows)
-        setting = replace(
-            self.setting, draft_n_max=num_rows, window=WindowSize.within(num_rows + 1)
-        )
+        window = WindowSize.within(num_rows + 1)
+        setting = replace(self.setting, draft_n_max=num_rows, window=window)
         speculation = self.compose(names, load_drafters(names, setting))
+        trees = self.capabilities.trees and not self.chains
+        policy = FixedPolicy(num_rows, min_confidence=0.0, trees=trees)
+        return self._recorded(f"{names}@{rows}", replace(speculation, policy=policy))
+
+    def _recorded(self, case: str, speculation: Speculation) -> Speculation:
         assert self.outcomes is not None
-        outcomes = self.outcomes[f"{names}@{rows}"]
-        drafters = [Recorder(drafter, outcomes) for drafter in speculation.drafters]
-        policy = FixedPolicy(num_rows, min_confidence=0.0, trees=self.capabilities.trees)
-        return replace(speculation, drafters=drafters, policy=policy)
+        recorded = [Recorder(drafter, self.outcomes[case]) for drafter in speculation.drafters]
+        return replace(speculation, drafters=recorded)
 
 
-def reliability(outcomes: list[tuple[float, bool]]) -> dict[str, Any]:
+def reliability(outcomes: Outcomes) -> dict[str, Any]:
     """Brier score, expected calibration error, and of each bin its mean confidence and frequency
     of right guesses."""
     if not outcomes:
@@ -107,101 +113,105 @@ def reliability(outcomes: list[tuple[float, bool]]) -> dict[str, Any]:
     }
 
 
-def summary(stats: Sequence[Stats], plain: Sequence[Stats]) -> dict[str, float]:
-    def rate(each: Sequence[Stats]) -> float:
-        return sum(s.predicted_n for s in each) / sum(s.predicted_ms for s in each) * 1e3
+def rate(stats: Sequence[Stats]) -> float:
+    return sum(s.predicted_n for s in stats) / sum(s.predicted_ms for s in stats) * 1e3
 
+
+def summary(repetitions: Repetitions, case: str) -> dict[str, float]:
+    drafted, plain = repetitions[case], repetitions["none"]
+    stats = drafted[-1]
     guessed = sum(s.draft_n for s in stats)
+    num_rounds = sum(s.rounds for s in stats)
     return {
-        "mean_accepted_length": sum(s.predicted_n for s in stats) / sum(s.rounds for s in stats),
+        "mean_accepted_length": sum(s.predicted_n for s in stats) / num_rounds,
         "acceptance_rate": sum(s.draft_n_accepted for s in stats) / guessed if guessed else 0.0,
-        "predicted_per_second": rate(stats),
-        "plain_per_second": rate(plain),
-        "speedup": rate(stats) / rate(plain),
-        "draft_ms_per_round": sum(s.draft_ms for s in stats) / sum(s.rounds for s in stats),
-        "plain_step_ms": sum(s.predicted_ms for s in plain) / sum(s.rounds for s in plain),
+        "predicted_per_second": median(map(rate, drafted)),
+        "plain_per_second": median(map(rate, plain)),
+        "speedup": median(rate(d) / rate(p) for d, p in zip(drafted, plain, strict=True)),
+        "draft_ms_a_round": sum(s.draft_ms for s in stats) / num_rounds,
+        "near_ties": sum(s.near_ties for s in stats),
     }
 
 
 def measure(
-    engine: Engine, cases: Sequence[str], entries: Sequence[dict[str, str]], num_tokens: int
-) -> dict[str, list[Stats]]:
-    """Statistics of each prompt, by case; "none" among them."""
-    stats = defaultdict[str, list[Stats]](list)
-    for entry in entries:
-        for case in ("none", *cases):
-            engine.set_drafter(case)
-            stats[case].append(engine.chat(entry["prompt"], max_tokens=num_tokens).stats)
-    return stats
+    engine: Engine, cases: Sequence[str], entries: Sequence[dict[str, str]], arguments: Any
+) -> Repetitions:
+    """Statistics by case, "none" among them."""
+    repetitions: Repetitions = {case: [] for case in ("none", *cases)}
+    for _ in range(arguments.repetitions):
+        for of_case in repetitions.values():
+            of_case.append([])
+        for entry in entries:
+            for case, of_case in repetitions.items():
+                engine.set_drafter(case)
+                stats = engine.chat(entry["prompt"], max_tokens=arguments.tokens).stats
+                of_case[-1].append(stats)
+    return repetitions
 
 
-def main() -> None:
+def arguments_of_the_command() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--runtime", default="auto")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
     parser.add_argument("--per-category", type=int)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 5, 7])
+    parser.add_argument("--rows", type=int, nargs="+")
     parser.add_argument("--drafters", nargs="+", default=DRAFTERS)
+    parser.add_argument("--chains", action="store_true", help="with --rows: no branches")
+    parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    arguments = arguments_of_the_command()
     by_category = defaultdict[str, list[dict[str, str]]](list)
     for entry in read_prompts(arguments.prompts):
         if arguments.per_category is None or (
             len(by_category[entry["category"]]) < arguments.per_category
         ):
             by_category[entry["category"]].append(entry)
-    cases = [f"{names}@{rows}" for names in arguments.drafters for rows in arguments.rows]
-    outcomes = defaultdict[str, list[tuple[float, bool]]](list)
-    collected: dict[str, dict[str, list[Stats]]] = {}
+    suffixes = [f"@{rows}" for rows in arguments.rows] if arguments.rows else [""]
+    cases = [names + suffix for names in arguments.drafters for suffix in suffixes]
+    outcomes = defaultdict[str, Outcomes](list)
+    summaries: dict[str, dict[str, dict[str, float]]] = {}
+    everything: Repetitions = {}
     with open_engine(arguments.model, runtime=arguments.runtime, drafter="none") as engine:
-        old = engine.parts.speculator
-        engine.parts = replace(
-            engine.parts,
-            speculator=FixedRows(
-                old.setting, old.capabilities, old.numerics, old.exact, outcomes=outcomes
-            ),
+        own = engine.parts.speculator
+        fixed = FixedRows(
+            own.setting, own.capabilities, own.numerics, own.exact, outcomes, arguments.chains
         )
+        engine.parts = replace(engine.parts, speculator=fixed)
         for category, entries in by_category.items():
-            collected[category] = measure(engine, cases, entries, arguments.tokens)
-            print(f"\n{category}: tokens a round (ratio to plain)", flush=True)
-            _print_table(arguments, collected[category])
-    collected["all"] = defaultdict(list)
-    for of_category in list(collected.values())[:-1]:
-        for case, stats in of_category.items():
-            collected["all"][case] += stats
-    print("\nall: tokens a round (ratio to plain)")
-    _print_table(arguments, collected["all"])
-    print("\nreliability: rows, Brier score, expected calibration error")
+            repetitions = measure(engine, cases, entries, arguments)
+            summaries[category] = {case: summary(repetitions, case) for case in cases}
+            print_table(category, summaries[category])
+            for case, of_case in repetitions.items():
+                before = everything.setdefault(case, [[] for _ in of_case])
+                everything[case] = [a + b for a, b in zip(before, of_case, strict=True)]
+    summaries["all"] = {case: summary(everything, case) for case in cases}
+    print_table("all", summaries["all"])
     reliabilities = {case: reliability(outcomes[case]) for case in cases}
+    print("\nreliability            rows   Brier score   expected calibration error")
     for case, figures in reliabilities.items():
         if figures["rows"]:
             print(
-                f"{case:22s} {figures['rows']:7d} {figures['brier']:.3f} "
-                f"{figures['expected_calibration_error']:.3f}"
+                f"{case:20s} {figures['rows']:6d} {figures['brier']:13.3f} "
+                f"{figures['expected_calibration_error']:10.3f}"
             )
-    report(
-        {
-            "categories": {
-                category: {case: summary(stats[case], stats["none"]) for case in cases}
-                for category, stats in collected.items()
-            },
-            "reliability": reliabilities,
-        },
-        arguments.json,
-    )
+    report({"categories": summaries, "reliability": reliabilities}, arguments.json)
 
 
-def _print_table(arguments: argparse.Namespace, stats: dict[str, list[Stats]]) -> None:
-    print(f"{'':18s}" + "".join(f"{rows:>7d} rows   " for rows in arguments.rows))
-    for names in arguments.drafters:
-        cells = []
-        for rows in arguments.rows:
-            figures = summary(stats[f"{names}@{rows}"], stats["none"])
-            cells.append(f"{figures['mean_accepted_length']:7.2f} ({figures['speedup']:.2f})")
-        print(f"{names:18s}" + " ".join(cells), flush=True)
+def print_table(category: str, figures: dict[str, dict[str, float]]) -> None:
+    print(f"\n{category:20s}   plain  drafted  ratio  tokens/round  accepted  draft ms/round")
+    for case, of_case in figures.items():
+        print(
+            f"{case:20s} {of_case['plain_per_second']:7.1f} {of_case['predicted_per_second']:8.1f} "
+            f"{of_case['speedup']:6.2f} {of_case['mean_accepted_length']:13.2f} "
+            f"{of_case['acceptance_rate']:9.0%} {of_case['draft_ms_a_round']:15.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ class LearntAcceptance:
         return np.array([self._seen, self._right])
 
     def restore(self, counts: np.ndarray) -> None:
-        """Raises ValueError for the counts of another drafter."""
+        """Raises ValueError for what are no counts of such a drafter."""
         if counts.shape != (2, len(self._seen)):
             raise ValueError(f"acceptance counts of shape {counts.shape}")
+        seen, right = counts
+        if not (np.isfinite(seen) & (seen > 0) & (right >= 0) & (right <= seen)).all():
+            raise ValueError("acceptance counts that are none")
         self._seen, self._right = counts.tolist()

@@ -11,7 +11,7 @@ from edge_spec.drafters.protocol import Drafter, Keeping
 
 def snapshot_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
     """What the drafters keep of their conversation, such as a pool of n-grams."""
-    state = {}
+    state: dict[str, np.ndarray] = {}
     for drafter in drafters:
         if isinstance(drafter, Keeping):
             own = drafter.snapshot()

@@ -114,3 +114,21 @@ def test_counts_survive_a_snapshot(outcomes: list[tuple[int, bool]]) -> None:
     assert fresh.snapshot().tolist() == acceptance.snapshot().tolist()
     with pytest.raises(ValueError):
         LearntAcceptance((0.5,)).restore(acceptance.snapshot())
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [[1.0], [0.5]],
+        [[1.0, 0.0, 1.0, 1.0], [0.5, 0.0, 0.5, 0.5]],
+        [[1.0, 1.0, 1.0, 1.0], [0.5, 2.0, 0.5, 0.5]],
+        [[1.0, 1.0, 1.0, 1.0], [0.5, -0.5, 0.5, 0.5]],
+        [[1.0, np.inf, 1.0, 1.0], [0.5, 0.5, 0.5, 0.5]],
+        [[1.0, 1.0, 1.0, 1.0], [0.5, np.nan, 0.5, 0.5]],
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts: list[list[float]]) -> None:
+    acceptance = LearntAcceptance(PRIORS)
+    with pytest.raises(ValueError, match="acceptance counts"):
+        acceptance.restore(np.array(counts))
+    assert acceptance.estimate(1) == pytest.approx(PRIORS[1])

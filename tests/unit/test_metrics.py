@@ -90,7 +90,7 @@ def test_statistics_are_json_under_the_fields_names() -> None:
     assert set(values) == {
         *("prompt_n", "cached_n", "prompt_ms", "ttft_ms"),
         *("predicted_n", "predicted_ms", "predicted_per_second"),
-        *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram"),
+        *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
         *("draft_ms", "verify_ms", "overhead_ms", "near_ties", "plain_per_second", "speedup"),
     }
