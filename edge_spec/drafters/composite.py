@@ -1,12 +1,14 @@
 """Several drafters as one: their guesses in one tree, each row remembering who proposed it.
 
-Drafters that agree are right more often than either says, and a drafter that another contradicts
-less often; how much is learnt, so that the merged tree's confidence is calibrated too.
+A guess that another drafter contradicts is right less often than its own drafter says, one that
+several make more often; how much is learnt, so that the merged tree's confidence is calibrated
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -19,12 +21,15 @@ from edge_spec.drafters.protocol import Budget, Closing, Drafter
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
 
-_STEPS = 10  # buckets of what the drafters' own estimates come to together
-_ALONE, _CONTESTED, _AGREED = range(3)  # no rival; a sibling that only others proposed; several
-_PRIORS = tuple(
-    min(0.98, factor * (step + 0.5) / _STEPS)
-    for factor in (1.0, 0.85, 1.0)
-    for step in range(_STEPS)
+# Kinds of guess: contested by a sibling that only others proposed, or made by several drafters;
+# each by steps of the chance that at least one of its drafters is right, if they were independent:
+# they are not, and agreement says less than that. Measured over greedy texts of a 135M chat model
+# (suffix and recycling). A guess that is neither keeps its drafter's own confidence.
+_STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+_CONTESTED, _AGREED = range(2)
+_PRIORS = (
+    (0.03, 0.06, 0.07, 0.15, 0.20, 0.21, 0.28, 0.40, 0.55, 0.73, 0.88, 0.92, 0.95),
+    (0.05, 0.12, 0.18, 0.20, 0.28, 0.29, 0.33, 0.38, 0.53, 0.72, 0.89, 0.95, 0.98),
 )
 
 
@@ -32,7 +37,7 @@ class CompositeDrafter:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = "+".join(drafter.name for drafter in drafters)
         self._drafters = drafters
-        self._acceptance = LearntAcceptance(_PRIORS)
+        self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -45,8 +50,8 @@ class CompositeDrafter:
         merged = merge_rows(pending, trees)
         if len(merged) == 1:
             return TokenTree.chain(pending)
-        kinds = list(_kinds(merged, [tree.confidence.tolist() for tree in trees]))
-        tree = tree_of(merged, [self._acceptance.estimate(kind) for kind in kinds])
+        kinds, confidence = self._rated(merged, [tree.confidence.tolist() for tree in trees])
+        tree = tree_of(merged, confidence)
         self._growth = Growth(tree, kinds)
         return tree if budget.branches else tree.best_chain()
 
@@ -67,18 +72,22 @@ class CompositeDrafter:
         self._acceptance.restore(state["acceptance"])
         restore_into(self._drafters, state)
 
-
-def _kinds(merged: Sequence[MergedRow], confidence: Sequence[Sequence[float]]) -> Iterator[int]:
-    """Of each row, the pending token's not read; confidence: of each tree's rows."""
-    proposers: dict[int, set[str]] = {}  # of each row's children
-    for entry in merged:
-        proposers.setdefault(entry.parent, set()).update(entry.drafters)
-    for entry in merged:
-        together = 1 - prod(1 - confidence[which][row] for which, row in entry.sources)
-        if len(entry.drafters) > 1:
-            case = _AGREED
-        elif len(proposers[entry.parent]) > 1:
-            case = _CONTESTED
-        else:
-            case = _ALONE
-        yield case * _STEPS + min(int(together * _STEPS), _STEPS - 1)
+    def _rated(
+        self, merged: Sequence[MergedRow], trees: Sequence[Sequence[float]]
+    ) -> tuple[list[int | None], list[float]]:
+        """The kind and the confidence of each row, the pending token's not read; trees: the
+        confidence of their rows."""
+        proposers: dict[int, set[str]] = {}  # of each row's children
+        for entry in merged:
+            proposers.setdefault(entry.parent, set()).update(entry.drafters)
+        kinds: list[int | None] = []
+        confidence = []
+        for entry in merged:
+            together = 1 - prod(1 - trees[which][row] for which, row in entry.sources)
+            kind = None
+            if len(proposers[entry.parent]) > 1:
+                case = _AGREED if len(entry.drafters) > 1 else _CONTESTED
+                kind = case * len(_PRIORS[0]) + bisect_right(_STEPS, together)
+            kinds.append(kind)
+            confidence.append(together if kind is None else self._acceptance.estimate(kind))
+        return kinds, confidence

@@ -31,11 +31,12 @@ Expand = Callable[[State], Iterable[Guess[State]]]
 
 
 class Growth:
-    """What one drafter proposed in one round, and the kind of each row's guess."""
+    """What one drafter proposed in one round, and the kind of each row's guess; None for rows that
+    it learns nothing from."""
 
-    def __init__(self, tree: TokenTree, kinds: Sequence[int]) -> None:
+    def __init__(self, tree: TokenTree, kinds: Sequence[int | None]) -> None:
         self.tree = tree
-        self._kinds = kinds  # of each row; the pending token's is not read
+        self._kinds = kinds  # the pending token's is not read
         self._taught = False
 
     def teach(self, acceptance: LearntAcceptance, text: Iterable[int]) -> None:
@@ -44,7 +45,9 @@ class Growth:
         if not self._taught:
             self._taught = True
             for row, right in self.tree.followed(text):
-                acceptance.observe(self._kinds[row], right)
+                kind = self._kinds[row]
+                if kind is not None:
+                    acceptance.observe(kind, right)
 
 
 def nothing(pending: int) -> Growth:

@@ -250,28 +250,15 @@ def test_beginning_again_forgets_guesses_and_interrupted_rounds() -> None:
 def test_confidence_is_learnt_by_how_a_guess_came_about() -> None:
     drafter = JacobiDrafter(Fill.REPEAT_LAST, block=4)
     made = list(rounds(drafter, ScriptedModel(constant, 64), [1, 2], [AMPLE] * 3))
-    filled, stable = made[0].tree.confidence, made[1].tree.confidence
+    stable = made[1].tree.confidence
     # The first round refined every guess to 7, the second found them as they were.
     assert made[1].tree.tokens.tolist() == [7, 7, 7, 7, 7]
-    assert (filled[1:] < stable[1:]).all()
-    assert stable[1] < stable[2]  # below a right guess the next is likelier
+    assert made[2].tree.confidence[1] > stable[1]  # by now one such guess was right
     before = JacobiDrafter(Fill.REPEAT_LAST).snapshot()["acceptance"]
     (seen, right) = drafter.snapshot()["acceptance"] - before
     # Filled wrong once and right in the third round; refined right in the second.
     np.testing.assert_allclose(seen, [2, 3, 1, 3, 0, 0], atol=1e-9)
     np.testing.assert_allclose(right, [1, 3, 1, 3, 0, 0], atol=1e-9)
-
-
-def test_a_guess_that_the_argmax_left_as_it_was_is_likelier() -> None:
-    drafter = JacobiDrafter(Fill.REPEAT_LAST, block=3)
-    drafter.begin([7])
-    tree = drafter.propose(7, AMPLE)
-    logits = np.zeros((4, 20), np.float32)
-    logits[range(4), [9, 7, 8, 7]] = 1
-    drafter.observe(tree, Forward(logits), Verdict((9,), (), False))
-    again = drafter.propose(9, AMPLE)
-    assert again.tokens.tolist() == [9, 7, 8, 7]
-    assert again.confidence[1] > again.confidence[2]  # though the second stands below a right one
 
 
 def test_a_round_without_a_proposal_teaches_nothing() -> None:

@@ -1,0 +1,155 @@
+"""Drafters as a user chooses them, on the demo model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_spec.drafters.corpus_file import Vocabulary, build_index
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
+from edge_spec.storage import cache_directory
+from edge_spec.tree import TokenTree
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [
+    json.loads(line)["prompt"]
+    for line in Path("benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines()
+]
+SOME = PROMPTS[4:26:7]
+FREE = ["suffix", "recycling", "lookahead", "jacobi", "ngram-cache", "corpus"]
+FAR = ["--max-tokens", "24"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "capitals.txt").write_text("The capital of France is Paris.\n" * 3, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def ngram_files():
+    """The demo model's n-gram files, none when the test begins."""
+
+    def files():
+        return list((cache_directory() / "ngrams").glob("smollm2-*.ngrams"))
+
+    for file in files():
+        file.unlink()
+    return files
+
+
+def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monkeypatch):
+    options = LoadOptions(quantization="fp32", corpora=(corpus,))
+    with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+        monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # its own n-grams
+        texts = {}
+        for names in ["none", *FREE, ",".join(FREE)]:
+            engine.set_drafter(names)
+            results = [engine.chat(prompt, max_tokens=40) for prompt in SOME]
+            texts[names] = [[token.id for token in result.tokens] for result in results]
+            if names != "none":  # otherwise the comparison would prove nothing
+                assert sum(result.stats.draft_n for result in results) > 0
+    plain = texts.pop("none")
+    assert [names for names, text in texts.items() if text != plain] == []
+
+
+def test_int4_text_differs_at_counted_near_ties_only(demo_gguf):
+    options = LoadOptions(drafter="recycling,lookahead")
+    with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+        drafted = [engine.chat(prompt, max_tokens=48) for prompt in SOME]
+        engine.set_drafter("none")
+        for prompt, result in zip(SOME, drafted, strict=True):
+            plain = [token.id for token in engine.chat(prompt, max_tokens=48).tokens]
+            text = [token.id for token in result.tokens]
+            assert text == plain or result.stats.near_ties > 0
+
+
+def test_default_drafting_is_bit_identical_where_branches_are_not(demo_gguf):
+    with load_engine("smollm2", LoadOptions(), lambda what, fraction: None) as engine:
+        numerics = engine.parts.numerics
+        if numerics.branch_invariant or numerics.tie_margin:
+            pytest.skip("measured otherwise on this machine")
+        prompts = SOME * 2  # the second time the cache holds the first
+        drafted = [engine.chat(prompt, max_tokens=64) for prompt in prompts]
+        assert sum(result.stats.draft_n_accepted for result in drafted) > 0
+        assert sum(result.stats.near_ties for result in drafted) == 0
+        engine.set_drafter("none")
+        for prompt, result in zip(prompts, drafted, strict=True):
+            plain = engine.chat(prompt, max_tokens=64)
+            assert [t.id for t in result.tokens] == [t.id for t in plain.tokens]
+
+
+@pytest.mark.parametrize("names", [*FREE[:4], ",".join(FREE[:4])])
+def test_each_token_tells_who_guessed_it(edge_spec, names):
+    prompt = "Repeat three times: one two three four five six."
+    done = edge_spec("generate", prompt, "--drafter", names, "--json", "--max-tokens", "40")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    accepted = [token["drafter"] for token in document["tokens"] if token["origin"] == "accepted"]
+    counts = document["stats"]["drafters"]
+    assert set(counts) <= set(names.split(","))
+    for name, count in counts.items():
+        told = sum(name in drafter.split("+") for drafter in accepted)
+        assert told == count["draft_n_accepted"] <= count["draft_n"]
+
+
+def test_a_corpus_is_quoted(edge_spec, corpus, tmp_path):
+    code = "def tea(cups):\n    kettle = boil(cups * 0.25)\n    return pour(kettle, cups)\n"
+    (corpus / "tea.py").write_text(code, encoding="utf-8")
+    command = ["generate", f"Say it again: {code[:30]}", "--drafter", "corpus", "--json"]
+    command += ["--corpus", str(corpus), "--max-tokens", "40"]
+    done = edge_spec(*command)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["stats"]["drafters"]["corpus"]["draft_n"] > 0
+
+
+def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(edge_spec, tmp_path):
+    index = tmp_path / "other.corpus"
+    build_index([[1, 2, 3]], Vocabulary.of({"a": 1, "b": 2, "c": 3}), index)
+    done = edge_spec("generate", "x", "--corpus", str(index))
+    assert done.returncode == 2 and "another tokenizer" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    index.write_bytes(index.read_bytes()[:-2])
+    done = edge_spec("generate", "x", "--corpus", str(index))
+    assert done.returncode == 1 and "other.corpus" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_was_written_before_is_guessed_in_the_next_run(edge_spec, ngram_files):
+    """A damaged file is said in a line and starts anew; the answer comes all the same."""
+    command = ["generate", "What is the capital of France?", "--drafter", "ngram-cache", "--json"]
+    first = json.loads(edge_spec(*command, *FAR).stdout)
+    second = json.loads(edge_spec(*command, *FAR).stdout)
+    assert second["text"] == first["text"]
+    assert second["stats"]["draft_n_accepted"] > first["stats"]["draft_n_accepted"]
+    [file] = ngram_files()
+    file.write_bytes(file.read_bytes()[:-1])
+    third = edge_spec(*command, *FAR)
+    assert third.returncode == 0 and len(third.stderr.splitlines()) == 1
+    assert file.name in third.stderr and "Traceback" not in third.stderr
+    assert json.loads(third.stdout)["text"] == first["text"]
+    assert edge_spec(*command, *FAR).stderr == ""
+
+
+def test_guesses_never_change_the_logits_of_the_next_turn(demo_gguf):
+    """Branches that were committed and cut leave the cache as plain steps do, in float32."""
+    logits = []
+    for names in ("none", "recycling,lookahead,suffix"):
+        options = LoadOptions(quantization="fp32", drafter=names)
+        with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+            result = engine.chat(SOME[0], max_tokens=30)
+            prompt = engine.chat_prompt(SOME[0]) + [token.id for token in result.tokens]
+            again = engine.generate([*prompt, 198], max_tokens=1)
+            assert again.stats.cached_n >= len(prompt) - 1
+            session = engine._session
+            session.rollback(len(prompt))
+            logits.append(session.forward(TokenTree.chain(198)).logits[0].copy())
+    # Different orders of float32 sums over 30 layers; logits are of the size of 10.
+    assert np.abs(logits[0] - logits[1]).max() < 1e-3
