@@ -83,7 +83,7 @@ def test_chat_commands(edge_spec):
         (["generate", "x", "--draft", "missing.gguf"], 1, "missing.gguf"),
         (["generate", "x", "--drafter", "suffix,suffix"], 2, "names a drafter twice"),
         (["generate", "x", "--drafter", "corpus"], 2, "--corpus PATH"),
-        (["generate", "x", "--corpus", "missing.txt"], 1, "missing.txt"),
+        (["generate", "x", "--corpus", "missing.txt"], 2, "missing.txt"),
         (["generate", "x", "--corpus", "docs", "--drafter", "suffix"], 2, "Add corpus"),
         (["generate", "x", "--lookahead", "2,3,2"], 2, "Add lookahead"),
         (["generate", "x", "--drafter", "lookahead", "--lookahead", "many"], 2, "W,N,G"),

@@ -100,21 +100,21 @@ def test_each_token_tells_who_guessed_it(edge_spec, names):
         assert told == count["draft_n_accepted"] <= count["draft_n"]
 
 
-def test_a_corpus_is_quoted(edge_spec, corpus, tmp_path):
-    code = "def tea(cups):\n    kettle = boil(cups * 0.25)\n    return pour(kettle, cups)\n"
-    (corpus / "tea.py").write_text(code, encoding="utf-8")
-    command = ["generate", f"Say it again: {code[:30]}", "--drafter", "corpus", "--json"]
-    command += ["--corpus", str(corpus), "--max-tokens", "40"]
-    done = edge_spec(*command)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["stats"]["drafters"]["corpus"]["draft_n"] > 0
+def test_a_corpus_is_quoted(edge_spec, corpus):
+    command = ["generate", "--raw", "The capital of France is", "--drafter", "corpus", "--json"]
+    done = edge_spec(*command, "--corpus", str(corpus), *FAR)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    first = document["tokens"][0]
+    assert (first["text"], first["drafter"]) == (" Paris", "corpus")
+    assert document["text"] == json.loads(edge_spec(*command[:3], "--json", *FAR).stdout)["text"]
 
 
 def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(edge_spec, tmp_path):
     index = tmp_path / "other.corpus"
     build_index([[1, 2, 3]], Vocabulary.of({"a": 1, "b": 2, "c": 3}), index)
     done = edge_spec("generate", "x", "--corpus", str(index))
-    assert done.returncode == 2 and "another tokenizer" in done.stderr
+    assert done.returncode == 2 and "tokenizer of another model" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     index.write_bytes(index.read_bytes()[:-2])
     done = edge_spec("generate", "x", "--corpus", str(index))
