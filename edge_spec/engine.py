@@ -166,6 +166,9 @@ class Engine:
         speculation = self.parts.speculator.choose(names)
         self._end_running()
         self._speculation.close()
+        if self._speculation.tie_margin > speculation.tie_margin:
+            # The cache may hold the noise of rows that plain decoding would not have scored so.
+            self._conversation.forget()
         self._speculation = speculation
         self._conversation.decoder = self._decoder()
 

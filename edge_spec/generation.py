@@ -35,6 +35,9 @@ class Conversation:
         self.plain_rate = plain_rate
         self.tokens: list[int] = []  # those in the target's cache
 
+    def forget(self) -> None:
+        self.reuse([])
+
     def reuse(self, prompt: Sequence[int]) -> int:
         """Rolls back to the longest common prefix, short of the pending token; its length."""
         shared = 0

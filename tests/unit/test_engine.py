@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
 from edge_spec.results import FinishReason
 from edge_spec.sampling import SamplingParams
-from edge_spec.testing import ScriptedModel
+from edge_spec.testing import ScriptedModel, random_logits
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
 
@@ -180,6 +181,22 @@ def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any
     assert len(engine._conversation.decoder.drafters) == 1
     engine.set_drafter("none")
     assert engine.generate("hello", max_tokens=2).stats.plain_reasons == {"off": 2}
+
+
+def test_a_cache_with_the_noise_of_branches_is_not_used_without_them(make_engine: Any) -> None:
+    engine = make_engine(ScriptedModel(random_logits(260), 260))
+    engine.parts = replace(
+        engine.parts,
+        speculator=replace(
+            engine.parts.speculator,
+            numerics=Numerics(0.0, (1,), branch_margin=0.5, branch_invariant=False),
+        ),
+    )
+    cached = []
+    for names in ("none", "auto", "suffix", "lookahead", "auto", "none"):
+        engine.set_drafter(names)
+        cached.append(engine.generate([1, 2, 3, 4], max_tokens=3).stats.cached_n)
+    assert cached == [0, 3, 3, 3, 0, 3]
 
 
 @pytest.mark.parametrize("widths", [(1, 4), (2, 4, 8), (4,)])
