@@ -10,6 +10,8 @@ from edge_spec import plugins
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.fill import Fill
+from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.setting import Setting
 from edge_spec.engine import Engine, Parts
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -31,6 +33,8 @@ def load(
     draft_runtime: str = "auto",
     draft_n_max: int | None = None,
     corpora: Sequence[str | Path] = (),
+    lookahead: str | None = None,
+    jacobi: str | None = None,
     exact: bool = False,
     threads: int | None = None,
     context_length: int | None = None,
@@ -42,6 +46,7 @@ def load(
     drafter: "auto", "none", or names joined by commas.
     draft: a smaller model with the same vocabulary that guesses, on a runtime of its own.
     corpora: texts, files or directories, that answers may quote; indexed once.
+    lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
     where the runtime needs it.
     Raises an EdgeSpecError that names what is missing or wrong.
@@ -53,6 +58,8 @@ def load(
         draft_runtime=draft_runtime,
         draft_n_max=draft_n_max,
         corpora=tuple(Path(path) for path in corpora),
+        window=None if lookahead is None else WindowSize.parse(lookahead),
+        fill=None if jacobi is None else Fill.parse(jacobi),
         exact=exact,
         threads=threads,
         context_length=context_length,

@@ -25,7 +25,7 @@ _PIECE_CHARACTERS = 1 << 16
 _HEAD_BYTES = 1 << 16
 _MAX_NAME_CHARACTERS = 40
 _WHAT_IS_A_CORPUS = "A corpus is a UTF-8 text, a directory of such texts, or the index of one."
-_log = logging.getLogger("edge_spec.corpus")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,25 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from random import Random
 
+from edge_spec.errors import UsageError
+
 
 class Fill(StrEnum):
+    """How they are made."""
+
     RANDOM = "random"  # any token of the text, as Fu et al. 2024 do
     REPEAT_LAST = "repeat-last"
     NGRAM = "ngram"  # what followed the last two tokens, or the last one, when they came before
+
+    @classmethod
+    def parse(cls, text: str) -> Fill:
+        """Raises UsageError."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(
+                f"first guesses cannot be made by {text!r}", remedy=f"Choose: {', '.join(cls)}."
+            ) from None
 
 
 class Filler:

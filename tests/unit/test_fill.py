@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.fill import Fill, Filler
+from edge_spec.errors import UsageError
 
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=30)
 aheads = st.lists(st.integers(0, 4), max_size=5)
@@ -96,3 +97,9 @@ def test_what_followed_lately_counts_more_and_two_tokens_count_more_than_one() -
     assert filler(Fill.NGRAM, [7, 1, 2, 8, 1, 3, 9, 1]).fill([], 1) == [3]
     assert filler(Fill.NGRAM, [1, 2, 3]).fill([], 3) == [3, 3, 3]
     assert filler(Fill.NGRAM, [1, 2, 3]).fill([1], 3) == [2, 3, 3]
+
+
+def test_a_fill_is_named_as_on_the_command_line() -> None:
+    assert [Fill.parse(name) for name in ("random", "repeat-last", "ngram")] == list(Fill)
+    with pytest.raises(UsageError, match="Choose: random, repeat-last, ngram"):
+        Fill.parse("dice")

@@ -52,6 +52,25 @@ def test_a_greedy_verdict_is_the_path_of_the_targets_choices(make_tree: Any, cas
     assert verdict.near_ties == sum(logits[row].count(max(logits[row])) > 1 for row in path)
 
 
+@given(case=trees_and_logits(), seed=st.integers(0, 1000), top_k=st.integers(0, 4))
+def test_a_sampled_verdict_is_what_plain_decoding_draws_at_each_position(
+    make_tree: Any, case: Any, seed: int, top_k: int
+) -> None:
+    """So the token after the path comes from the residual: it is none of the rejected guesses."""
+    tokens, parents, logits = case
+    tree, out = make_tree(0, tokens, parents), Forward(np.array(logits, np.float32))
+    sampler = Sampler(SamplingParams(temperature=1, top_k=top_k, seed=seed), [0])
+    verdict = verify(tree, out, sampler)
+    path = [0, *verdict.accepted_rows]
+    assert tree.path(path[-1]) == path
+    assert [int(tree.tokens[row]) for row in path[1:]] == list(verdict.tokens[:-1])
+    for position, row in enumerate(path):
+        drawn = sampler.choose(out.logits[row], verdict.tokens[:position]).token
+        assert verdict.tokens[position] == drawn
+    rejected = tree.tokens[tree.children(path[-1])]
+    assert verdict.next_token not in rejected and verdict.exhausted == (len(rejected) == 0)
+
+
 def test_verify_leaves_the_sampler_as_it_was() -> None:
     params = SamplingParams(temperature=1, seed=5, repetition_penalty=1.5)
     sampler, tree = Sampler(params, [0]), TokenTree.chain(0, [1, 2, 1])
