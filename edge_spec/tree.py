@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,21 +30,25 @@ class TokenTree:
     draft_probs: tuple[np.ndarray | None, ...] = ()  # per row [vocab]; empty: no row was sampled
     proposed_by: tuple[str, ...] = ()
     needed: tuple[bool, ...] = ()  # empty: no row is
+    is_chain: bool = field(init=False)  # whether each row is the only child of the one before it
 
     def __post_init__(self) -> None:
         rows = len(self.tokens)
         if rows == 0 or len(self.parents) != rows or len(self.confidence) != rows:
             raise ValueError("a token tree needs as many parents and confidences as tokens")
-        for name in ("draft_probs", "proposed_by", "needed"):
-            entries = getattr(self, name)
+        for name, entries in (
+            ("draft_probs", self.draft_probs),
+            ("proposed_by", self.proposed_by),
+            ("needed", self.needed),
+        ):
             if entries and len(entries) != rows:
                 raise ValueError(f"a token tree needs no {name} or one entry a row")
-        if self.parents[0] != -1:
+        parents = self.parents.tolist()  # every round makes some trees: lists are faster here
+        if parents[0] != -1:
             raise ValueError("row 0 of a token tree is the pending token and has no parent")
-        if rows > 1 and not self.is_chain:
-            below = self.parents[1:]
-            if (below < 0).any() or (below >= np.arange(1, rows)).any():
-                raise ValueError("a token tree lists each parent before its children")
+        object.__setattr__(self, "is_chain", parents == list(range(-1, rows - 1)))
+        if not self.is_chain and not all(0 <= parents[row] < row for row in range(1, rows)):
+            raise ValueError("a token tree lists each parent before its children")
 
     @classmethod
     def chain(
@@ -57,9 +61,7 @@ class TokenTree:
     ) -> TokenTree:
         """The pending token followed by `tokens`, each the only child of the one before it."""
         if not len(tokens):  # every plain round
-            plain = cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
-            plain.__dict__["is_chain"] = True
-            return plain
+            return cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
         rows = 1 + len(tokens)
         return cls(
             tokens=np.array([pending, *tokens], np.int32),
@@ -71,11 +73,6 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @cached_property
-    def is_chain(self) -> bool:
-        rows = len(self.tokens)
-        return rows == 1 or bool((self.parents == np.arange(-1, rows - 1)).all())
 
     @cached_property
     def depths(self) -> np.ndarray:
@@ -130,11 +127,12 @@ class TokenTree:
     @cached_property
     def reach(self) -> np.ndarray:
         """[rows] float64; the estimated chance that a row and all its ancestors are accepted."""
-        reach = self.confidence.astype(np.float64)
+        reach: list[float] = self.confidence.tolist()
         reach[0] = 1.0
-        for row, parent in enumerate(self.parents[1:].tolist(), start=1):
-            reach[row] *= reach[parent]
-        return reach
+        for row, parent in enumerate(self.parents.tolist()):
+            if row:
+                reach[row] *= reach[parent]
+        return np.array(reach)
 
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
         """Every row whose guess the text after the pending token decides, and whether it is right:
@@ -171,7 +169,7 @@ class TokenTree:
         """The `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
         Rows that are needed go before all others, however unlikely."""
         reach = self.reach
-        if self.is_chain and not self.needed:
+        if not self.needed and bool((reach[1:] <= reach[:-1]).all()):
             return self.first_rows(min(num_rows, int((reach >= min_reach).sum())))
         wanted = np.array(self.needed or (False,) * len(self))
         wanted[0] = True
@@ -182,7 +180,16 @@ class TokenTree:
 
     def first_rows(self, rows: int) -> TokenTree:
         """The tree of the first `rows` rows, itself a tree since parents precede children."""
-        return self.only(range(rows)) if rows < len(self) else self
+        if rows >= len(self):
+            return self
+        return TokenTree(
+            self.tokens[:rows],
+            self.parents[:rows],
+            self.confidence[:rows],
+            self.draft_probs[:rows],
+            self.proposed_by[:rows],
+            self.needed[:rows],
+        )
 
     def only(self, rows: Sequence[int]) -> TokenTree:
         """The tree of these rows alone, ascending, each with its parent among them."""

@@ -42,12 +42,11 @@ class FixedPolicy:
         self.trees = trees  # whether rows may branch
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
-        plain = TokenTree.chain(pending)
         count = min(budget.num_draft_tokens, self.max_draft_tokens)
         if not drafters:
-            return Plan(plain, PlainReason.OFF)
+            return Plan(TokenTree.chain(pending), PlainReason.OFF)
         if count <= 0:
-            return Plan(plain, PlainReason.BUDGET)
+            return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
         limits = Budget(
             count,
             min(budget.num_rows, self.max_draft_tokens + 1),
@@ -64,4 +63,4 @@ class FixedPolicy:
                 return Plan(likely, None)
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
-        return Plan(plain, reason)
+        return Plan(TokenTree.chain(pending), reason)

@@ -84,8 +84,11 @@ def grow(
         for estimate, guess in rated:
             estimate = min(estimate, left)
             left -= estimate
-            heappush(frontier, (-reach[row] * estimate, pushed, row, estimate, guess))
+            chance = reach[row] * estimate
+            heappush(frontier, (-chance, pushed, row, estimate, guess))
             pushed += 1
+            if chance < budget.min_reach:
+                break  # one to learn from is enough: its siblings are even less likely
 
     unlikely = 0
     push(0, root)

@@ -72,9 +72,10 @@ class GuardedDrafter:
             raise ValueError(f"row 0 holds token {tree.tokens[0]} instead of {pending}")
         if len(tree) == 1:
             return tree
-        if tree.tokens.min() < 0 or tree.tokens.max() >= self._vocab_size:
+        tokens = tree.tokens.tolist()
+        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             raise ValueError(f"tokens beyond the vocabulary of {self._vocab_size}")
-        if not ((tree.confidence >= 0) & (tree.confidence <= 1)).all():
+        if not all(0 <= confidence <= 1 for confidence in tree.confidence.tolist()):
             raise ValueError("a confidence outside 0 to 1")
         return tree
 

@@ -36,6 +36,8 @@ _PRIORS = (
 )
 
 _NUM_KINDS = len(_PRIORS) * len(_PRIORS[0])
+# Of each rank; the last ones share theirs.
+_FIRST_KINDS = np.minimum(np.arange(TOP_TOKENS), len(_PRIORS) - 1) * len(_PRIORS[0])
 
 _BLOCK = 64  # tokens whose largest logit is looked at first
 
@@ -96,8 +98,7 @@ class RecyclingDrafter:
         gaps = values[:, :1] - values
         if gaps.shape[1] > 1:
             gaps[:, 0] = gaps[:, 1]
-        kinds = np.minimum(np.arange(best.shape[1]), len(_PRIORS) - 1) * len(_PRIORS[0])
-        kinds = kinds + np.searchsorted(_GAPS, gaps, side="right")
+        kinds = _FIRST_KINDS[: best.shape[1]] + np.searchsorted(_GAPS, gaps, side="right")
         entries = np.stack([best, kinds], axis=1).astype(np.int32)
         # The rows of the text last: of a token's several rows, theirs had the right context.
         kept = verdict.kept
