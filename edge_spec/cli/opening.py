@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
+from edge_spec.cli.options import ModelOptions, SamplingOptions
 from edge_spec.cli.progress import ProgressBar
-from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.engine import Engine
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
+from edge_spec.sampling import SamplingParams
 
 
-def open_engine(
-    model: str,
-    *,
-    device: str | None,
-    draft_device: str | None,
-    context: int | None,
-    corpus: list[Path] | None,
-    lookahead: str | None,
-    jacobi: Fill | None,
-    **options: Any,
-) -> Engine:
-    """`options` are those of LoadOptions. Raises an EdgeSpecError."""
+def open_engine(model: str, options: ModelOptions) -> Engine:
+    """Raises an EdgeSpecError."""
     load_options = LoadOptions(
-        corpora=tuple(corpus or ()),
-        window=None if lookahead is None else WindowSize.parse(lookahead),
-        fill=jacobi,
-        providers=_names(device),
-        draft_providers=_names(draft_device),
-        context_length=context,
-        **options,
+        runtime=options.runtime,
+        drafter=options.drafter,
+        draft=options.draft,
+        draft_runtime=options.draft_runtime,
+        draft_providers=_names(options.draft_device),
+        draft_n_max=options.draft_n_max,
+        corpora=tuple(options.corpus or ()),
+        window=None if options.lookahead is None else WindowSize.parse(options.lookahead),
+        fill=options.jacobi,
+        exact=options.exact,
+        providers=_names(options.device),
+        threads=options.threads,
+        context_length=options.context,
+        gpu_layers=options.gpu_layers,
+        kv_type=options.kv_type,
+        mmap=options.mmap,
+        flash_attention=options.flash_attention,
     )
     with ProgressBar() as progress:
         return load_engine(model, load_options, progress)
+
+
+def sampling_params(options: SamplingOptions) -> SamplingParams:
+    """Raises UsageError."""
+    return SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+    )
 
 
 def _names(joined: str | None) -> tuple[str, ...]:

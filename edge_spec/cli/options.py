@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -13,105 +17,115 @@ _LOADING = "Model and drafting"
 _LLAMACPP = "llama.cpp"
 _SAMPLING = "Sampling"
 
-# Small models repeat themselves; an answer without a limit may fill the whole context.
-DEFAULT_MAX_TOKENS = 512
-
 MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle directory, or smollm2."
 
-Runtime = Annotated[
-    str,
-    typer.Option(
-        help="auto, or an installed runtime: ort, llamacpp, ik, reference.",
-        rich_help_panel=_LOADING,
-    ),
-]
-Drafter = Annotated[
-    str,
-    typer.Option(
-        help="auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, "
-        "corpus, ngram-cache, draft-model.",
-        rich_help_panel=_LOADING,
-    ),
-]
-DraftMax = Annotated[
-    int | None,
-    typer.Option("--draft-n-max", help="Most tokens guessed a round.", rich_help_panel=_LOADING),
-]
-Corpus = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Texts that answers may quote: a file or directory; may be repeated.",
-        rich_help_panel=_LOADING,
-    ),
-]
-Lookahead = Annotated[
-    str | None,
-    typer.Option(
-        metavar="W,N,G",
-        help="Columns, n-gram length and guesses of the lookahead window.",
-        rich_help_panel=_LOADING,
-    ),
-]
-Jacobi = Annotated[
-    Fill | None,
-    typer.Option(help="How Jacobi's first guesses are made.", rich_help_panel=_LOADING),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Bit-identical to plain decoding even where the default is not; may be slower.",
-        rich_help_panel=_LOADING,
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="Where the model runs, such as cpu or cuda; several joined by commas.",
-        rich_help_panel=_LOADING,
-    ),
-]
-Draft = Annotated[
-    str,
-    typer.Option(help="A smaller model that guesses, or none.", rich_help_panel=_LOADING),
-]
-DraftRuntime = Annotated[str, typer.Option(help="The draft's runtime.", rich_help_panel=_LOADING)]
-DraftDevice = Annotated[
-    str | None, typer.Option(help="Where the draft runs.", rich_help_panel=_LOADING)
-]
-Threads = Annotated[
-    int | None, typer.Option(help="CPU threads of the model.", rich_help_panel=_LOADING)
-]
-Context = Annotated[
-    int | None,
-    typer.Option(help="Tokens of context, if not the model's own.", rich_help_panel=_LOADING),
-]
-GpuLayers = Annotated[
-    int | None,
-    typer.Option(help="Layers that leave the CPU.", rich_help_panel=_LLAMACPP),
-]
-KvType = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-type", help="Of the cache: f16, f32, q8_0, q4_0.", rich_help_panel=_LLAMACPP
-    ),
-]
-Mmap = Annotated[
-    bool | None,
-    typer.Option(help="Leave the weights in their file.", rich_help_panel=_LLAMACPP),
-]
-FlashAttention = Annotated[
-    bool | None,
-    typer.Option(help="On unless turned off.", rich_help_panel=_LLAMACPP),
-]
-MaxTokens = Annotated[
-    int, typer.Option(help="Most tokens of an answer.", rich_help_panel=_SAMPLING)
-]
-Temperature = Annotated[
-    float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)
-]
-TopK = Annotated[int, typer.Option(help="0 keeps all tokens.", rich_help_panel=_SAMPLING)]
-TopP = Annotated[float, typer.Option(help="1 keeps all tokens.", rich_help_panel=_SAMPLING)]
-MinP = Annotated[float, typer.Option(help="0 keeps all tokens.", rich_help_panel=_SAMPLING)]
-Seed = Annotated[int | None, typer.Option(help="Of the random draws.", rich_help_panel=_SAMPLING)]
+
+def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is opened and who drafts for it."""
+
+    runtime: Annotated[
+        str, _option(_LOADING, "auto, or an installed runtime: ort, llamacpp, ik, reference.")
+    ] = "auto"
+    drafter: Annotated[
+        str,
+        _option(
+            _LOADING,
+            "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
+            "ngram-cache, draft-model.",
+        ),
+    ] = "auto"
+    draft: Annotated[str, _option(_LOADING, "A smaller model that guesses, or none.")] = "none"
+    draft_runtime: Annotated[str, _option(_LOADING, "The draft's runtime.")] = "auto"
+    draft_device: Annotated[str | None, _option(_LOADING, "Where the draft runs.")] = None
+    draft_n_max: Annotated[
+        int | None, _option(_LOADING, "Most tokens guessed a round.", "--draft-n-max")
+    ] = None
+    corpus: Annotated[
+        list[Path] | None,
+        _option(_LOADING, "Texts that answers may quote: a file or directory; may be repeated."),
+    ] = None
+    lookahead: Annotated[
+        str | None,
+        _option(
+            _LOADING, "Columns, n-gram length and guesses of the lookahead window.", metavar="W,N,G"
+        ),
+    ] = None
+    jacobi: Annotated[Fill | None, _option(_LOADING, "How Jacobi's first guesses are made.")] = None
+    exact: Annotated[
+        bool,
+        _option(
+            _LOADING,
+            "Bit-identical to plain decoding even where the default is not; may be slower.",
+            "--exact",
+        ),
+    ] = False
+    device: Annotated[
+        str | None,
+        _option(_LOADING, "Where the model runs, such as cpu or cuda; several joined by commas."),
+    ] = None
+    threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
+    context: Annotated[
+        int | None, _option(_LOADING, "Tokens of context, if not the model's own.")
+    ] = None
+    gpu_layers: Annotated[int | None, _option(_LLAMACPP, "Layers that leave the CPU.")] = None
+    kv_type: Annotated[
+        str | None, _option(_LLAMACPP, "Of the cache: f16, f32, q8_0, q4_0.", "--kv-type")
+    ] = None
+    mmap: Annotated[bool | None, _option(_LLAMACPP, "Leave the weights in their file.")] = None
+    flash_attention: Annotated[bool | None, _option(_LLAMACPP, "On unless turned off.")] = None
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen, and how long an answer may be."""
+
+    # Small models repeat themselves; an answer without a limit may fill the whole context.
+    max_tokens: Annotated[int, _option(_SAMPLING, "Most tokens of an answer.")] = 512
+    temperature: Annotated[float, _option(_SAMPLING, "0 takes the likeliest token.")] = 0.0
+    top_k: Annotated[int, _option(_SAMPLING, "0 keeps all tokens.")] = 0
+    top_p: Annotated[float, _option(_SAMPLING, "1 keeps all tokens.")] = 1.0
+    min_p: Annotated[float, _option(_SAMPLING, "0 keeps all tokens.")] = 0.0
+    seed: Annotated[int | None, _option(_SAMPLING, "Of the random draws.")] = None
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """For each parameter of a command that is one of the classes above: the command gets the
+    class's fields as options, and an instance of it."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hints[name] for name in hints if hints[name] in (ModelOptions, SamplingOptions)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        of_fields = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=of_fields[field.name],
+            )
+            for field in fields(groups[name])
+        ]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    # What typer reads; `wraps` copied the command's own.
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    )
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run

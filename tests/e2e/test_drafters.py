@@ -102,6 +102,8 @@ def test_each_token_tells_who_guessed_it(edge_spec, names):
 
 def test_a_corpus_is_quoted(edge_spec, corpus):
     command = ["generate", "--raw", "The capital of France is", "--drafter", "corpus", "--json"]
+    told = edge_spec(*command, "--corpus", str(corpus), *FAR).stderr
+    assert "corpus" in told  # the first use builds its index and says so
     done = edge_spec(*command, "--corpus", str(corpus), *FAR)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
