@@ -4,8 +4,9 @@
     python benchmarks/drafters.py --drafters suffix recycling,suffix --prompts FILE
     python benchmarks/drafters.py --rows 1 3 5 7 --per-category 4 --json OUT
 
-With --rows each round verifies so many of the likeliest rows, however unlikely they are: what a
-drafter does with a budget. Prompt by prompt, interleaved with plain decoding in one process; times
+With --rows each round scores so many of the likeliest rows, however unlikely they are: what a
+drafter does with a budget. Guesses branch only where the runtime was measured to allow it, or with
+--branches. Prompt by prompt, interleaved with plain decoding in one process; times
 are of decoding alone, the median over repetitions. Reliability counts every row that a drafter
 proposed and the text decided: Brier score, and expected calibration error over ten bins.
 """
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -69,19 +71,23 @@ class FixedRows(Speculator):
     """Composes "NAMES@ROWS", and records outcomes."""
 
     outcomes: dict[str, Outcomes] | None = None
-    chains: bool = False
+    branches: bool = False
+    folder: Path = Path()  # of n-grams, a file for each case
 
     def choose(self, names: str) -> Speculation:
+        case = names
         names, _, rows = names.partition("@")
+        setting = replace(self.setting, ngram_file=self.folder / f"{case}.ngrams")
         if not rows:
-            return self._recorded(names, super().choose(names))
+            return self._recorded(case, self.compose(load_drafters(names, setting)))
         num_rows = int(rows)
         window = WindowSize.within(num_rows + 1)
-        setting = replace(self.setting, draft_n_max=num_rows, window=window)
-        speculation = self.compose(names, load_drafters(names, setting))
-        trees = self.capabilities.trees and not self.chains
-        policy = FixedPolicy(num_rows, min_confidence=0.0, trees=trees)
-        return self._recorded(f"{names}@{rows}", replace(speculation, policy=policy))
+        setting = replace(setting, draft_n_max=num_rows, window=window)
+        speculation = self.compose(load_drafters(names, setting))
+        policy = FixedPolicy(
+            num_rows, min_confidence=0.0, branches=self.branches or self.numerics.branch_invariant
+        )
+        return self._recorded(case, replace(speculation, policy=policy))
 
     def _recorded(self, case: str, speculation: Speculation) -> Speculation:
         assert self.outcomes is not None
@@ -130,6 +136,7 @@ def summary(repetitions: Repetitions, case: str) -> dict[str, float]:
         "speedup": median(rate(d) / rate(p) for d, p in zip(drafted, plain, strict=True)),
         "draft_ms_a_round": sum(s.draft_ms for s in stats) / num_rounds,
         "near_ties": sum(s.near_ties for s in stats),
+        "rows_a_round": guessed / num_rounds,
     }
 
 
@@ -158,7 +165,8 @@ def arguments_of_the_command() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rows", type=int, nargs="+")
     parser.add_argument("--drafters", nargs="+", default=DRAFTERS)
-    parser.add_argument("--chains", action="store_true", help="with --rows: no branches")
+    parser.add_argument("--branches", action="store_true", help="even where they change numbers")
+    parser.add_argument("--corpus", type=Path)
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -177,10 +185,19 @@ def main() -> None:
     outcomes = defaultdict[str, Outcomes](list)
     summaries: dict[str, dict[str, dict[str, float]]] = {}
     everything: Repetitions = {}
-    with open_engine(arguments.model, runtime=arguments.runtime, drafter="none") as engine:
+    corpora = (arguments.corpus,) if arguments.corpus else ()
+    with (
+        TemporaryDirectory() as folder,
+        open_engine(arguments.model, runtime=arguments.runtime, corpora=corpora) as engine,
+    ):
         own = engine.parts.speculator
         fixed = FixedRows(
-            own.setting, own.capabilities, own.numerics, own.exact, outcomes, arguments.chains
+            own.setting,
+            own.capabilities,
+            own.numerics,
+            outcomes=outcomes,
+            branches=arguments.branches,
+            folder=Path(folder),
         )
         engine.parts = replace(engine.parts, speculator=fixed)
         for category, entries in by_category.items():

@@ -89,7 +89,7 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
             model=loaded,
             text=target.text,
             numerics=numerics,
-            speculation=speculator.compose(options.drafter, drafters),
+            speculation=speculator.compose(drafters),
             speculator=speculator,
             min_rows=speculator.min_rows,
             draft=draft,

@@ -60,21 +60,18 @@ class Speculator:
 
     def choose(self, names: str) -> Speculation:
         """Raises UsageError for names that `plugins.load_drafters` refuses."""
-        return self.compose(names, plugins.load_drafters(names, self.setting))
+        return self.compose(plugins.load_drafters(names, self.setting))
 
-    def compose(self, names: str, drafters: Sequence[Drafter]) -> Speculation:
-        """names: "auto" promises the text that plain decoding writes, bit for bit where the
-        runtime can: branches only where they change no number. Who names drafters gets all that
-        they propose, and near ties counted."""
-        branches = self.capabilities.trees and (names != "auto" or self.numerics.branch_invariant)
-        fixed = FixedPolicy(self._max_draft_tokens, trees=branches)
+    def compose(self, drafters: Sequence[Drafter]) -> Speculation:
+        """Guesses branch only where that changes no number, so that the text is the one that
+        plain decoding writes, bit for bit where the runtime's widths allow it."""
+        trees = self.capabilities.trees
+        branches = trees and self.numerics.branch_invariant
+        fixed = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
         guarded = self._merged(drafters)
         if self.exact:
             return Speculation(guarded, ExactPolicy(fixed, self.numerics.invariant_widths))
-        margin = self.numerics.tie_margin
-        if branches:
-            margin = max(margin, self.numerics.branch_margin)
-        return Speculation(guarded, fixed, margin if guarded else 0.0)
+        return Speculation(guarded, fixed, self.numerics.tie_margin if guarded else 0.0)
 
     @property
     def _max_draft_tokens(self) -> int:

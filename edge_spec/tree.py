@@ -156,14 +156,26 @@ class TokenTree:
             np.append(self.confidence, np.zeros(extra, np.float32)),
         )
 
-    def best_chain(self) -> TokenTree:
-        """The path on which most guesses are expected to be right, as a chain."""
-        if self.is_chain:
-            return self
+    @property
+    def leading_chain(self) -> int:
+        """How many rows, from row 0 on, are each the child of the one before it."""
+        forks = np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))
+        return int(forks[0]) if len(forks) else len(self)
+
+    def chain_first(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
+        """The best chain, as far as its rows are reached with `min_reach` or more, and behind it
+        the other rows that are needed; `num_rows` at most. Rows that can do without are left out.
+        """
         expected = self.reach.copy()
-        for row, parent in enumerate(self.parents[1:].tolist(), start=1):
-            expected[row] += expected[parent]
-        return self.only(self.path(int(expected.argmax())))
+        for row, parent in enumerate(self.parents.tolist()):
+            if row:
+                expected[row] += expected[parent]
+        path = self.path(int(expected.argmax()))
+        path = [row for row in path if row == 0 or self.reach[row] >= min_reach][:num_rows]
+        if self.needed:
+            others = (row for row, needed in enumerate(self.needed) if needed and row not in path)
+            path += list(others)[: num_rows - len(path)]
+        return self.only(path)
 
     def likeliest(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
         """The `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
@@ -192,8 +204,8 @@ class TokenTree:
         )
 
     def only(self, rows: Sequence[int]) -> TokenTree:
-        """The tree of these rows alone, ascending, each with its parent among them."""
-        if len(rows) == len(self):
+        """The tree of these rows alone, in this order, each after its parent."""
+        if list(rows) == list(range(len(self))):
             return self
         index = np.array(rows, np.int64)
         new_rows = np.full(len(self) + 1, -1, np.int32)  # the last entry is row 0's parent

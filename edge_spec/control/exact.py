@@ -24,7 +24,8 @@ class ExactPolicy:
         """The narrowest width has to fit the budget's rows."""
         widths = [width for width in self._widths if width <= budget.num_rows]
         num_draft_tokens = min(budget.num_draft_tokens, widths[-1] - 1)
-        chains = Budget(num_draft_tokens, widths[-1], branches=False)
+        chains = Budget(num_draft_tokens, widths[-1], branches=False, probes=False)
         plan = self._policy.choose(drafters, pending, chains)
-        tree = plan.tree.best_chain().first_rows(widths[-1])
+        tree = plan.tree.chain_first(widths[-1])
+        tree = tree.first_rows(tree.leading_chain)
         return Plan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))

@@ -16,6 +16,7 @@ class Plan(NamedTuple):
     tree: TokenTree
     plain_reason: PlainReason | None  # set exactly where the tree holds no guess
     num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
+    num_verified: int | None = None  # leading rows that may be accepted, if fewer than the tree's
 
 
 class Policy(Protocol):
@@ -35,11 +36,15 @@ class FixedPolicy:
         self,
         max_draft_tokens: int = DEFAULT_DRAFT_TOKENS,
         min_confidence: float = 0.4,
-        trees: bool = True,
+        branches: bool = True,
+        probes: bool = True,
     ) -> None:
+        """branches: whether guesses may branch; probes: whether, if not, rows beside the chain may
+        be scored for what drafters learn from them."""
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
-        self.trees = trees  # whether rows may branch
+        self.branches = branches
+        self.probes = probes
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
         count = min(budget.num_draft_tokens, self.max_draft_tokens)
@@ -50,17 +55,23 @@ class FixedPolicy:
         limits = Budget(
             count,
             min(budget.num_rows, self.max_draft_tokens + 1),
-            self.trees and budget.branches,
-            self.min_confidence,
+            branches=self.branches and budget.branches,
+            probes=self.probes and budget.probes,
+            min_reach=self.min_confidence,
         )
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
             tree = drafter.propose(pending, limits)
-            if not limits.branches:
-                tree = tree.best_chain()
-            likely = tree.likeliest(limits.num_rows, self.min_confidence)
+            if limits.branches:
+                likely = tree.likeliest(limits.num_rows, self.min_confidence)
+                num_verified = len(likely)
+            else:
+                likely = tree.chain_first(limits.num_rows, self.min_confidence)
+                num_verified = likely.leading_chain
+                if not limits.probes:
+                    likely = likely.first_rows(num_verified)
             if len(likely) > 1:
-                return Plan(likely, None)
+                return Plan(likely, None, num_verified=num_verified)
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
         return Plan(TokenTree.chain(pending), reason)

@@ -53,7 +53,7 @@ class CompositeDrafter:
         kinds, confidence = self._rated(merged, [tree.confidence.tolist() for tree in trees])
         tree = tree_of(merged, confidence)
         self._growth = Growth(tree, kinds)
-        return tree if budget.branches else tree.best_chain()
+        return tree if budget.branches else tree.chain_first(budget.num_rows)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)

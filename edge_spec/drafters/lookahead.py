@@ -112,7 +112,7 @@ class LookaheadDrafter:
         # A window too deep for what is left of the text, or too large, has nothing to give.
         depth = self._size.width + len(self._levels) - 2
         num_rows = self._size.width * len(self._levels)
-        if budget.branches and depth <= budget.num_draft_tokens and num_rows <= budget.num_rows:
+        if budget.probes and depth <= budget.num_draft_tokens and num_rows <= budget.num_rows:
             self._add_window(rows)
         ngrams = self._pool.after(pending)
         for rank, ngram in enumerate(ngrams if budget.branches else ngrams[:1]):

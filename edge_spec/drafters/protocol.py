@@ -18,7 +18,8 @@ class Budget:
 
     num_draft_tokens: int  # guesses that can still become part of the text
     num_rows: int  # rows that fit one pass, the pending one included
-    branches: bool = True  # whether a row may have more than one child
+    branches: bool = True  # whether guesses may branch: otherwise only a chain can be accepted
+    probes: bool = True  # whether rows beside that chain may be scored for what they teach
     min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
 
 

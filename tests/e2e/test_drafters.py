@@ -60,29 +60,20 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
     assert [names for names, text in texts.items() if text != plain] == []
 
 
-def test_int4_text_differs_at_counted_near_ties_only(demo_gguf):
-    options = LoadOptions(drafter="recycling,lookahead")
-    with load_engine("smollm2", options, lambda what, fraction: None) as engine:
-        drafted = [engine.chat(prompt, max_tokens=48) for prompt in SOME]
-        engine.set_drafter("none")
-        for prompt, result in zip(SOME, drafted, strict=True):
-            plain = [token.id for token in engine.chat(prompt, max_tokens=48).tokens]
-            text = [token.id for token in result.tokens]
-            assert text == plain or result.stats.near_ties > 0
-
-
-def test_default_drafting_is_bit_identical_where_branches_are_not(demo_gguf):
-    with load_engine("smollm2", LoadOptions(), lambda what, fraction: None) as engine:
+@pytest.mark.parametrize("names", ["auto", "lookahead", "suffix,recycling,lookahead"])
+def test_drafting_is_bit_identical_where_chains_are(demo_gguf, names):
+    """Although branches are not, on this runtime: none of them is accepted."""
+    with load_engine("smollm2", LoadOptions(drafter=names), lambda what, fraction: None) as engine:
         numerics = engine.parts.numerics
         if numerics.branch_invariant or numerics.tie_margin:
             pytest.skip("measured otherwise on this machine")
         prompts = SOME * 2  # the second time the cache holds the first
-        drafted = [engine.chat(prompt, max_tokens=64) for prompt in prompts]
+        drafted = [engine.chat(prompt, max_tokens=48) for prompt in prompts]
         assert sum(result.stats.draft_n_accepted for result in drafted) > 0
         assert sum(result.stats.near_ties for result in drafted) == 0
         engine.set_drafter("none")
         for prompt, result in zip(prompts, drafted, strict=True):
-            plain = engine.chat(prompt, max_tokens=64)
+            plain = engine.chat(prompt, max_tokens=48)
             assert [t.id for t in result.tokens] == [t.id for t in plain.tokens]
 
 

@@ -33,5 +33,5 @@ def test_a_cache_that_cannot_rewind_is_refused_before_anything_runs():
 
 @pytest.mark.parametrize(("trees", "rows"), [(True, 4), (False, 3)])
 def test_branches_reach_only_a_model_that_takes_them(trees, rows):
-    plan = FixedPolicy(trees=trees).choose([Forked()], 0, Budget(8, 8))
+    plan = FixedPolicy(branches=trees).choose([Forked()], 0, Budget(8, 8))
     assert len(plan.tree) == rows

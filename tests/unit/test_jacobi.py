@@ -294,7 +294,9 @@ drafters = st.builds(
     block=st.integers(0, 8),
     seed=st.integers(0, 100),
 )
-policies = st.builds(FixedPolicy, max_draft_tokens=st.integers(1, 10), trees=st.booleans())
+policies = st.builds(
+    FixedPolicy, max_draft_tokens=st.integers(1, 10), branches=st.booleans(), probes=st.booleans()
+)
 
 
 @given(model=models, prompt=prompts, drafter=drafters, policy=policies, rows=st.integers(1, 12))

@@ -23,7 +23,7 @@ from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
 
 AMPLE = Budget(num_draft_tokens=100, num_rows=100)
-NO_WINDOW = Budget(num_draft_tokens=100, num_rows=100, branches=False)
+NO_WINDOW = Budget(num_draft_tokens=100, num_rows=100, branches=False, probes=False)
 OUT = Forward(np.zeros((1, 100), np.float32))
 
 Cells = dict[tuple[int, int], int]  # the window's tokens by row and by position in the text
@@ -220,7 +220,7 @@ def test_a_round_keeps_its_budget_and_has_no_equal_siblings(
         tree = each.tree
         assert len(tree) <= min(budget.num_rows, size.num_rows)
         assert tree.depths.max() <= budget.num_draft_tokens
-        assert tree.is_chain or budget.branches
+        assert tree.is_chain or budget.branches or budget.probes
         for row in range(len(tree)):
             children = tree.children(row)
             assert len(set(tree.tokens[children].tolist())) == len(children)
@@ -256,7 +256,11 @@ def test_matches_come_from_the_prompt_in_the_first_round() -> None:
     assert follow(tree, [1, 2]) is None
     chain = drafter.propose(9, NO_WINDOW)
     assert chain.tokens.tolist() == [9, 7, 8, 9] and not chain.needed
-    assert drafter.propose(9, Budget(2, 20, branches=False)).tokens.tolist() == [9, 7, 8]
+    assert drafter.propose(9, Budget(2, 20, branches=False, probes=False)).tokens.tolist() == [
+        9,
+        7,
+        8,
+    ]
     assert len(drafter.propose(9, Budget(0, 1))) == 1
 
 
@@ -301,7 +305,7 @@ def test_the_window_finds_what_the_text_has_not_said_yet(decode: Any, rule: Any)
     ]
     assert len(foreseen) >= 4
     # No text says anything twice here: without its window, nothing is known.
-    chains = FixedPolicy(trees=False)
+    chains = FixedPolicy(branches=False, probes=False)
     plain = decode(
         model, prompt, [LookaheadDrafter(WindowSize(5, 4, 5))], max_tokens=80, policy=chains
     )
@@ -515,7 +519,8 @@ policies = st.builds(
     FixedPolicy,
     max_draft_tokens=st.integers(1, 30),
     min_confidence=st.sampled_from([0.0, 0.1, 0.4]),
-    trees=st.booleans(),
+    branches=st.booleans(),
+    probes=st.booleans(),
 )
 drafters = st.builds(
     LookaheadDrafter, size=sizes, fill=st.sampled_from(Fill), seed=st.integers(0, 100)

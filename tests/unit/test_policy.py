@@ -89,11 +89,25 @@ def test_rows_that_a_drafter_needs_are_scored_however_unlikely() -> None:
     assert plan.tree.tokens.tolist() == [0, 2, 3]
 
 
+def test_without_branches_needed_rows_stand_behind_the_chain_and_are_not_verified() -> None:
+    tree = replace(
+        with_confidence([0, 0, 2, 3, 0], [0.3, 0.9, 0.5, 0.1, 0.05]),
+        needed=(True, True, False, False, False, True),
+    )
+    plan = FixedPolicy(branches=False).choose([Proposes(tree)], 0, BUDGET)
+    assert plan.tree.tokens.tolist() == [0, 2, 3, 1, 5]
+    assert plan.tree.parents.tolist() == [-1, 0, 1, 0, 0] and plan.num_verified == 3
+    plan = FixedPolicy(branches=False, probes=False).choose([Proposes(tree)], 0, BUDGET)
+    assert plan.tree.tokens.tolist() == [0, 2, 3]
+    plan = FixedPolicy(2, branches=False).choose([Proposes(tree)], 0, BUDGET)
+    assert plan.tree.tokens.tolist() == [0, 2, 3]
+
+
 def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None:
     # Expected guesses: 0.5 for the first path, 0.45 + 0.45 * 0.9 for the second.
     tree = with_confidence([0, 0, 2], [0.5, 0.45, 0.9])
     for policy, budget in (
-        (FixedPolicy(trees=False), BUDGET),
+        (FixedPolicy(branches=False), BUDGET),
         (FixedPolicy(), replace(BUDGET, branches=False)),
     ):
         assert policy.choose([Proposes(tree)], 0, budget).tree.tokens.tolist() == [0, 2, 3]
@@ -120,11 +134,11 @@ def test_a_plain_round_says_why(
 def test_the_drafter_is_asked_for_no_more_than_the_limit() -> None:
     drafter = Proposes(TokenTree.chain(0, [1]))
     FixedPolicy(max_draft_tokens=3).choose([drafter], 0, BUDGET)
-    FixedPolicy(max_draft_tokens=30, trees=False).choose([drafter], 0, BUDGET)
+    FixedPolicy(max_draft_tokens=30, branches=False).choose([drafter], 0, BUDGET)
     chains = replace(BUDGET, branches=False)
     FixedPolicy(max_draft_tokens=30, min_confidence=0.5).choose([drafter], 0, chains)
     assert drafter.budgets == [
-        Budget(3, 4, branches=True, min_reach=0.4),
+        Budget(3, 4, min_reach=0.4),
         Budget(10, 20, branches=False, min_reach=0.4),
         Budget(10, 20, branches=False, min_reach=0.5),
     ]

@@ -427,7 +427,8 @@ policies = st.builds(
     FixedPolicy,
     max_draft_tokens=st.integers(1, 20),
     min_confidence=st.sampled_from([0.0, 0.1, 0.4]),
-    trees=st.booleans(),
+    branches=st.booleans(),
+    probes=st.booleans(),
 )
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 

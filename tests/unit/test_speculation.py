@@ -44,17 +44,26 @@ def branches(speculation: Speculation) -> bool:
     [
         ("auto", NOISY_BRANCHES, False, 0.0),
         ("auto", EXACT_BRANCHES, True, 0.125),
-        ("suffix", NOISY_BRANCHES, True, 0.5),
-        ("suffix,recycling", NOISY_BRANCHES, True, 0.5),
-        ("suffix", EXACT_BRANCHES, True, 0.125),
+        ("suffix,recycling", NOISY_BRANCHES, False, 0.0),
+        ("suffix,recycling", EXACT_BRANCHES, True, 0.125),
     ],
 )
-def test_rows_branch_by_default_only_where_that_changes_no_number(
+def test_guesses_branch_only_where_that_changes_no_number(
     names: str, numerics: Numerics, branching: bool, margin: float
 ) -> None:
     speculation = speculator(numerics).choose(names)
     assert branches(speculation) == branching
     assert speculation.tie_margin == margin
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_window_is_scored_beside_the_chain_but_not_in_exact_mode(exact: bool) -> None:
+    speculation = speculator(NOISY_BRANCHES, exact).choose("lookahead")
+    [drafter] = speculation.drafters
+    drafter.begin([1, 2, 3])
+    plan = speculation.policy.choose([drafter], 3, Budget(20, 16))
+    assert (len(plan.tree) > 1) != exact
+    assert plan.num_verified is None or plan.num_verified == plan.tree.leading_chain
 
 
 def test_exact_mode_has_chains_and_no_ties() -> None:
