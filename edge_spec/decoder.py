@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from edge_spec.control.policy import Plan, Policy
+from edge_spec.control.policy import Policy
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.metrics import DraftCounts, RoundStats
 from edge_spec.model import Session
@@ -75,8 +75,8 @@ class Decoder:
                     return
                 num_rows = min(room + limits.min_rows - 1, limits.max_rows)
                 budget = Budget(min(left, num_rows) - 1, num_rows)
-                plan, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
-                decoded = _with_origins(plan.tree, verdict)
+                verified, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
+                decoded = _with_origins(verified, verdict)
                 on_round(round_stats)
                 num_tokens += len(verdict.tokens)
                 pending = verdict.next_token
@@ -88,7 +88,8 @@ class Decoder:
 
     def _round(
         self, pending: int, budget: Budget, sampler: Sampler, limits: Limits, left: int
-    ) -> tuple[Plan, Verdict, RoundStats]:
+    ) -> tuple[TokenTree, Verdict, RoundStats]:
+        """The rows that could be accepted, and what came of them."""
         start = self.clock()
         plan = self.policy.choose(self.drafters, pending, budget)
         tree = plan.tree
@@ -104,10 +105,10 @@ class Decoder:
             drafter.observe(tree, out, verdict)
         ended = self.clock()
         return (
-            plan,
+            verified,
             verdict,
             RoundStats(
-                num_draft_tokens=len(tree) - 1,
+                num_draft_tokens=len(verified) - 1,
                 num_accepted=verdict.num_accepted,
                 num_tokens=len(verdict.tokens),
                 plain_reason=plan.plain_reason,
@@ -115,7 +116,7 @@ class Decoder:
                 draft_s=drafted - start + ended - committed,
                 forward_s=scored - drafted,
                 total_s=ended - start,
-                by_drafter=_counts(tree, verdict),
+                by_drafter=_counts(verified, verdict),
             ),
         )
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy
+from edge_spec.control.policy import FixedPolicy, Plan
 from edge_spec.decoder import Origin
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.suffix import SuffixDrafter
@@ -253,3 +253,27 @@ def test_each_drafters_guesses_are_counted_also_where_they_agree(
     run = decode(scripted(2, SCRIPT), [1, 2], [Both()], max_tokens=4)
     assert run.rounds[0].by_drafter == {first: (2, 2), second: (2, 1)}
     assert run.decoded[0].drafter == "first+second"
+
+
+def test_rows_beyond_those_to_verify_are_seen_by_drafters_and_never_accepted(
+    decode: Any, scripted: Any
+) -> None:
+    seen: list[int] = []
+
+    class Probing(SuffixDrafter):
+        def observe(self, tree: Any, out: Any, verdict: Any) -> None:
+            seen.extend(int(token) for token in tree.tokens[1:])
+            assert len(out.logits) == len(tree)
+
+    class First(FixedPolicy):
+        def choose(self, drafters: Any, pending: int, budget: Budget) -> Plan:
+            guesses = SCRIPT[SCRIPT.index(pending) + 1 :] if pending in SCRIPT else SCRIPT
+            tree = TokenTree.chain(pending, guesses[:3], drafter="test")
+            return Plan(tree, None, num_verified=2)
+
+    run = decode(scripted(2, SCRIPT), [1, 2], [Probing()], max_tokens=4, policy=First())
+    assert run.tokens == SCRIPT[:4] and seen == [*SCRIPT[:3], *SCRIPT[2:5]]
+    assert [stats.num_tokens for stats in run.rounds] == [2, 2]  # one guess and one more
+    assert [stats.num_draft_tokens for stats in run.rounds] == [1, 1]
+    assert [token.origin for token in run.decoded] == [Origin.ACCEPTED, Origin.BONUS] * 2
+    assert run.rounds[0].by_drafter == {"test": (1, 1)}
