@@ -22,6 +22,7 @@ from edge_spec.model import Checkpoint, Exporter, Published, Runtime
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 AUTO_DRAFTERS = ("suffix",)
 DRAFT_MODEL = "draft-model"
+EXTRAS = {"llamacpp": "llamacpp", "ik": "ik"}  # that bring a plugin's library; else "cpu"
 
 
 def names(kind: str) -> list[str]:
@@ -90,5 +91,5 @@ def _load(kind: str, name: str) -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f"{kind.removesuffix('s')} {name!r} needs a library that is not installed: {error}",
-            remedy='Run: pip install "edge-spec[cpu]".',
+            remedy=f'Run: pip install "edge-spec[{EXTRAS.get(name, "cpu")}]".',
         ) from error

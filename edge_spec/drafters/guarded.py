@@ -72,11 +72,16 @@ class GuardedDrafter:
             raise ValueError(f"row 0 holds token {tree.tokens[0]} instead of {pending}")
         if len(tree) == 1:
             return tree
+        if {tree.tokens.dtype.kind, tree.parents.dtype.kind} != {"i"}:
+            raise ValueError("tokens or parents that are no integers")
         tokens = tree.tokens.tolist()
         if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             raise ValueError(f"tokens beyond the vocabulary of {self._vocab_size}")
         if not all(0 <= confidence <= 1 for confidence in tree.confidence.tolist()):
             raise ValueError("a confidence outside 0 to 1")
+        for needed, parent in zip(tree.needed, tree.parents.tolist(), strict=False):
+            if needed and parent > 0 and not tree.needed[parent]:
+                raise ValueError("a row that is needed below one that is not")
         return tree
 
     def _drop(self, error: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,11 @@ def tree_with(**arrays: Any) -> Any:
     return fault
 
 
+def needed_below_what_is_not(tree: TokenTree) -> TokenTree:
+    pending = int(tree.tokens[0])
+    return replace(TokenTree.chain(pending, [1, 2], [0.1, 0.1]), needed=(True, False, True))
+
+
 FAULTS = [
     ("begin", raises),
     ("propose", raises),
@@ -78,6 +84,8 @@ FAULTS = [
     ("propose", tree_with(confidence=[1.0, 1.5])),
     ("propose", tree_with(parents=[-1, 1])),
     ("propose", tree_with(confidence=[1.0])),
+    ("propose", tree_with(tokens=[0.0, 1.0])),
+    ("propose", needed_below_what_is_not),
 ]
 
 
