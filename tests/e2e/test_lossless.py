@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.control.numerics import EXACT_WIDTHS, Numerics
+from edge_spec.control.numerics import EXACT_WIDTHS
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
 from edge_spec.tree import TokenTree
@@ -37,7 +37,9 @@ def test_int4_rows_are_bit_identical_at_every_width(demo_gguf):
     if not cpuinfo.exists() or "avx512_vnni" not in cpuinfo.read_text():
         pytest.skip("measured on AVX-512 VNNI only: other kernels may do otherwise")
     with edge_spec.load(exact=True) as engine:
-        assert engine.parts.numerics == Numerics(tie_margin=0.0, invariant_widths=EXACT_WIDTHS)
+        numerics = engine.parts.numerics
+    assert numerics.tie_margin == 0 and numerics.invariant_widths == EXACT_WIDTHS
+    assert numerics.branch_margin > 0 and not numerics.branch_invariant  # see docs/lossless.md
 
 
 def test_exact_mode_is_bit_identical_on_int4(demo_gguf):
