@@ -15,7 +15,7 @@ EXACT_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those that exact mode may use, if t
 _PROMPT_TOKENS = 16
 _SCORED_TOKENS = 8
 _TOP_TOKENS = 32
-_BRANCH_ROWS = 8
+_BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,15 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
     longest = model.config.context_length - widths[-1]
     prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
     margins, invariant = [0.0], set(widths)
-    branch_margins, branch_invariant = [0.0], True
+    branch_margins, branch_invariant = [0.0], model.capabilities.trees
     for prompt_tokens in sorted(prompts - {0}):
         margin, same = _measure_after(model, prompt_tokens, widths)
         margins.append(margin)
         invariant &= same
-        if model.capabilities.trees and widths[-1] >= _BRANCH_ROWS:
+        room = model.config.context_length - prompt_tokens
+        if room < _BRANCH_ROUNDS * _BRANCH_ROWS or model.capabilities.max_rows < _BRANCH_ROWS:
+            branch_invariant = False  # not known
+        elif model.capabilities.trees:
             margin, identical = _measure_branch(model, prompt_tokens)
             branch_margins.append(margin)
             branch_invariant &= identical
@@ -86,30 +89,32 @@ def _measure_after(
 
 
 def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
-    """The largest change of a margin between a branch and the same tokens as a chain, and whether
-    they were bit-identical; both as they are scored and after they were committed."""
+    """The largest change of a margin between branches and the same tokens as chains, and whether
+    they were bit-identical; as they are scored and after they were committed.
+
+    Several rounds: a cache may place tokens in the holes that rejected rows leave, and order
+    matters from then on.
+    """
+    path = [0, *range(4, _BRANCH_ROWS)]  # behind three rows of a chain
     tokens = np.random.default_rng(1).integers(
-        0, model.config.vocab_size, prompt_tokens + _BRANCH_ROWS
+        0, model.config.vocab_size, prompt_tokens + _BRANCH_ROUNDS * _BRANCH_ROWS
     )
-    guesses = tokens[prompt_tokens:].tolist()
-    # Row 0, three rows below it, and the branch of the other rows but the last.
-    branch = list(range(4, _BRANCH_ROWS - 1))
-    tree = TokenTree(
-        np.array(guesses[:-1], np.int32),
-        np.array([-1, 0, 1, 2, 0, *branch[:-1]], np.int32),
-        np.ones(_BRANCH_ROWS - 1, np.float32),
-    )
-    chain = TokenTree.chain(guesses[0], [guesses[row] for row in branch])
+    prompt, rounds = tokens[:prompt_tokens], tokens[prompt_tokens:].reshape(-1, _BRANCH_ROWS)
+    parents = np.array([-1, 0, 1, 2, 0, *path[1:-1]], np.int32)
     session = model.open_session()
     try:
-        session.prefill(tokens[:prompt_tokens].tolist())
         scores = []
-        for scored, path in ((tree, [0, *branch]), (chain, list(range(len(chain))))):
-            session.rollback(prompt_tokens)
-            rows = session.forward(scored).logits[path].copy()
-            session.commit(path)
-            after = session.forward(TokenTree.chain(guesses[-1])).logits.copy()
-            scores.append(np.concatenate([rows, after]))
+        for branching in (True, False):
+            session.rollback(0)
+            session.prefill(prompt.tolist())
+            rows = []
+            for guesses in rounds.astype(np.int32):
+                chain = TokenTree.chain(int(guesses[0]), guesses[path[1:]].tolist())
+                tree = TokenTree(guesses, parents, np.ones(_BRANCH_ROWS, np.float32))
+                kept = path if branching else list(range(len(path)))
+                rows.append(session.forward(tree if branching else chain).logits[kept].copy())
+                session.commit(kept)
+            scores.append(np.concatenate(rows))
     finally:
         session.close()
     branched, chained = scores
