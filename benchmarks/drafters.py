@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -70,7 +70,7 @@ class Recorder:
 class FixedRows(Speculator):
     """Composes "NAMES@ROWS", and records outcomes."""
 
-    outcomes: dict[str, Outcomes] | None = None
+    outcomes: dict[str, Outcomes] = field(default_factory=lambda: defaultdict(list))
     branches: bool = False
     folder: Path = Path()  # of n-grams, a file for each case
 
@@ -90,7 +90,6 @@ class FixedRows(Speculator):
         return self._recorded(case, replace(speculation, policy=policy))
 
     def _recorded(self, case: str, speculation: Speculation) -> Speculation:
-        assert self.outcomes is not None
         recorded = [Recorder(drafter, self.outcomes[case]) for drafter in speculation.drafters]
         return replace(speculation, drafters=recorded)
 
@@ -182,7 +181,6 @@ def main() -> None:
             by_category[entry["category"]].append(entry)
     suffixes = [f"@{rows}" for rows in arguments.rows] if arguments.rows else [""]
     cases = [names + suffix for names in arguments.drafters for suffix in suffixes]
-    outcomes = defaultdict[str, Outcomes](list)
     summaries: dict[str, dict[str, dict[str, float]]] = {}
     everything: Repetitions = {}
     corpora = (arguments.corpus,) if arguments.corpus else ()
@@ -195,7 +193,6 @@ def main() -> None:
             own.setting,
             own.capabilities,
             own.numerics,
-            outcomes=outcomes,
             branches=arguments.branches,
             folder=Path(folder),
         )
@@ -209,7 +206,7 @@ def main() -> None:
                 everything[case] = [a + b for a, b in zip(before, of_case, strict=True)]
     summaries["all"] = {case: summary(everything, case) for case in cases}
     print_table("all", summaries["all"])
-    reliabilities = {case: reliability(outcomes[case]) for case in cases}
+    reliabilities = {case: reliability(fixed.outcomes[case]) for case in cases}
     print("\nreliability            rows   Brier score   expected calibration error")
     for case, figures in reliabilities.items():
         if figures["rows"]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from edge_spec import plugins
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
+from edge_spec.drafters.setting import missing_draft
 from edge_spec.errors import UsageError
 from edge_spec.model import RuntimeOptions
 
@@ -66,10 +67,7 @@ class LoadOptions:
                     remedy=f"Add {drafter} to --drafter, or leave the option out.",
                 )
         if self.draft == "none" and plugins.DRAFT_MODEL in names:
-            raise UsageError(
-                f"the drafter {plugins.DRAFT_MODEL} needs a second model",
-                remedy="Name it with --draft MODEL.",
-            )
+            raise missing_draft()
         if self.window is not None and self.draft_n_max is not None:
             wanted = self.window.num_rows - 1
             if self.draft_n_max < wanted:

@@ -159,19 +159,23 @@ class TokenTree:
     @property
     def leading_chain(self) -> int:
         """How many rows, from row 0 on, are each the child of the one before it."""
-        forks = np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))
-        return int(forks[0]) if len(forks) else len(self)
+        if self.is_chain:
+            return len(self)
+        return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])
 
     def chain_first(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
         """The best chain, as far as its rows are reached with `min_reach` or more, and behind it
         the other rows that are needed; `num_rows` at most. Rows that can do without are left out.
         """
-        expected = self.reach.copy()
+        reach: list[float] = self.reach.tolist()
+        if self.is_chain and not self.needed:  # most rounds
+            return self.first_rows(min(num_rows, sum(chance >= min_reach for chance in reach)))
+        expected = reach.copy()
         for row, parent in enumerate(self.parents.tolist()):
             if row:
                 expected[row] += expected[parent]
-        path = self.path(int(expected.argmax()))
-        path = [row for row in path if row == 0 or self.reach[row] >= min_reach][:num_rows]
+        path = self.path(expected.index(max(expected)))
+        path = [row for row in path if reach[row] >= min_reach][:num_rows]
         if self.needed:
             others = (row for row, needed in enumerate(self.needed) if needed and row not in path)
             path += list(others)[: num_rows - len(path)]

@@ -1,16 +1,34 @@
-"""Whether two models speak the same vocabulary, so that one can draft for the other."""
+"""What a vocabulary is, and whether two models share one, so that one can draft for the other."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 from edge_spec.errors import UsageError
 
 _PADDING = re.compile(r"\[PAD\d*\]|<unused_?\d+>|<\|?(reserved|dummy|extra)\w*\|?>|\[EMPTY_\d+\]")
 _SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What token ids mean, so that what is kept is used with the tokenizer it was made with."""
+
+    sha256: str
+    size: int  # ids are below it
+
+    @classmethod
+    def of(cls, tokens: Mapping[str, int]) -> Vocabulary:
+        """tokens: token -> id, as a tokenizer's `vocabulary()` returns them."""
+        listed = sorted((id, token) for token, id in tokens.items())
+        digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+        return cls(digest, max(tokens.values(), default=-1) + 1)
 
 
 def require_same_vocabulary(

@@ -35,8 +35,9 @@ class Numerics:
 def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
     """Scores the same tokens at each of the ascending widths. Raises nothing of its own.
 
-    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 50 for EXACT_WIDTHS; twice that
-    and a prefill where the runtime takes other kernels for longer texts.
+    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 50 for EXACT_WIDTHS, and eight
+    passes of up to _BRANCH_ROWS rows; twice that and three prefills where the runtime takes other
+    kernels for longer texts.
     """
     # A tiny context leaves room for less.
     limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))

@@ -13,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +23,7 @@ import numpy as np
 from edge_spec.drafters.corpus_index import SEPARATOR, TOKEN_BYTES, CorpusIndex
 from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.storage import atomic_file
+from edge_spec.vocabulary import Vocabulary
 
 MAGIC = b"\x93ECORPUS"  # not UTF-8: an index, even half of one, is never taken for a text
 VERSION = 1
@@ -35,21 +35,6 @@ _MAX_HEADER_BYTES = 1 << 16
 _BUILD_AGAIN = "Delete it and give the texts that it was built from."
 
 Tokens = Sequence[int] | np.ndarray  # [num_tokens]
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What ids mean: the tokenizer that an index was built with, or is used with."""
-
-    sha256: str
-    size: int  # ids are below it
-
-    @classmethod
-    def of(cls, tokens: Mapping[str, int]) -> Vocabulary:
-        """tokens: token -> id, as a tokenizer's `vocabulary()` returns them."""
-        listed = sorted((id, token) for token, id in tokens.items())
-        digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
-        return cls(digest, max(tokens.values(), default=-1) + 1)
 
 
 def is_index(path: Path) -> bool:

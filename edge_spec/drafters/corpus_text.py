@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.drafters.corpus_file import VERSION, Vocabulary, build_index, is_index, open_index
+from edge_spec.drafters.corpus_file import VERSION, build_index, is_index, open_index
 from edge_spec.drafters.corpus_index import CorpusIndex
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.model import Progress
 from edge_spec.storage import CACHE_VARIABLE
 from edge_spec.tokenizer import TextCodec
+from edge_spec.vocabulary import Vocabulary
 
 MAX_TEXT_BYTES = 128 << 20  # tokenizing takes minutes by then, sorting some 50 bytes a token
 _PIECE_CHARACTERS = 1 << 16

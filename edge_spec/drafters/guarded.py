@@ -11,7 +11,7 @@ from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class GuardedDrafter:
@@ -86,9 +86,9 @@ class GuardedDrafter:
 
     def _drop(self, error: Exception) -> None:
         self.fault = " ".join(f"{type(error).__name__}: {error}".split())
-        logger.warning(
+        _log.warning(
             "the drafter %s failed and is not asked again (%s); the text stays correct",
             self.name,
             self.fault,
-            exc_info=logger.isEnabledFor(logging.DEBUG),
+            exc_info=_log.isEnabledFor(logging.DEBUG),
         )

@@ -19,7 +19,7 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.model import Forward
 from edge_spec.tree import TokenTree, Verdict
 
-DEFAULT_BLOCK = 3  # on the measured CPU more rows cost more than they bring (docs/benchmarks.md)
+DEFAULT_BLOCK = 3  # a block, still: on the measured CPU one guess is faster (docs/benchmarks.md)
 
 
 class _Guess(IntEnum):

@@ -19,6 +19,7 @@ from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
+from edge_spec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from edge_spec.drafters.corpus_index import CorpusIndex
@@ -70,7 +71,6 @@ def corpus(setting: Setting) -> Drafter:
 
 def ngram_cache(setting: Setting) -> Drafter:
     """Raises UsageError where there is no place for its file."""
-    from edge_spec.drafters.corpus_file import Vocabulary
     from edge_spec.drafters.ngram_cache import NgramCacheDrafter
 
     if setting.ngram_file is None:
@@ -84,7 +84,11 @@ def ngram_cache(setting: Setting) -> Drafter:
 def draft_model(setting: Setting) -> Drafter:
     """Raises UsageError without a draft."""
     if setting.draft is None:
-        raise UsageError(
-            "the drafter draft-model needs a second model", remedy="Name it with --draft MODEL."
-        )
+        raise missing_draft()
     return setting.draft.make_drafter()
+
+
+def missing_draft() -> UsageError:
+    return UsageError(
+        "the drafter draft-model needs a second model", remedy="Name it with --draft MODEL."
+    )

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from edge_spec.drafters import corpus_file
 from edge_spec.drafters.corpus_file import (
-    Vocabulary,
     build_index,
     is_index,
     open_index,
@@ -25,6 +24,7 @@ from edge_spec.drafters.corpus_file import (
 )
 from edge_spec.drafters.corpus_index import SEPARATOR
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
+from edge_spec.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary("a" * 64, 10)
 DOCUMENTS: tuple[list[int], ...] = ([1, 2, 3, 1, 2, 4], [], [5, 1, 2])

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters import corpus_text
-from edge_spec.drafters.corpus_file import Vocabulary, build_index
+from edge_spec.drafters.corpus_file import build_index
 from edge_spec.drafters.corpus_index import CorpusIndex
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.tokenizer import Tokenizer
+from edge_spec.vocabulary import Vocabulary
 
 BOS = 259
 

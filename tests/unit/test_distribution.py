@@ -23,7 +23,7 @@ from scipy.stats import chisquare
 from edge_spec import sampling
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.corpus import CorpusDrafter
-from edge_spec.drafters.corpus_file import Vocabulary, build_index, open_index
+from edge_spec.drafters.corpus_file import build_index, open_index
 from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.jacobi import JacobiDrafter
 from edge_spec.drafters.lookahead import LookaheadDrafter, WindowSize
@@ -36,6 +36,7 @@ from edge_spec.sampling import Draws, Sampler, SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
+from edge_spec.vocabulary import Vocabulary
 
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 Context = tuple[int, ...]

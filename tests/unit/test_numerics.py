@@ -137,6 +137,32 @@ def test_branches_are_measured_as_they_are_scored_and_after_their_commit(
     assert numerics.branch_invariant == (margin == 0)
 
 
+def test_noise_that_comes_with_the_third_branch_is_seen() -> None:
+    """As where tokens begin to fill the holes that rejected rows left in a cache."""
+
+    class LateNoise(NoisySession):
+        branches = 0
+
+        def forward(self, tree: TokenTree) -> Forward:
+            logits = super().forward(tree).logits
+            logits[np.arange(len(tree)), logits.argmax(axis=1)] += 0.5 * (self.branches >= 3)
+            return Forward(logits)
+
+        def commit(self, rows: Any) -> None:
+            self.branches += list(rows) != list(range(len(rows)))
+            super().commit(rows)
+
+        def rollback(self, length: int) -> None:
+            self.branches = 0
+            super().rollback(length)
+
+    model: Any = NoisyModel(lambda width: 0)
+    model.open_session = lambda: LateNoise(model)
+    numerics = measure_numerics(model)
+    assert numerics.tie_margin == 0 and not numerics.branch_invariant
+    assert numerics.branch_margin == pytest.approx(0.5, abs=1e-5)
+
+
 def test_a_model_without_trees_is_scored_in_chains() -> None:
     class ChainsOnly(NoisySession):
         def forward(self, tree: TokenTree) -> Forward:
