@@ -8,7 +8,7 @@ that its own high-level class uses; the rest is bound here.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError
@@ -68,42 +68,6 @@ def library() -> Library:
     log = LibraryLog(NAME)
     unbound.llama_log_set(log.callback, None)
 
-    def load_model(path: bytes, choices: ModelChoices) -> int | None:
-        params = bound.llama_model_default_params()
-        params.vocab_only = choices.vocabulary_only
-        # Rearranging the weights for its kernels while loading needs memory of its own for them.
-        params.use_mmap = choices.vocabulary_only or choices.mmap is True
-        params.repack_tensors = not params.use_mmap
-        names = ",".join(device.name for device in choices.devices)
-        params.devices = names.encode()
-        layers = _ALL_LAYERS if choices.gpu_layers is None else choices.gpu_layers
-        params.n_gpu_layers = layers if choices.devices else 0
-        handle: int | None = bound.llama_model_load_from_file(path, params)
-        return handle
-
-    def open_context(model: int, choices: ContextChoices) -> int | None:
-        params = bound.llama_context_default_params()
-        # A pass needs its cells side by side, so there have to be some to spare.
-        params.n_ctx = choices.num_tokens + choices.max_rows
-        params.n_batch, params.n_ubatch = PREFILL_TOKENS, choices.batch_tokens
-        params.n_seq_max = choices.max_rows
-        params.n_threads = params.n_threads_batch = choices.threads
-        params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
-        params.flash_attn = choices.flash_attention
-        params.offload_kqv = choices.on_device
-        handle: int | None = bound.llama_init_from_model(model, params)
-        return handle
-
-    def make_contiguous(context: int) -> None:
-        unbound.llama_kv_cache_defrag(context)
-        unbound.llama_kv_cache_update(context)
-
-    def read_state(context: int, buffer: Any, size: int) -> int:
-        return int(unbound.llama_state_seq_get_data(context, buffer, size, 0, _WHOLE))
-
-    def write_state(context: int, buffer: Any, size: int) -> int:
-        return int(unbound.llama_state_seq_set_data(context, buffer, size, 0, _WHOLE))
-
     return Library(
         name=NAME,
         log=log,
@@ -113,7 +77,7 @@ def library() -> Library:
         flash_kv_types=("f16", "q4_0", "q8_0"),
         plain_kv_types=("f16",),
         cpu_kv_type="f16",
-        load_model=load_model,
+        load_model=partial(_load_model, bound),
         free_model=bound.llama_free_model,
         vocab_size=lambda model: int(
             bound.llama_vocab_n_tokens(bound.llama_model_get_vocab(model))
@@ -131,7 +95,7 @@ def library() -> Library:
         tokenize=unbound.llama_vocab_tokenize,
         token_to_piece=unbound.llama_token_to_piece_vocab,
         token_text=unbound.llama_vocab_get_text,
-        open_context=open_context,
+        open_context=partial(_open_context, bound),
         free_context=bound.llama_free,
         decode=bound.llama_decode,
         logits=unbound.llama_get_logits,
@@ -142,11 +106,52 @@ def library() -> Library:
         sequence_copy=unbound.llama_kv_cache_seq_cp,
         sequence_keep=unbound.llama_kv_cache_seq_keep,
         sequence_start=unbound.llama_kv_cache_seq_pos_min,
-        make_contiguous=make_contiguous,
+        make_contiguous=partial(_make_contiguous, unbound),
         state_size=lambda context: int(unbound.llama_state_seq_get_size(context, 0, _WHOLE)),
-        state_read=read_state,
-        state_write=write_state,
+        state_read=partial(_read_state, unbound),
+        state_write=partial(_write_state, unbound),
     )
+
+
+def _make_contiguous(unbound: Any, context: int) -> None:
+    unbound.llama_kv_cache_defrag(context)
+    unbound.llama_kv_cache_update(context)
+
+
+def _read_state(unbound: Any, context: int, buffer: Any, size: int) -> int:
+    return int(unbound.llama_state_seq_get_data(context, buffer, size, 0, _WHOLE))
+
+
+def _write_state(unbound: Any, context: int, buffer: Any, size: int) -> int:
+    return int(unbound.llama_state_seq_set_data(context, buffer, size, 0, _WHOLE))
+
+
+def _load_model(bound: Any, path: bytes, choices: ModelChoices) -> int | None:
+    params = bound.llama_model_default_params()
+    params.vocab_only = choices.vocabulary_only
+    # Rearranging the weights for its kernels while loading needs memory of its own for them.
+    params.use_mmap = choices.vocabulary_only or choices.mmap is True
+    params.repack_tensors = not params.use_mmap
+    names = ",".join(device.name for device in choices.devices)
+    params.devices = names.encode()
+    layers = _ALL_LAYERS if choices.gpu_layers is None else choices.gpu_layers
+    params.n_gpu_layers = layers if choices.devices else 0
+    handle: int | None = bound.llama_model_load_from_file(path, params)
+    return handle
+
+
+def _open_context(bound: Any, model: int, choices: ContextChoices) -> int | None:
+    params = bound.llama_context_default_params()
+    # A pass needs its cells side by side, so there have to be some to spare.
+    params.n_ctx = choices.num_tokens + choices.max_rows
+    params.n_batch, params.n_ubatch = PREFILL_TOKENS, choices.batch_tokens
+    params.n_seq_max = choices.max_rows
+    params.n_threads = params.n_threads_batch = choices.threads
+    params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
+    params.flash_attn = choices.flash_attention
+    params.offload_kqv = choices.on_device
+    handle: int | None = bound.llama_init_from_model(model, params)
+    return handle
 
 
 def _devices(ggml: Any) -> list[Device]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError
@@ -42,47 +42,6 @@ def library() -> Library:
     log = LibraryLog(NAME)
     api.llama_log_set(log.callback, None)
 
-    def load_model(path: bytes, choices: ModelChoices) -> int | None:
-        params = api.llama_model_default_params()
-        params.vocab_only = choices.vocabulary_only
-        params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP
-        if choices.gpu_layers is not None:
-            params.n_gpu_layers = choices.gpu_layers
-        handles = [device.handle for device in choices.devices]
-        listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
-        params.devices = ctypes.cast(listed, ctypes.c_void_p)
-        handle: int | None = api.llama_model_load_from_file(path, params)
-        return handle
-
-    def open_context(model: int, choices: ContextChoices) -> int | None:
-        params = api.llama_context_default_params()
-        params.n_ctx = choices.num_tokens
-        params.n_batch = params.n_ubatch = choices.batch_tokens
-        params.n_seq_max = params.n_outputs_max = choices.max_rows
-        params.n_outputs_max_per_seq = 0  # all of them
-        params.n_threads = params.n_threads_batch = choices.threads
-        params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
-        params.flash_attn_type = int(choices.flash_attention)
-        params.offload_kqv = params.op_offload = choices.on_device
-        params.swa_full = True  # or positions before the window could not be rolled back to
-        params.kv_unified = True  # branches share the cells of their common prefix
-        handle: int | None = api.llama_init_from_model(model, params)
-        return handle
-
-    def is_plain_decoder(model: int) -> bool:
-        return not (
-            api.llama_model_is_recurrent(model)
-            or api.llama_model_is_hybrid(model)
-            or api.llama_model_is_diffusion(model)
-            or api.llama_model_has_encoder(model)
-        )
-
-    def read_state(context: int, buffer: Any, size: int) -> int:
-        return int(api.llama_state_seq_get_data_ext(context, buffer, size, 0, _WHOLE))
-
-    def write_state(context: int, buffer: Any, size: int) -> int:
-        return int(api.llama_state_seq_set_data_ext(context, buffer, size, 0, _WHOLE))
-
     return Library(
         name=NAME,
         log=log,
@@ -93,11 +52,11 @@ def library() -> Library:
         # The kernel that shares a single row out among threads takes keys and values of one type
         # only, so that two types keep plain steps to the kernel of wider passes.
         cpu_kv_type="f16-bf16",
-        load_model=load_model,
+        load_model=partial(_load_model, api),
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
         hidden_size=api.llama_model_n_embd,
-        is_plain_decoder=is_plain_decoder,
+        is_plain_decoder=partial(_is_plain_decoder, api),
         applies_rope_factors=True,
         max_batch_tokens=lambda types: PREFILL_TOKENS,
         checks_tokens=True,
@@ -105,7 +64,7 @@ def library() -> Library:
         tokenize=api.llama_tokenize,
         token_to_piece=api.llama_token_to_piece,
         token_text=api.llama_vocab_get_text,
-        open_context=open_context,
+        open_context=partial(_open_context, api),
         free_context=api.llama_free,
         decode=api.llama_decode,
         logits=_address_of("llama_get_logits", api),
@@ -118,9 +77,55 @@ def library() -> Library:
         sequence_start=api.llama_memory_seq_pos_min,
         make_contiguous=None,
         state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
-        state_read=read_state,
-        state_write=write_state,
+        state_read=partial(_read_state, api),
+        state_write=partial(_write_state, api),
     )
+
+
+def _load_model(api: Any, path: bytes, choices: ModelChoices) -> int | None:
+    params = api.llama_model_default_params()
+    params.vocab_only = choices.vocabulary_only
+    params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP
+    if choices.gpu_layers is not None:
+        params.n_gpu_layers = choices.gpu_layers
+    handles = [device.handle for device in choices.devices]
+    listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
+    params.devices = ctypes.cast(listed, ctypes.c_void_p)
+    handle: int | None = api.llama_model_load_from_file(path, params)
+    return handle
+
+
+def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
+    params = api.llama_context_default_params()
+    params.n_ctx = choices.num_tokens
+    params.n_batch = params.n_ubatch = choices.batch_tokens
+    params.n_seq_max = params.n_outputs_max = choices.max_rows
+    params.n_outputs_max_per_seq = 0  # all of them
+    params.n_threads = params.n_threads_batch = choices.threads
+    params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
+    params.flash_attn_type = int(choices.flash_attention)
+    params.offload_kqv = params.op_offload = choices.on_device
+    params.swa_full = True  # or positions before the window could not be rolled back to
+    params.kv_unified = True  # branches share the cells of their common prefix
+    handle: int | None = api.llama_init_from_model(model, params)
+    return handle
+
+
+def _is_plain_decoder(api: Any, model: int) -> bool:
+    return not (
+        api.llama_model_is_recurrent(model)
+        or api.llama_model_is_hybrid(model)
+        or api.llama_model_is_diffusion(model)
+        or api.llama_model_has_encoder(model)
+    )
+
+
+def _read_state(api: Any, context: int, buffer: Any, size: int) -> int:
+    return int(api.llama_state_seq_get_data_ext(context, buffer, size, 0, _WHOLE))
+
+
+def _write_state(api: Any, context: int, buffer: Any, size: int) -> int:
+    return int(api.llama_state_seq_set_data_ext(context, buffer, size, 0, _WHOLE))
 
 
 def _address_of(name: str, api: Any) -> Callable[[int], int | None]:
