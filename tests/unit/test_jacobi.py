@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.drafters.fill import Fill, Filler
 from edge_spec.drafters.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.protocol import Budget
@@ -294,34 +293,6 @@ drafters = st.builds(
     block=st.integers(0, 8),
     seed=st.integers(0, 100),
 )
-policies = st.builds(
-    FixedPolicy, max_draft_tokens=st.integers(1, 10), branches=st.booleans(), probes=st.booleans()
-)
-
-
-@given(model=models, prompt=prompts, drafter=drafters, policy=policies, rows=st.integers(1, 12))
-def test_greedy_text_does_not_change(
-    decode: Any,
-    greedy: Any,
-    model: ScriptedModel,
-    prompt: list[int],
-    drafter: JacobiDrafter,
-    policy: FixedPolicy,
-    rows: int,
-) -> None:
-    run = decode(model, prompt, [drafter], policy=policy, max_rows=rows)
-    assert run.tokens == greedy(model, prompt, 20)
-
-
-@given(model=models, prompt=prompts, drafter=drafters, seed=st.integers(0, 1000))
-def test_sampled_text_does_not_change(
-    decode: Any, model: ScriptedModel, prompt: list[int], drafter: JacobiDrafter, seed: int
-) -> None:
-    params = SamplingParams(temperature=0.8, min_p=0.05, seed=seed)
-    plain = decode(model, prompt, params=params)
-    assert decode(model, prompt, [drafter], params=params).tokens == plain.tokens
-
-
 CYCLE = [1, 2, 3, 4, 5, 6]
 
 

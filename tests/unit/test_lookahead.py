@@ -515,41 +515,6 @@ def test_a_drafter_that_has_seen_nothing_has_a_snapshot_too() -> None:
     assert len(drafter.snapshot()["pool"]) == 0
 
 
-policies = st.builds(
-    FixedPolicy,
-    max_draft_tokens=st.integers(1, 30),
-    min_confidence=st.sampled_from([0.0, 0.1, 0.4]),
-    branches=st.booleans(),
-    probes=st.booleans(),
-)
-drafters = st.builds(
-    LookaheadDrafter, size=sizes, fill=st.sampled_from(Fill), seed=st.integers(0, 100)
-)
-
-
-@given(model=models, prompt=prompts, drafter=drafters, policy=policies, rows=st.integers(1, 40))
-def test_greedy_text_does_not_change(
-    decode: Any,
-    greedy: Any,
-    model: ScriptedModel,
-    prompt: list[int],
-    drafter: LookaheadDrafter,
-    policy: FixedPolicy,
-    rows: int,
-) -> None:
-    run = decode(model, prompt, [drafter], policy=policy, max_rows=rows)
-    assert run.tokens == greedy(model, prompt, 20)
-
-
-@given(model=models, prompt=prompts, drafter=drafters, seed=st.integers(0, 1000))
-def test_sampled_text_does_not_change(
-    decode: Any, model: ScriptedModel, prompt: list[int], drafter: LookaheadDrafter, seed: int
-) -> None:
-    params = SamplingParams(temperature=0.8, top_k=4, seed=seed)
-    plain = decode(model, prompt, params=params)
-    assert decode(model, prompt, [drafter], params=params).tokens == plain.tokens
-
-
 DEEP = WindowSize(3, 6, 2)
 ROOMY = FixedPolicy(max_draft_tokens=40, min_confidence=0.05)
 

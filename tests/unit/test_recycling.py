@@ -412,45 +412,6 @@ def test_what_was_scored_before_is_guessed_and_accepted(decode: Any) -> None:
     assert {token.drafter for token in run.decoded if token.drafter} == {"recycling"}
 
 
-models = st.builds(
-    lambda vocab, order, seed, scale: ScriptedModel(
-        # Another function of the tokens for each seed.
-        lambda tokens: random_logits(vocab, order, scale)(tuple(t + 10 * seed for t in tokens)),
-        vocab,
-    ),
-    vocab=st.integers(3, 8),
-    order=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-    scale=st.sampled_from([0.5, 2.0, 5.0]),
-)
-policies = st.builds(
-    FixedPolicy,
-    max_draft_tokens=st.integers(1, 20),
-    min_confidence=st.sampled_from([0.0, 0.1, 0.4]),
-    branches=st.booleans(),
-    probes=st.booleans(),
-)
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
-
-
-@given(model=models, policy=policies, prompt=prompts, rows=st.integers(1, 30))
-def test_greedy_text_does_not_change(
-    decode: Any, greedy: Any, model: ScriptedModel, policy: FixedPolicy, prompt: Any, rows: int
-) -> None:
-    run = decode(model, prompt, [RecyclingDrafter()], policy=policy, max_rows=rows)
-    assert run.tokens == greedy(model, prompt, 20)
-
-
-@given(model=models, policy=policies, prompt=prompts, seed=st.integers(0, 1000))
-def test_sampled_text_does_not_change(
-    decode: Any, model: ScriptedModel, policy: FixedPolicy, prompt: Any, seed: int
-) -> None:
-    params = SamplingParams(temperature=0.8, top_p=0.95, seed=seed)
-    plain = decode(model, prompt, params=params)
-    run = decode(model, prompt, [RecyclingDrafter()], params=params, policy=policy)
-    assert run.tokens == plain.tokens
-
-
 def test_a_text_ends_at_a_stop_token_inside_an_accepted_run(decode: Any) -> None:
     model = ScriptedModel(cycle(12), 12)
     drafter = RecyclingDrafter()
