@@ -44,7 +44,7 @@ def main() -> None:
             open_engine(
                 arguments.target,
                 runtime=target,
-                draft=arguments.draft,
+                drafts=(arguments.draft,),
                 draft_runtime=draft,
                 draft_n_max=arguments.draft_n_max,
                 exact=arguments.exact,

@@ -61,6 +61,8 @@ class ModelConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # a bias on the attention's output projection
+    num_experts: int = 0  # of each layer; 0: one dense MLP
+    experts_used: int = 0  # by each token
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from edge_spec.control.policy import Policy
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter
 from edge_spec.metrics import DraftCounts, RoundStats
 from edge_spec.model import Session
 from edge_spec.sampling import Sampler
@@ -66,6 +66,8 @@ class Decoder:
         """
         num_tokens, pending = 0, prompt[-1]
         for drafter in self.drafters:
+            if isinstance(drafter, ChoosingAlike):
+                drafter.choose_like(sampler)
             drafter.begin(prompt)
         try:
             while num_tokens == 0 or pending not in limits.stop_ids:
@@ -77,6 +79,7 @@ class Decoder:
                 budget = Budget(min(left, num_rows) - 1, num_rows)
                 verified, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
                 decoded = _with_origins(verified, verdict)
+                self.policy.observe(round_stats)
                 on_round(round_stats)
                 num_tokens += len(verdict.tokens)
                 pending = verdict.next_token
@@ -108,6 +111,7 @@ class Decoder:
             verified,
             verdict,
             RoundStats(
+                num_rows=max(len(tree), plan.num_rows or 0),
                 num_draft_tokens=len(verified) - 1,
                 num_accepted=verdict.num_accepted,
                 num_tokens=len(verdict.tokens),

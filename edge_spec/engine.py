@@ -10,6 +10,7 @@ from typing import Literal, TypedDict, Unpack, overload
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
 from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.protocol import Attached
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
 from edge_spec.metrics import PlainRate
@@ -45,7 +46,7 @@ class Parts:
     speculation: Speculation
     speculator: Speculator  # composes it anew for other drafters
     min_rows: int = 1  # of a pass; more in exact mode
-    draft: Draft | None = None  # the second model, where there is one
+    drafts: Sequence[Draft] = ()  # further models, where there are any
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -90,8 +91,8 @@ class Engine:
         self._speculation.close()
         self._session.close()
         self.parts.model.close()
-        if self.parts.draft is not None:
-            self.parts.draft.close()
+        for draft in self.parts.drafts:
+            draft.close()
 
     @overload
     def chat(
@@ -202,13 +203,21 @@ class Engine:
         generation = Generation(
             self._conversation,
             Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
-            Sampler(sampling, prompt, self._speculation.tie_margin),
+            Sampler(
+                sampling,
+                prompt,
+                self._speculation.tie_margin,
+                sampled_drafts=False if self.parts.speculator.exact else None,
+            ),
             self.parts.text.tokenizer,
         )
         self._running, self.last = generation, generation.result
         return generation
 
     def _decoder(self) -> Decoder:
+        for drafter in self._speculation.drafters:
+            if isinstance(drafter, Attached):
+                drafter.attach(self.parts.model, self._session)
         return Decoder(self._session, self._speculation.drafters, self._speculation.policy)
 
     def _limits(self, max_tokens: int | None) -> Limits:

@@ -19,7 +19,8 @@ class LoadOptions:
 
     runtime: str = "auto"
     drafter: str = "auto"  # "auto", "none", or names joined by commas
-    draft: str = "none"  # a smaller model that guesses, named like the target
+    drafts: tuple[str, ...] = ()  # smaller models, named like the target: the first guesses for it,
+    # each other one for the one before
     draft_runtime: str = "auto"
     draft_providers: tuple[str, ...] = ()
     draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
@@ -55,19 +56,20 @@ class LoadOptions:
         """An option for a drafter that was not asked for would silently do nothing."""
         names = [name.strip() for name in self.drafter.split(",")]
         auto = names == ["auto"]
-        for option, given, drafter, in_auto in (
-            (f"the draft {self.draft}", self.draft != "none", plugins.DRAFT_MODEL, True),
-            ("the corpus", bool(self.corpora), "corpus", True),
-            ("the lookahead window", self.window is not None, "lookahead", False),
-            ("the first guesses of Jacobi", self.fill is not None, "jacobi", False),
+        for option, given, users, in_auto in (
+            (f"the draft {', '.join(self.drafts)}", self.drafts, plugins.PAIR_DRAFTERS, True),
+            ("the corpus", self.corpora, ["corpus"], True),
+            ("the lookahead window", self.window, ["lookahead"], False),
+            ("the first guesses of Jacobi", self.fill, ["jacobi"], False),
         ):
-            if given and drafter not in names and not (auto and in_auto):
+            if given and not set(users) & set(names) and not (auto and in_auto):
                 raise UsageError(
                     f"{option} would not be used by --drafter {self.drafter}",
-                    remedy=f"Add {drafter} to --drafter, or leave the option out.",
+                    remedy=f"Add {users[0]} to --drafter, or leave the option out.",
                 )
-        if self.draft == "none" and plugins.DRAFT_MODEL in names:
-            raise missing_draft()
+        for name in plugins.PAIR_DRAFTERS:
+            if name in names and not self.drafts:
+                raise missing_draft(name)
         if self.window is not None and self.draft_n_max is not None:
             wanted = self.window.num_rows - 1
             if self.draft_n_max < wanted:
@@ -91,4 +93,8 @@ class LoadOptions:
 
     @property
     def draft_runtime_options(self) -> RuntimeOptions:
-        return RuntimeOptions(threads=self.threads, providers=self.draft_providers)
+        return RuntimeOptions(
+            threads=self.threads,
+            providers=self.draft_providers,
+            context_length=self.context_length,
+        )

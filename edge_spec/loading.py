@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from edge_spec import plugins
+from edge_spec.cascade import level_of
+from edge_spec.control.cost import measure_rows
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft_model import Draft
@@ -23,13 +27,15 @@ from edge_spec.speculation import Speculator
 from edge_spec.storage import cache_directory
 from edge_spec.vocabulary import require_same_vocabulary
 
+_log = logging.getLogger(__name__)
+
 
 def load(
     model: str = "smollm2",
     *,
     runtime: str = "auto",
     drafter: str = "auto",
-    draft: str = "none",
+    draft: str | Sequence[str] = "none",
     draft_runtime: str = "auto",
     draft_n_max: int | None = None,
     corpora: Sequence[str | Path] = (),
@@ -44,7 +50,8 @@ def load(
 
     model: a GGUF file, a Hugging Face directory, a bundle directory or "smollm2".
     drafter: "auto", "none", or names joined by commas.
-    draft: a smaller model with the same vocabulary that guesses, on a runtime of its own.
+    draft: a smaller model that guesses, on a runtime of its own; of several, each other one
+    guesses for the one before it.
     corpora: texts, files or directories, that answers may quote; indexed once.
     lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
@@ -54,7 +61,7 @@ def load(
     options = LoadOptions(
         runtime=runtime,
         drafter=drafter,
-        draft=draft,
+        drafts=named_drafts([draft] if isinstance(draft, str) else draft),
         draft_runtime=draft_runtime,
         draft_n_max=draft_n_max,
         corpora=tuple(Path(path) for path in corpora),
@@ -67,22 +74,30 @@ def load(
     return load_engine(model, options, progress or (lambda what, fraction: None))
 
 
+def named_drafts(names: Sequence[str]) -> tuple[str, ...]:
+    """ "none" stands for no draft."""
+    return tuple(name for name in names if name != "none")
+
+
 def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
     """Raises an EdgeSpecError that names what is missing or wrong."""
     with ExitStack() as opened:  # closes what is open already where the rest fails
         source = Source(model, progress)
         target = prepare(source, options.runtime, options, progress)
-        draft = None
-        if options.draft != "none":
-            draft = _open_draft(target, options, progress)
+        drafts = []
+        for draft in _open_drafts(target, options, progress):
             opened.callback(draft.close)
-        setting = _setting(source, target, draft, options, progress)
+            drafts.append(draft)
+        setting = _setting(source, target, drafts, options, progress)
         drafters = plugins.load_drafters(options.drafter, setting)
         loaded = target.open(options.runtime_options)
         opened.callback(loaded.close)
         check_capabilities(target.name, target.runtime.name, loaded, options)
         numerics = measure_numerics(loaded, EXACT_WIDTHS if options.exact else MARGIN_WIDTHS)
-        speculator = Speculator(setting, loaded.capabilities, numerics, options.exact)
+        costs = measure_rows(loaded) if drafts else None
+        if costs is not None:
+            _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs.at(1))
+        speculator = Speculator(setting, loaded.capabilities, numerics, options.exact, costs)
         parts = Parts(
             name=target.name,
             runtime=target.runtime.name,
@@ -92,7 +107,7 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
             speculation=speculator.compose(drafters),
             speculator=speculator,
             min_rows=speculator.min_rows,
-            draft=draft,
+            drafts=drafts,
         )
         engine = Engine(parts)
         opened.pop_all()
@@ -102,7 +117,7 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
 def _setting(
     source: Source,
     target: Prepared,
-    draft: Draft | None,
+    drafts: Sequence[Draft],
     options: LoadOptions,
     progress: Progress,
 ) -> Setting:
@@ -117,21 +132,36 @@ def _setting(
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,
-        draft=draft,
+        drafts=drafts,
     )
 
 
-def _open_draft(target: Prepared, options: LoadOptions, progress: Progress) -> Draft:
+def _open_drafts(target: Prepared, options: LoadOptions, progress: Progress) -> Iterator[Draft]:
     """Compares the vocabularies before any weights are read."""
-    source = Source(options.draft, progress)
-    draft = prepare(source, options.draft_runtime, options, progress)
-    require_same_vocabulary(
-        target.text.tokenizer.vocabulary(),
-        draft.text.tokenizer.vocabulary(),
-        target.name,
-        draft.name,
-    )
-    return Draft(draft.open(options.draft_runtime_options), target.config.vocab_size)
+    above = target
+    for name in options.drafts:
+        draft = prepare(Source(name, progress), options.draft_runtime, options, progress)
+        require_same_vocabulary(
+            above.text.tokenizer.vocabulary(),
+            draft.text.tokenizer.vocabulary(),
+            above.name,
+            draft.name,
+        )
+        model = draft.open(options.draft_runtime_options)
+        costs = measure_rows(model)
+        level = partial(level_of, model, costs)
+        yield Draft(model, above.config.vocab_size, costs.at(1), level)
+        above = draft
+
+
+def _warn_of_slow_draft(name: str, draft_s: float, target_s: float) -> None:
+    if draft_s >= target_s:
+        _log.warning(
+            "a step of the draft %s takes %.2f times as long as one of its target: it is asked "
+            "only where that pays; choose a smaller one",
+            name,
+            draft_s / target_s,
+        )
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:

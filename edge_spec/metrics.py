@@ -35,6 +35,7 @@ class DraftCounts(NamedTuple):
 class RoundStats:
     """One round = propose + forward + verify + commit. Times are in seconds."""
 
+    num_rows: int  # that the target scored
     num_draft_tokens: int
     num_accepted: int
     num_tokens: int  # committed to the text: accepted and the recovered, bonus or plain one

@@ -59,6 +59,35 @@ class Session(Protocol):
         """Frees the cache; the session is of no use afterwards."""
 
 
+class SkippingSession(Session, Protocol):
+    """Another session's model without some of its sublayers."""
+
+    skipped: frozenset[int]  # 2 * layer: its attention; 2 * layer + 1: its MLP; may be set anew
+
+    def influence(self, tokens: Sequence[int]) -> np.ndarray:
+        """[2 * layers] float: how far each sublayer turns the residual stream, 1 - cosine
+        similarity of its input and output, mean over `tokens` behind the committed ones (block
+        influence: Men et al. 2024, ShortGPT). Commits nothing."""
+
+
+@runtime_checkable
+class SelfDrafting(Protocol):
+    """A session whose model can also be run in part, on the same KV cache.
+
+    What a part commits stands behind what this session has committed, and is overwritten when this
+    session goes on; whatever this session commits, the part has committed too.
+    """
+
+    def open_exit(self, num_layers: int) -> Session:
+        """The first `num_layers` layers, then the final norm and the head.
+
+        Raises UsageError where the model was exported without such an exit.
+        """
+
+    def open_skipping(self, skipped: frozenset[int]) -> SkippingSession:
+        """The model without the sublayers `skipped`. Raises UsageError as `open_exit` does."""
+
+
 def require_room(length: int, rows: int, context_length: int) -> None:
     """What every session checks before it scores. Raises ContextFullError."""
     if length + rows > context_length:

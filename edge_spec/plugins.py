@@ -21,7 +21,8 @@ from edge_spec.model import Checkpoint, Exporter, Published, Runtime
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 AUTO_DRAFTERS = ("suffix",)
-DRAFT_MODEL = "draft-model"
+PAIR_DRAFTERS = ("draft-model", "cascade")  # that a second model makes possible
+COSTLY_DRAFTERS = PAIR_DRAFTERS
 EXTRAS = {"llamacpp": "llamacpp", "ik": "ik"}  # that bring a plugin's library; else "cpu"
 
 
@@ -47,14 +48,14 @@ def load_exporter(name: str) -> Exporter:
 def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
-    "auto" is the draft where there is one, else AUTO_DRAFTERS and the corpora where there are any.
+    "auto" is a cascade with the draft where there is one, else AUTO_DRAFTERS and the corpora where there are any.
     Raises UsageError for a name that is not installed or that the setting lacks something for.
     """
     if chosen == "none":
         return []
     wanted = [name.strip() for name in chosen.split(",")]
     if chosen == "auto":
-        wanted = [DRAFT_MODEL] if setting.draft else list(AUTO_DRAFTERS)
+        wanted = ["cascade"] if setting.drafts else list(AUTO_DRAFTERS)
         wanted += ["corpus"] if setting.corpora else []
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import isfinite
 from typing import NamedTuple
 
@@ -62,21 +63,30 @@ class SamplingParams:
 
 
 class Draws:
-    """Uniform numbers in [0, 1), one for each position, independent of the order of asking.
+    """A random 64-bit number for each position, independent of the order of asking.
 
-    A number that belongs to its position makes sampled text the same with and without
-    speculation for one seed. Streams with other purposes are independent (Philox keys).
+    What belongs to its position makes sampled text the same with and without speculation for one
+    seed. Streams with other purposes are independent (Philox keys).
     """
 
     def __init__(self, seed: int, purpose: int = 0) -> None:
-        key = np.array([seed, purpose], np.uint64)
-        self._generator = np.random.Generator(np.random.Philox(key=key))
-        self._drawn = np.empty(0)
+        self._generator = _generator(seed, purpose)
+        self._drawn = np.empty(0, np.uint64)
 
-    def at(self, position: int) -> float:
+    def at(self, position: int) -> int:
         while position >= len(self._drawn):
-            self._drawn = np.concatenate([self._drawn, self._generator.random(256)])
-        return float(self._drawn[position])
+            more = self._generator.integers(0, 2**64, 256, np.uint64)
+            self._drawn = np.concatenate([self._drawn, more])
+        return int(self._drawn[position])
+
+
+class Purpose(IntEnum):
+    """What random numbers are for; each has a stream of its own."""
+
+    POSITION = 0  # the target's own choices
+    ACCEPTANCE = 1  # whether a sampled guess is accepted
+    RECOVERY = 2  # what is written in its place
+    DRAFT = 3  # what is guessed
 
 
 class Choice(NamedTuple):
@@ -87,17 +97,34 @@ class Choice(NamedTuple):
 class Sampler:
     """Chooses the tokens of one generation; owns its penalties' history and its random draws.
 
+    Each position has a race of its own, in which the token with the smallest of E / probability
+    wins, E being an exponential number for this token at this position. That draws from the
+    probabilities, and two models that have much the same ones mostly choose the same token, so a
+    draft that takes part in the same race guesses well without touching what the target writes
+    (Daliri et al. 2024, Coupling without Communication and Drafter-Invariant Speculative Decoding).
+
     `tie_margin` is the logit margin below which a choice may depend on how many rows were scored
     together (Numerics.tie_margin), 0 where no choice can.
+
+    `sampled_drafts` is whether drafts may be sampled on their own, which more of them survive, but
+    the text is then another one than plain decoding writes with the same numbers, if of the same
+    distribution. By default they may, unless a seed asks for a text that can be had again.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], tie_margin: float = 0.0
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        tie_margin: float = 0.0,
+        sampled_drafts: bool | None = None,
     ) -> None:
         self.params = params
+        allowed = params.seed is None if sampled_drafts is None else sampled_drafts
+        self.sampled_drafts = allowed and not params.greedy
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.num_chosen = 0
-        self._draws = Draws(self.seed)
+        self._draws = Draws(self.seed, Purpose.POSITION)
+        self._streams: dict[Purpose, np.random.Generator] = {}
         self._tie_margin = tie_margin
         self._prompt = frozenset(prompt) if params.penalized else frozenset()
         self._output: set[int] = set()
@@ -122,9 +149,64 @@ class Sampler:
                 return Choice(token, near_tie=False)
             close = np.count_nonzero(logits >= logits[token] - self._tie_margin)
             return Choice(token, bool(close > 1))
-        probabilities = target_probs(logits, self.params)
-        draw = self._draws.at(self.num_chosen + len(path))
-        return Choice(_pick(probabilities, draw), near_tie=False)
+        tokens, probabilities = _kept(logits, self.params)
+        first = self._race(tokens, probabilities, len(path)).argmin()
+        return Choice(int(tokens[first]), near_tie=False)
+
+    def probs(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        """[vocab] float64: what `choose` draws from; 1 for one token where it is greedy."""
+        if not self.params.raw:
+            logits = self._processed(logits, path)
+        if self.params.greedy:
+            probabilities = np.zeros(len(logits))
+            probabilities[logits.argmax()] = 1
+            return probabilities
+        return target_probs(logits, self.params)
+
+    def likeliest(self, probabilities: np.ndarray, depth: int, count: int) -> list[int]:
+        """Up to `count` tokens that `choose` takes with these [vocab] probabilities, or would if
+        they were a little different; the first is its choice. depth: tokens after the output."""
+        tokens = np.flatnonzero(probabilities > 0)
+        probabilities = probabilities[tokens]
+        greedy = self.params.greedy
+        order = -probabilities if greedy else self._race(tokens, probabilities, depth)
+        if len(tokens) > count:
+            first = np.argpartition(order, count - 1)[:count]
+            tokens, order = tokens[first], order[first]
+        likeliest: list[int] = tokens[order.argsort(kind="stable")].tolist()
+        return likeliest
+
+    def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        """[vocab] weights whose largest is at the token that `choose` takes, and whose
+        others tell how close it was: e to the logits where it is greedy, else the inverse of the
+        finish times of the race."""
+        if not self.params.raw:
+            logits = self._processed(logits, path)
+        if self.params.greedy:
+            preference: np.ndarray = np.exp(logits - logits.max())
+            return preference
+        tokens, probabilities = _kept(logits, self.params)
+        preference = np.zeros(len(logits))
+        preference[tokens] = 1 / self._race(tokens, probabilities, len(path))
+        return preference
+
+    def uniform(self, purpose: Purpose) -> float:
+        """The next number of a stream in [0, 1)."""
+        if purpose not in self._streams:
+            self._streams[purpose] = _generator(self.seed, purpose)
+        return self._streams[purpose].random()
+
+    def draw(self, probabilities: np.ndarray, purpose: Purpose) -> int:
+        """A token drawn from [vocab] weights, which need not sum to 1."""
+        return _pick(probabilities, self.uniform(purpose))
+
+    def _race(self, tokens: np.ndarray, probabilities: np.ndarray, depth: int) -> np.ndarray:
+        """[tokens] float64: when each of these tokens finishes; never, where it has no
+        probability."""
+        exponential = _exponential(self._draws.at(self.num_chosen + depth), tokens)
+        with np.errstate(divide="ignore", over="ignore"):  # by hardly any or no probability
+            exponential /= probabilities
+        return exponential
 
     def _processed(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         params = self.params
@@ -150,24 +232,77 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     top-k and top-p keep every token that ties with the last one kept, so that the result does
     not depend on the order of equal logits.
     """
-    scaled = logits.astype(np.float64) / params.temperature
-    if 0 < params.top_k < len(scaled):
-        scaled[scaled < np.partition(scaled, -params.top_k)[-params.top_k]] = -np.inf
-    probabilities: np.ndarray = np.exp(scaled - scaled.max())
-    probabilities /= probabilities.sum()
-    if params.top_p < 1:
-        descending = np.sort(probabilities)[::-1]
-        last = int(np.searchsorted(descending.cumsum(), params.top_p * (1 - 1e-12)))
-        probabilities[probabilities < descending[min(last, len(descending) - 1)]] = 0
-    if params.min_p > 0:
-        probabilities[probabilities < params.min_p * probabilities.max()] = 0
-    probabilities /= probabilities.sum()
+    tokens, kept = _kept(logits, params)
+    if len(kept) == len(logits):
+        return kept
+    probabilities = np.zeros(len(logits))
+    probabilities[tokens] = kept
     return probabilities
+
+
+def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that top-k, top-p and min-p keep, in ascending order, and their float64
+    probabilities."""
+    tokens = np.arange(len(logits))
+    if 0 < params.top_k < len(logits):
+        tokens = np.flatnonzero(logits >= np.partition(logits, -params.top_k)[-params.top_k])
+        logits = logits[tokens]
+    probabilities = logits.astype(np.float64)
+    probabilities -= probabilities.max()
+    with np.errstate(over="ignore"):  # a temperature next to 0
+        probabilities /= params.temperature
+    np.exp(probabilities, out=probabilities)
+    probabilities /= probabilities.sum()
+    least = params.min_p * float(probabilities.max()) if params.min_p > 0 else 0.0
+    if params.top_p < 1:
+        least = max(least, _least_of_nucleus(probabilities, params.top_p))
+    if least > 0:
+        above = np.flatnonzero(probabilities >= least)
+        tokens, probabilities = tokens[above], probabilities[above]
+        probabilities /= probabilities.sum()
+    return tokens, probabilities
+
+
+def _least_of_nucleus(probabilities: np.ndarray, top_p: float) -> float:
+    """The smallest of the largest probabilities that together make `top_p`."""
+    # All that are smaller than this make less than half of 1 - top_p.
+    negligible = (1 - top_p) / (2 * len(probabilities))
+    smallest, mass = float(probabilities.max()), 0.0
+    while mass <= top_p and smallest > negligible:  # few need sorting
+        smallest = max(smallest / 256, negligible)
+        large = probabilities[probabilities >= smallest]
+        mass = float(large.sum())
+    descending = np.sort(large)[::-1]
+    last = int(descending.cumsum().searchsorted(top_p * (1 - 1e-12)))
+    return float(descending[min(last, len(descending) - 1)])
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], np.uint64)))
+
+
+def _exponential(key: int, tokens: np.ndarray) -> np.ndarray:
+    """[tokens] float64 exponential numbers: SplitMix64 (Steele et al. 2014) from `key`, of which
+    token i has the i-th output."""
+    bits = tokens.astype(np.uint64)
+    bits += np.uint64(1)
+    bits *= np.uint64(0x9E3779B97F4A7C15)
+    bits = bits + np.uint64(key)
+    shifted = np.empty_like(bits)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
+        bits *= np.uint64(factor)
+    bits >>= np.uint64(12)
+    uniform = bits.astype(np.float64)
+    uniform += 0.5  # exact with 52 bits: neither 0 nor 1, so that every number is positive
+    uniform *= 2.0**-52
+    np.log(uniform, out=uniform)
+    return np.negative(uniform, out=uniform)
 
 
 def _pick(probabilities: np.ndarray, draw: float) -> int:
     """Inverse transform: the first token whose cumulative probability exceeds `draw`."""
-    cumulative = probabilities.cumsum()
+    cumulative = probabilities.cumsum(dtype=np.float64)
     token = int(cumulative.searchsorted(draw * cumulative[-1], side="right"))
     if token == len(cumulative):  # rounded up to the whole
         return int(np.flatnonzero(probabilities)[-1])

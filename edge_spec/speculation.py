@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_spec import plugins
+from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.composite import CompositeDrafter
@@ -52,6 +54,7 @@ class Speculator:
     capabilities: Capabilities
     numerics: Numerics
     exact: bool = False
+    costs: RowCosts | None = None  # of the target's rows, where a drafter costs something too
 
     @property
     def min_rows(self) -> int:
@@ -67,11 +70,18 @@ class Speculator:
         plain decoding writes, bit for bit where the runtime's widths allow it."""
         trees = self.capabilities.trees
         branches = trees and self.numerics.branch_invariant
-        fixed = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
         guarded = self._merged(drafters)
+        policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
+        if self.costs is not None:
+            guess_s = {each.name: self._guess_s for each in guarded if _is_costly(each)}
+            policy = MeasuredPolicy(self.costs, guess_s, self._max_draft_tokens, branches, trees)
         if self.exact:
-            return Speculation(guarded, ExactPolicy(fixed, self.numerics.invariant_widths))
-        return Speculation(guarded, fixed, self.numerics.tie_margin if guarded else 0.0)
+            return Speculation(guarded, ExactPolicy(policy, self.numerics.invariant_widths))
+        return Speculation(guarded, policy, self.numerics.tie_margin if guarded else 0.0)
+
+    @property
+    def _guess_s(self) -> float:
+        return self.setting.drafts[0].step_s if self.setting.drafts else 0.0
 
     @property
     def _max_draft_tokens(self) -> int:
@@ -83,7 +93,11 @@ class Speculator:
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         """Those that cost nothing in one tree; a draft is asked where they have nothing likely."""
         guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
-        free: list[Drafter] = [each for each in guarded if each.name != plugins.DRAFT_MODEL]
+        free: list[Drafter] = [each for each in guarded if not _is_costly(each)]
         if len(free) > 1:
             free = [CompositeDrafter(free)]
-        return free + [each for each in guarded if each.name == plugins.DRAFT_MODEL]
+        return free + [each for each in guarded if _is_costly(each)]
+
+
+def _is_costly(drafter: Drafter) -> bool:
+    return drafter.name in plugins.COSTLY_DRAFTERS

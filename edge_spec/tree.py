@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
@@ -12,12 +13,23 @@ _NO_PARENT = np.array([-1], np.int32)
 _CERTAIN = np.ones(1, np.float32)
 
 
+class Siblings(StrEnum):
+    """How the sampled children of one row were drawn, and so how they are verified."""
+
+    WITHOUT_REPLACEMENT = "without-replacement"  # Chen et al. 2024, Sequoia
+    WITH_REPLACEMENT = "with-replacement"  # Miao et al. 2024, SpecInfer
+    K_SEQ = "k-seq"  # with replacement too, accepted as in Sun et al. 2023, SpecTr
+
+
 @dataclass(frozen=True, eq=False)
 class TokenTree:
     """Tokens to score in one pass. Row 0 is the pending token: chosen, not yet in the KV cache.
 
     `draft_probs[i]` is the distribution that row i was *sampled* from, or None for a
-    deterministic candidate; which of the two decides the acceptance rule. `proposed_by[i]` names
+    deterministic candidate; which of the two decides the acceptance rule. Siblings were sampled
+    from the same one in their order, as `siblings` says. A sampled row's confidence may depend on
+    its ancestors and on the distributions, never on its own token: a policy that drops unlikely
+    rows would change what is written. `proposed_by[i]` names
     the drafter of row i, several joined by "+" ("" for the pending token). `needed[i]` marks a row
     that is scored for what its drafter learns from it, however unlikely it is to be right; so are
     its ancestors. Raises ValueError unless parents precede their children and every array has one
@@ -30,6 +42,7 @@ class TokenTree:
     draft_probs: tuple[np.ndarray | None, ...] = ()  # per row [vocab]; empty: no row was sampled
     proposed_by: tuple[str, ...] = ()
     needed: tuple[bool, ...] = ()  # empty: no row is
+    siblings: Siblings = Siblings.WITHOUT_REPLACEMENT
     is_chain: bool = field(init=False)  # whether each row is the only child of the one before it
 
     def __post_init__(self) -> None:
@@ -105,6 +118,21 @@ class TokenTree:
             children.setdefault(parent, []).append(row)
         return children
 
+    def is_sampled(self, row: int) -> bool:
+        """Whether a child of `row` was sampled."""
+        if not self.draft_probs:
+            return False
+        return any(self.draft_probs[child] is not None for child in self.children(row))
+
+    def sampled_chain(self, row: int) -> list[int]:
+        """The sampled rows below `row` as long as each is the only child of the one before it."""
+        chain: list[int] = []
+        children = self.children(row)
+        while len(children) == 1 and self.draft_probs[children[0]] is not None:
+            chain.append(children[0])
+            children = self.children(children[0])
+        return chain
+
     def path(self, row: int) -> list[int]:
         """Rows from row 0 down to `row`, both included."""
         path = [row]
@@ -156,6 +184,18 @@ class TokenTree:
             np.append(self.confidence, np.zeros(extra, np.float32)),
         )
 
+    def behind(self, tokens: Sequence[int]) -> TokenTree:
+        """This tree below a chain of `tokens`, which hold its first rows; neither sampled nor
+        proposed by anyone."""
+        if not tokens:
+            return self
+        before = len(tokens)
+        return TokenTree(
+            np.concatenate([np.array(tokens, np.int32), self.tokens]),
+            np.concatenate([np.arange(-1, before - 1, dtype=np.int32), self.parents + before]),
+            np.concatenate([np.ones(before, np.float32), self.confidence]),
+        )
+
     @property
     def leading_chain(self) -> int:
         """How many rows, from row 0 on, are each the child of the one before it."""
@@ -205,6 +245,7 @@ class TokenTree:
             self.draft_probs[:rows],
             self.proposed_by[:rows],
             self.needed[:rows],
+            self.siblings,
         )
 
     def only(self, rows: Sequence[int]) -> TokenTree:
@@ -221,6 +262,7 @@ class TokenTree:
             tuple(self.draft_probs[row] for row in rows) if self.draft_probs else (),
             tuple(self.proposed_by[row] for row in rows) if self.proposed_by else (),
             tuple(self.needed[row] for row in rows) if self.needed else (),
+            self.siblings,
         )
 
 

@@ -136,6 +136,8 @@ def _config(metadata: Metadata) -> ModelConfig:
         context_length=metadata.require(f"{architecture}.context_length", int),
         norm_epsilon=_norm_epsilon(metadata, architecture),
         rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
+        num_experts=largest("expert_count"),
+        experts_used=largest("expert_used_count"),
     )
 
 

@@ -7,7 +7,7 @@ from edge_spec.cli.progress import ProgressBar
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.engine import Engine
 from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
+from edge_spec.loading import load_engine, named_drafts
 from edge_spec.sampling import SamplingParams
 
 
@@ -16,7 +16,7 @@ def open_engine(model: str, options: ModelOptions) -> Engine:
     load_options = LoadOptions(
         runtime=options.runtime,
         drafter=options.drafter,
-        draft=options.draft,
+        drafts=named_drafts(options.draft or ()),
         draft_runtime=options.draft_runtime,
         draft_providers=_names(options.draft_device),
         draft_n_max=options.draft_n_max,

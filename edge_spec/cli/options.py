@@ -36,10 +36,17 @@ class ModelOptions:
         _option(
             _LOADING,
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
-            "ngram-cache, draft-model.",
+            "ngram-cache, draft-model, cascade.",
         ),
     ] = "auto"
-    draft: Annotated[str, _option(_LOADING, "A smaller model that guesses, or none.")] = "none"
+    draft: Annotated[
+        list[str] | None,
+        _option(
+            _LOADING,
+            "A smaller model that guesses, or none; may be repeated: each one more guesses for the "
+            "one before.",
+        ),
+    ] = None
     draft_runtime: Annotated[str, _option(_LOADING, "The draft's runtime.")] = "auto"
     draft_device: Annotated[str | None, _option(_LOADING, "Where the draft runs.")] = None
     draft_n_max: Annotated[

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from edge_spec.control.policy import Plan, Policy
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.metrics import RoundStats
 
 
 class ExactPolicy:
@@ -29,3 +30,6 @@ class ExactPolicy:
         tree = plan.tree.chain_first(widths[-1])
         tree = tree.first_rows(tree.leading_chain)
         return Plan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._policy.observe(round_stats)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.metrics import PlainReason
+from edge_spec.metrics import PlainReason, RoundStats
 from edge_spec.tree import TokenTree
 
 DEFAULT_DRAFT_TOKENS = 15
@@ -22,6 +23,9 @@ class Plan(NamedTuple):
 class Policy(Protocol):
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
         """The tree of the next round, with at most the budget's rows."""
+
+    def observe(self, round_stats: RoundStats) -> None:
+        """What came of it."""
 
 
 class FixedPolicy:
@@ -47,31 +51,44 @@ class FixedPolicy:
         self.probes = probes
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
-        count = min(budget.num_draft_tokens, self.max_draft_tokens)
+        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
+        limits = replace(limits, min_reach=self.min_confidence)
         if not drafters:
             return Plan(TokenTree.chain(pending), PlainReason.OFF)
-        if count <= 0:
+        if limits.num_draft_tokens <= 0:
             return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
-        limits = Budget(
-            count,
-            min(budget.num_rows, self.max_draft_tokens + 1),
-            branches=self.branches and budget.branches,
-            probes=self.probes and budget.probes,
-            min_reach=self.min_confidence,
-        )
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
             tree = drafter.propose(pending, limits)
-            if limits.branches:
-                likely = tree.likeliest(limits.num_rows, self.min_confidence)
-                num_verified = len(likely)
-            else:
-                likely = tree.chain_first(limits.num_rows, self.min_confidence)
-                num_verified = likely.leading_chain
-                if not limits.probes:
-                    likely = likely.first_rows(num_verified)
-            if len(likely) > 1:
-                return Plan(likely, None, num_verified=num_verified)
+            plan = cut(tree, limits, self.min_confidence)
+            if plan is not None:
+                return plan
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
         return Plan(TokenTree.chain(pending), reason)
+
+    def observe(self, round_stats: RoundStats) -> None: ...
+
+
+def limited(budget: Budget, max_draft_tokens: int, branches: bool, probes: bool) -> Budget:
+    """The part of a budget that a policy uses; guesses may branch where both say so."""
+    return Budget(
+        min(budget.num_draft_tokens, max_draft_tokens),
+        min(budget.num_rows, max_draft_tokens + 1),
+        branches=branches and budget.branches,
+        probes=probes and budget.probes,
+    )
+
+
+def cut(tree: TokenTree, limits: Budget, min_reach: float) -> Plan | None:
+    """The rows of a proposal that are likely enough to be reached and right, as a plan; None if
+    there are none."""
+    if limits.branches:
+        likely = tree.likeliest(limits.num_rows, min_reach)
+        num_verified = len(likely)
+    else:
+        likely = tree.chain_first(limits.num_rows, min_reach)
+        num_verified = likely.leading_chain
+        if not limits.probes:
+            likely = likely.first_rows(num_verified)
+    return Plan(likely, None, num_verified=num_verified) if len(likely) > 1 else None

@@ -1,104 +1,216 @@
-"""A smaller model writes ahead, greedily (Leviathan et al. 2023; Chen et al. 2023).
+"""A smaller model writes ahead (Leviathan et al. 2023; Chen et al. 2023).
 
-Its tokens are deterministic candidates here: what it likes best, not a sample. It stops where
-the chance that all of them are right, by its own probabilities, falls below MIN_CONFIDENCE.
+Its tokens are chosen as the target chooses: greedily, or in the same races of random numbers
+(sampling.Sampler), as deterministic candidates; or they are sampled from its own distribution,
+which then goes with them. It stops where the chance that all of them are right falls below what
+the round allows. Where guesses may branch, the likeliest row is written on first, as in EAGLE-2
+(Li et al. 2024), with siblings wherever these are likely enough.
+
+Other drafters may write ahead for this one, and others for them: a cascade (Chen et al. 2024,
+Cascade Speculative Drafting). Each level verifies what the level below guesses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.growth import Growth, Guess, grow, nothing
+from edge_spec.drafters.in_step import InStep
+from edge_spec.drafters.level import Level, NoLevel
+from edge_spec.drafters.protocol import Budget, Tentative
 from edge_spec.model import Forward, Model, Session
+from edge_spec.sampling import Purpose, Sampler, SamplingParams
 from edge_spec.tree import TokenTree, Verdict
 
-MIN_CONFIDENCE = 0.4
-MAX_CATCH_UP = 8  # tokens that a pass may score to reach the last; more are prefilled
+_SIBLINGS = 4  # most children of a row
+
+# Kinds of guess: candidates by their share of what the draft prefers, the draft's first choice and
+# others apart; sampled ones by the largest probability that they were sampled with, since what was
+# sampled must not decide. Acceptance before anything was seen: the share itself.
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+_MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
+_FIRST, _OTHER, _SAMPLED = range(3)
+_PRIORS = [*_MIDDLES, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES)]
+
+
+class _Guess(NamedTuple):
+    token: int
+    kind: int
+    draft_probs: np.ndarray | None  # [vocab] of the target, where it was sampled
+
+
+class DraftModelDrafter:
+    """Keeps a session of the draft in step with the text.
+
+    vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
+    proposed, and where the target writes one the draft reads another token in its place.
+    level: what guesses for the draft. shared: the session reads its target's own cache.
+    """
+
+    def __init__(
+        self,
+        draft: Model,
+        session: Session,
+        vocab_size: int,
+        level: Level | None = None,
+        shared: bool = False,
+        name: str = "draft-model",
+    ) -> None:
+        self.name = name
+        self._target_vocab = vocab_size
+        self._vocab_size = min(draft.config.vocab_size, vocab_size)
+        self._text = InStep(
+            session, draft.config.context_length, draft.capabilities.max_rows, shared
+        )
+        self._level = level or NoLevel()
+        self._acceptance = LearntAcceptance(_PRIORS)
+        self._growth = nothing(0)
+        self._sampler = Sampler(SamplingParams(), ())
+        self._sampled = False
+        if not shared:
+            session.rollback(0)
+
+    def choose_like(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._sampled = sampler.sampled_drafts
+        # A sample cannot be foreseen: the level below guesses what is likeliest.
+        self._level.choose_like(Sampler(SamplingParams(), ()) if self._sampled else sampler)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._growth = nothing(prompt[-1])
+        self._text.begin(self._readable(prompt))
+        self._level.begin(prompt)
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        # The draft reads the text and all guesses but the last.
+        count = min(budget.num_draft_tokens, self._text.room)
+        assumed = self._text.guesses
+        if count <= 0:
+            self._growth = nothing(pending)
+            return self._growth.tree
+        if budget.branches and not self._sampled:
+            limits = replace(budget, num_draft_tokens=count)
+            path = tuple(assumed)
+            self._growth = grow(self.name, pending, limits, self._acceptance, path, self._expand)
+        else:
+            self._growth = self._chain(pending, count, budget.min_reach)
+        self.retract(len(assumed))
+        return self._growth.tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+        self._text.extend(self._readable(verdict.tokens))
+        self._level.extend(tree, out, verdict)
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+        self._text.guess(self._readable(verdict.tokens))
+        self._level.learn(tree, out.logits, verdict.tokens)
+
+    def retract(self, keep: int) -> None:
+        self._text.retract(keep)
+        self._level.retract(keep)
+
+    def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
+        """What the draft writes; the level below guesses for it as it guesses for the target."""
+        guesses: list[_Guess] = []
+        confidence: list[float] = []
+        reach = 1.0
+        while len(guesses) < count and reach >= min_reach:
+            ahead = self._level.propose(self._text.last, count - len(guesses) - 1)
+            logits = self._text.score(ahead)
+            path = self._text.guesses
+            row: int | None = 0
+            rows: list[int] = []
+            while row is not None and len(guesses) < count and reach >= min_reach:
+                guess = self._choose(logits[row], path)
+                path.append(guess.token)
+                guesses.append(guess)
+                confidence.append(self._acceptance.estimate(guess.kind))
+                reach *= confidence[-1]
+                rows.append(row)
+                row = ahead.child(row, guess.token)
+            self._text.keep(rows)
+            written = path[-len(rows) :]
+            self._text.guess(written)
+            self._level.learn(ahead, logits, written)
+        tree = TokenTree.chain(pending, [each.token for each in guesses], confidence, self.name)
+        if self._sampled:
+            tree = replace(tree, draft_probs=(None, *(each.draft_probs for each in guesses)))
+        return Growth(tree, (None, *(each.kind for each in guesses)))
+
+    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> _Guess:
+        logits = logits[: self._vocab_size]
+        if self._sampled:
+            probs = self._sampler.probs(logits, path)
+            token = self._sampler.draw(probs, Purpose.DRAFT)
+            kind = _kind(_SAMPLED, float(probs.max()))
+            if len(probs) < self._target_vocab:
+                probs = np.pad(probs, (0, self._target_vocab - len(probs)))
+            return _Guess(token, kind, probs)
+        preference = self._sampler.preference(logits, path)
+        token = int(preference.argmax())
+        return _Guess(token, _kind(_FIRST, preference[token] / preference.sum()), None)
+
+    def _expand(self, path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
+        """What may follow the text and these guesses."""
+        self._text.retract(0)
+        self._text.guess(path)
+        logits = self._text.score(TokenTree.chain(self._text.last))[0, : self._vocab_size]
+        self._text.keep([0])
+        preference = self._sampler.preference(logits, path)
+        count = min(_SIBLINGS, np.count_nonzero(preference))
+        likeliest = np.argpartition(preference, -count)[-count:]
+        likeliest = likeliest[preference[likeliest].argsort(kind="stable")[::-1]]
+        total = preference.sum()
+        return [
+            Guess(
+                token, _kind(_OTHER if rank else _FIRST, preference[token] / total), (*path, token)
+            )
+            for rank, token in enumerate(likeliest.tolist())
+        ]
+
+    def _readable(self, tokens: Sequence[int]) -> list[int]:
+        return [token if token < self._vocab_size else 0 for token in tokens]
 
 
 class Draft:
     """A draft that is open beside its target: one model with one session, until `close`.
 
-    vocab_size: of the target.
+    vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
+    level: makes a level of what guesses for the draft in turn.
     """
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        vocab_size: int,
+        step_s: float = 0.0,
+        level: Callable[[Sequence[Tentative]], Level] | None = None,
+    ) -> None:
         self.model = model
+        self.step_s = step_s
         self._vocab_size = vocab_size
+        self._level = level
         self._session = model.open_session()
 
-    def make_drafter(self) -> DraftModelDrafter:
-        """Takes over the session from the drafter made before."""
-        return DraftModelDrafter(self.model, self._session, self._vocab_size)
+    def make_drafter(
+        self, below: Sequence[Tentative] = (), name: str = "draft-model"
+    ) -> DraftModelDrafter:
+        """Takes over the session from the drafter made before. below: guess for the draft."""
+        level = self._level(below) if self._level and below else None
+        return DraftModelDrafter(self.model, self._session, self._vocab_size, level, name=name)
 
     def close(self) -> None:
         self._session.close()
         self.model.close()
 
 
-class DraftModelDrafter:
-    """Keeps a session of the draft in step with the text: rolled back and caught up as needed.
-
-    vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
-    proposed, and where the target writes one the draft reads another token in its place.
-    """
-
-    name = "draft-model"
-
-    def __init__(self, draft: Model, session: Session, vocab_size: int) -> None:
-        self._session = session
-        self._context_length = draft.config.context_length
-        self._vocab_size = min(draft.config.vocab_size, vocab_size)
-        self._max_scored = min(MAX_CATCH_UP, draft.capabilities.max_rows)
-        self._text: list[int] = []  # ends with the pending token
-        self._held: list[int] = []  # what the draft's cache holds
-        self._agreed = 0  # leading tokens of both that are known to be equal
-        session.rollback(0)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._text = self._readable(prompt)
-        self._agreed = 0
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        # The draft reads the text and all guesses but the last.
-        count = min(budget.num_draft_tokens, self._context_length - len(self._text) + 1)
-        guesses: list[int] = []
-        confidence: list[float] = []
-        reached = 1.0
-        while len(guesses) < count and reached >= MIN_CONFIDENCE:
-            out = self._score([guesses[-1]]) if guesses else self._catch_up()
-            logits = out.logits[-1, : self._vocab_size]
-            guesses.append(int(logits.argmax()))
-            confidence.append(float(1 / np.exp(logits - logits[guesses[-1]]).sum()))
-            reached *= confidence[-1]
-        return TokenTree.chain(pending, guesses, confidence, self.name)
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._text += self._readable(verdict.tokens)
-
-    def _catch_up(self) -> Forward:
-        """Scores the end of the text, with all of it in the cache."""
-        last = min(len(self._held), len(self._text) - 1)
-        while self._agreed < last and self._held[self._agreed] == self._text[self._agreed]:
-            self._agreed += 1
-        self._agreed = min(self._agreed, last)
-        del self._held[self._agreed :]  # first: an interrupt may come between the two
-        self._session.rollback(self._agreed)
-        missing = self._text[self._agreed :]
-        if len(missing) > self._max_scored:
-            self._session.prefill(missing[:-1])
-            self._held += missing[:-1]
-            missing = missing[-1:]
-        return self._score(missing)
-
-    def _score(self, tokens: list[int]) -> Forward:
-        """Scores these tokens, which join the cache."""
-        out = self._session.forward(TokenTree.chain(tokens[0], tokens[1:]))
-        self._session.commit(range(len(tokens)))
-        self._held += tokens
-        return out
-
-    def _readable(self, tokens: Sequence[int]) -> list[int]:
-        return [token if token < self._vocab_size else 0 for token in tokens]
+def _kind(table: int, share: float) -> int:
+    return table * len(_MIDDLES) + bisect_right(_SHARES, share)

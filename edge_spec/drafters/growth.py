@@ -103,7 +103,7 @@ def grow(
         depth.append(depth[parent] + 1)
         if -negative < budget.min_reach:
             unlikely += 1
-        else:
+        elif len(tokens) < budget.num_rows:
             push(row, guess.state)
     return Growth(_tree(drafter, tokens, parents, confidence), kinds)
 

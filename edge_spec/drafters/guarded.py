@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping
-from edge_spec.model import Forward
+from edge_spec.drafters.protocol import (
+    Attached,
+    Budget,
+    ChoosingAlike,
+    Closing,
+    Drafter,
+    Keeping,
+)
+from edge_spec.model import Forward, Model, Session
+from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
 
 _log = logging.getLogger(__name__)
@@ -26,6 +34,18 @@ class GuardedDrafter:
         self.fault: str | None = None
         self._drafter = drafter
         self._vocab_size = vocab_size
+
+    def attach(self, model: Model, session: Session) -> None:
+        """Not guarded: what the target cannot offer is for the user to know."""
+        if isinstance(self._drafter, Attached):
+            self._drafter.attach(model, session)
+
+    def choose_like(self, sampler: Sampler) -> None:
+        if self.fault is None and isinstance(self._drafter, ChoosingAlike):
+            try:
+                self._drafter.choose_like(sampler)
+            except Exception as error:
+                self._drop(error)
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self.fault is None:
@@ -79,6 +99,9 @@ class GuardedDrafter:
             raise ValueError(f"tokens beyond the vocabulary of {self._vocab_size}")
         if not all(0 <= confidence <= 1 for confidence in tree.confidence.tolist()):
             raise ValueError("a confidence outside 0 to 1")
+        for token, probs in zip(tokens, tree.draft_probs, strict=False):
+            if probs is not None and not (len(probs) == self._vocab_size and probs[token] > 0):
+                raise ValueError("a token that was not sampled from its draft_probs")
         for needed, parent in zip(tree.needed, tree.parents.tolist(), strict=False):
             if needed and parent > 0 and not tree.needed[parent]:
                 raise ValueError("a row that is needed below one that is not")

@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_spec.model import Forward
+from edge_spec.model import Forward, Model, Session
+from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
 
 
@@ -36,6 +37,33 @@ class Drafter(Protocol):
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         """Learns the outcome of a round, whoever proposed its tree."""
+
+
+@runtime_checkable
+class ChoosingAlike(Protocol):
+    """A drafter that guesses better when it knows how the target's tokens are chosen."""
+
+    def choose_like(self, sampler: Sampler) -> None:
+        """Before `begin`."""
+
+
+@runtime_checkable
+class Tentative(Drafter, Protocol):
+    """A drafter that can guess behind guesses, which may be taken back: a level of a cascade."""
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """Like `observe`, but the tokens are guesses too."""
+
+    def retract(self, keep: int) -> None:
+        """Forgets the tokens that were assumed, but for the first `keep`. `observe` forgets all."""
+
+
+@runtime_checkable
+class Attached(Protocol):
+    """A drafter that reads its target's own cache."""
+
+    def attach(self, model: Model, session: Session) -> None:
+        """Before the first `begin`. Raises UsageError where they do not offer what it needs."""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from edge_spec.drafters.draft_model import Draft
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
-from edge_spec.drafters.protocol import Drafter
+from edge_spec.drafters.protocol import Drafter, Tentative
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
@@ -36,7 +36,7 @@ class Setting:
     draft_n_max: int | None = None  # guesses a round
     window: WindowSize | None = None
     fill: Fill | None = None  # of Jacobi blocks
-    draft: Draft | None = None  # the second model, where there is one
+    drafts: Sequence[Draft] = ()  # the first guesses for the target, each other for the one before
 
 
 def suffix(setting: Setting) -> Drafter:
@@ -83,12 +83,24 @@ def ngram_cache(setting: Setting) -> Drafter:
 
 def draft_model(setting: Setting) -> Drafter:
     """Raises UsageError without a draft."""
-    if setting.draft is None:
-        raise missing_draft()
-    return setting.draft.make_drafter()
+    return _cascade(setting, [], "draft-model")
 
 
-def missing_draft() -> UsageError:
+def cascade(setting: Setting) -> Drafter:
+    """The draft, with suffix lookup as its own drafter. Raises UsageError without a draft."""
+    return _cascade(setting, [SuffixDrafter()], "cascade")
+
+
+def _cascade(setting: Setting, lowest: Sequence[Tentative], name: str) -> Drafter:
+    if not setting.drafts:
+        raise missing_draft(name)
+    below = lowest
+    for draft in reversed(setting.drafts[1:]):
+        below = [draft.make_drafter(below, name)]
+    return setting.drafts[0].make_drafter(below, name)
+
+
+def missing_draft(name: str) -> UsageError:
     return UsageError(
-        "the drafter draft-model needs a second model", remedy="Name it with --draft MODEL."
+        f"the drafter {name} needs a second model", remedy="Name it with --draft MODEL."
     )

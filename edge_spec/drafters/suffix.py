@@ -79,6 +79,16 @@ class SuffixIndex:
             for token, target in best
         ]
 
+    def follow(self, match: Match, token: int) -> Match:
+        """The longest end of a match and `token` that occurred before; the index stays as it is."""
+        length, state = match
+        while state and token not in self._next[state]:
+            state = self._link[state]
+            length = self._length[state]
+        if token not in self._next[state]:
+            return Match(0, 0)
+        return Match(length + 1, self._next[state][token])
+
     def _append(self, token: int) -> None:
         self.tokens.append(token)
         position = len(self.tokens)
@@ -160,9 +170,11 @@ class SuffixDrafter:
         self._index = SuffixIndex()
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
+        self._assumed: list[Match] = []  # the match behind each assumed token
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
+        self._assumed.clear()
         known = self._index.tokens
         if known != list(prompt[: len(known)]):
             self._index = SuffixIndex()
@@ -170,13 +182,24 @@ class SuffixDrafter:
         self._index.extend(prompt[len(known) :])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        match = self._index.match
+        match = self._assumed[-1] if self._assumed else self._index.match
         self._growth = grow(self.name, pending, budget, self._acceptance, match, self._expand)
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
+        self._assumed.clear()
         self._index.extend(verdict.tokens)
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+        match = self._assumed[-1] if self._assumed else self._index.match
+        for token in verdict.tokens:
+            match = self._index.follow(match, token)
+            self._assumed.append(match)
+
+    def retract(self, keep: int) -> None:
+        del self._assumed[keep:]
 
     def snapshot(self) -> dict[str, np.ndarray]:
         return {"acceptance": self._acceptance.snapshot()}

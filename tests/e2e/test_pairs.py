@@ -64,7 +64,7 @@ def test_a_draft_with_another_vocabulary_is_refused_before_weights_are_read(
     opened = []
     for kind in (LlamaCppRuntime, OrtRuntime):
         monkeypatch.setattr(kind, "open", lambda self, source, options: opened.append(source))
-    options = LoadOptions(runtime=runtime, draft=str(other_vocabulary), draft_runtime="llamacpp")
+    options = LoadOptions(runtime=runtime, drafts=(str(other_vocabulary),), draft_runtime="llamacpp")
     with pytest.raises(UsageError, match="tokens differ") as caught:
         load_engine("smollm2", options, lambda what, fraction: None)
     assert "tiny" in str(caught.value) and "\n" not in str(caught.value)

@@ -28,7 +28,7 @@ RUNTIMES = {
     "ik": {"quantization": "F32"},
 }
 NUM_PROMPTS, NUM_TOKENS = 30, 40
-FREE = sorted(set(plugins.names("drafters")) - {plugins.DRAFT_MODEL})
+FREE = sorted(set(plugins.names("drafters")) - set(plugins.PAIR_DRAFTERS))
 Open = Callable[..., Engine]
 
 

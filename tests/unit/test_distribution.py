@@ -43,7 +43,7 @@ Context = tuple[int, ...]
 
 LENGTH = 3
 DRAWS = 200_000
-NUMBERS = 40  # uniform ones for each draw: a right rule needs one a position
+NUMBERS = 40  # for each draw: a right rule needs one a position
 # Under a right rule p-values are uniform, so each of the 30 tests here would fail with a chance
 # of 1e-6 for a fresh choice of seeds: 3e-5 in all. Seeds are fixed, so a test that passed passes
 # for ever. On the other side, a shift of 1 % of the mass between two tokens of probability 1/8
@@ -155,14 +155,19 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
 
 
 class GivenDraws:
-    """Stands for `sampling.Draws`: one uniform number a position, from an array."""
+    """Stands for `sampling.Draws`: one random number a position, from an array."""
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._numbers: list[list[float]] = numbers.tolist()
+        self._numbers: list[list[int]] = numbers.tolist()
         self.draw = 0  # whose numbers are given
 
-    def at(self, position: int) -> float:
+    def at(self, position: int) -> int:
         return self._numbers[self.draw][position]
+
+
+def random_numbers(draws: int) -> np.ndarray:
+    """[draws, NUMBERS] uint64."""
+    return np.random.default_rng(20).integers(0, 2**64, (draws, NUMBERS), np.uint64)
 
 
 class SeededDraws:
@@ -172,7 +177,7 @@ class SeededDraws:
         self._draws = [Draws(seed) for seed in range(draws)]
         self.draw = 0
 
-    def at(self, position: int) -> float:
+    def at(self, position: int) -> int:
         return self._draws[self.draw].at(position)
 
 
@@ -232,7 +237,7 @@ def p_value(
     numbers: Any = None,
 ) -> float:
     """Of the chi-squared test; a run that cannot be gives 0."""
-    numbers = numbers or GivenDraws(np.random.default_rng(20).random((draws, NUMBERS)))
+    numbers = numbers or GivenDraws(random_numbers(draws))
     counts = simulate(model, drafter, prompt, params, rule, draws, numbers)
     expected = joint(model, prompt, SamplingParams(**params))
     if counts.keys() - expected.keys():
@@ -318,7 +323,7 @@ def second_chance(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sample
     probabilities = exact_probs(logits[row], sampler.params)
     for attempt, guess in enumerate(np.repeat(tree.tokens[tree.children(row)], 2).tolist()):
         draws: Any = sampler._draws
-        if draws.at(12 + 8 * int(tree.depths[row]) + attempt) < probabilities[guess]:
+        if draws.at(12 + 8 * int(tree.depths[row]) + attempt) / 2**64 < probabilities[guess]:
             return int(guess)
     return None
 

@@ -22,14 +22,14 @@ LAYERS = (
     | {"vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
-    {"decoder", "speculation", "load_options"},
+    {"cascade", "decoder", "speculation", "load_options"},
     {"results", "generation", "engine"},
     {"loading", "preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.
 SIBLINGS = {"drafters", "verify", "control", "metrics"}
-ALLOWED_BETWEEN_SIBLINGS = {("control", "metrics"): {"PlainReason"}}
+ALLOWED_BETWEEN_SIBLINGS = {("control", "metrics"): {"PlainReason", "RoundStats"}}
 PUBLIC = ["Chunk", "EdgeSpecError", "Engine", "FinishReason", "Generation"]
 PUBLIC += ["GenerationResult", "SamplingParams", "Token", "load"]
 HEAVY = [

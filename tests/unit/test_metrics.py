@@ -16,7 +16,7 @@ def round_stats(
     seconds: tuple[float, float, float] = (0.001, 0.004, 0.008),
 ) -> RoundStats:
     draft_s, forward_s, total_s = seconds
-    return RoundStats(drafted, accepted, accepted + 1, reason, 1, draft_s, forward_s, total_s)
+    return RoundStats(drafted + 1, drafted, accepted, accepted + 1, reason, 1, draft_s, forward_s, total_s)
 
 
 def test_sums_and_rates_of_a_generation() -> None:

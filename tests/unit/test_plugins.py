@@ -108,13 +108,14 @@ def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.M
 def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
     draft = Draft(ScriptedModel(random_logits(9), 9), 9)
     for chosen, expected in (
-        ("auto", ["draft-model"]),
+        ("auto", ["cascade"]),
+        ("cascade", ["cascade"]),
         ("draft-model", ["draft-model"]),
         ("suffix, draft-model", ["suffix", "draft-model"]),
         ("suffix", ["suffix"]),
         ("none", []),
     ):
-        loaded = plugins.load_drafters(chosen, replace(SETTING, draft=draft))
+        loaded = plugins.load_drafters(chosen, replace(SETTING, drafts=[draft]))
         assert [drafter.name for drafter in loaded] == expected
 
 
@@ -122,5 +123,5 @@ def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
 def test_a_draft_that_would_not_be_used_is_refused_before_anything_is_opened(chosen: str) -> None:
     """Neither model exists; the first use of the target might be a long conversion."""
     with pytest.raises(UsageError, match="would not be used by --drafter"):
-        options = LoadOptions(runtime="reference", drafter=chosen, draft="no-draft.gguf")
+        options = LoadOptions(runtime="reference", drafter=chosen, drafts=("no-draft.gguf",))
         load_engine("no-target.gguf", options, lambda what, fraction: None)

@@ -81,9 +81,9 @@ def test_without_drafters_there_are_no_ties() -> None:
 
 def test_free_drafters_share_a_tree_and_a_draft_comes_after_them() -> None:
     draft = Draft(MODEL, 9)
-    chosen = speculator(EXACT_BRANCHES, draft=draft).choose("draft-model,suffix,recycling")
+    chosen = speculator(EXACT_BRANCHES, drafts=[draft]).choose("draft-model,suffix,recycling")
     assert [drafter.name for drafter in chosen.drafters] == ["suffix+recycling", "draft-model"]
-    chosen = speculator(EXACT_BRANCHES, draft=draft).choose("suffix,draft-model")
+    chosen = speculator(EXACT_BRANCHES, drafts=[draft]).choose("suffix,draft-model")
     assert [drafter.name for drafter in chosen.drafters] == ["suffix", "draft-model"]
 
 

@@ -1,0 +1,118 @@
+"""What rows cost: t(k), measured on this machine, and what speculation gains from it."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+from statistics import median
+
+import numpy as np
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.model import Model
+from edge_spec.tree import TokenTree
+
+WIDTHS = (1, 2, 4, 8)
+_REPETITIONS = 3
+_PROMPT_TOKENS = 16
+_DRIFT_WEIGHT = 1 / 16  # of one pass, in how much slower the machine has become
+_MAX_DRIFT = 4.0  # of one pass: beyond it something else was going on
+
+
+class RowCosts:
+    """The seconds that one pass of a session takes, by its rows.
+
+    Between the measured widths it is interpolated, since steps are real; beyond them each row adds
+    what the last ones added. A mixture of experts is different: its rows share experts, so the
+    time follows the number of experts that they touch (`experts_touched`). Passes that are
+    observed later correct all widths by one factor, for a longer context or a busier machine.
+    """
+
+    def __init__(
+        self, seconds: Mapping[int, float], num_experts: int = 0, experts_used: int = 0
+    ) -> None:
+        self._rows = sorted(seconds)
+        self._seconds = [seconds[rows] for rows in self._rows]
+        self._drift = 1.0
+        self._experts: Callable[[float], float] = lambda rows: rows
+        if num_experts > experts_used > 0:
+            self._experts = lambda rows: experts_touched(rows, num_experts, experts_used)
+
+    def at(self, rows: float) -> float:
+        return self._drift * self._measured(rows)
+
+    @property
+    def slope(self) -> float:
+        """What one more row costs, mean over the measured widths."""
+        if len(self._rows) < 2:
+            return 0.0
+        wider = self._rows[-1] - self._rows[0]
+        return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
+
+    def observe(self, rows: int, seconds: float) -> None:
+        ratio = seconds / self.at(rows)
+        ratio = min(max(ratio, 1 / _MAX_DRIFT), _MAX_DRIFT)
+        self._drift *= 1 + _DRIFT_WEIGHT * (ratio - 1)
+
+    def _measured(self, rows: float) -> float:
+        if len(self._rows) == 1:
+            return self._seconds[0]
+        right = min(max(bisect_left(self._rows, rows), 1), len(self._rows) - 1)
+        low, high = (self._experts(self._rows[i]) for i in (right - 1, right))
+        share = (self._experts(rows) - low) / (high - low)
+        return self._seconds[right - 1] * (1 - share) + self._seconds[right] * share
+
+
+def measure_rows(
+    model: Model,
+    widths: Sequence[int] = WIDTHS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RowCosts:
+    """Times passes of each width, interleaved, after a short prompt: medians of _REPETITIONS.
+
+    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each.
+    """
+    config = model.config
+    limit = min(model.capabilities.max_rows, config.context_length // 2)
+    widths = [width for width in widths if width <= limit] or [1]
+    room = max(1, config.context_length - widths[-1])
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, _PROMPT_TOKENS + widths[-1])
+    seconds: dict[int, list[float]] = {width: [] for width in widths}
+    session = model.open_session()
+    try:
+        session.prefill(tokens[: min(_PROMPT_TOKENS, room)].tolist())
+        for repetition in range(_REPETITIONS + 1):
+            for width in widths:
+                start = clock()
+                session.forward(TokenTree.chain(int(tokens[0]), tokens[1:width].tolist()))
+                if repetition:  # the first passes bind buffers
+                    seconds[width].append(clock() - start)
+    finally:
+        session.close()
+    medians = {width: median(times) for width, times in seconds.items()}
+    return costs_of(config, medians)
+
+
+def costs_of(config: ModelConfig, seconds: Mapping[int, float]) -> RowCosts:
+    return RowCosts(seconds, config.num_experts, config.experts_used)
+
+
+def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:
+    """How many of a layer's experts `rows` tokens are expected to need, `experts_used` each, if
+    they choose independently. Real texts choose alike more often: it is an upper bound then."""
+    return num_experts * (1 - (1 - experts_used / num_experts) ** rows)
+
+
+def expected_tokens(acceptance: Sequence[float]) -> float:
+    """Of one round, the target's own token included; acceptance: of each guess of a chain, given
+    that the one before it was accepted (Leviathan et al. 2023, equation 1, where all are equal)."""
+    return 1 + sum(accumulate(acceptance, mul))
+
+
+def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: float) -> float:
+    """Of a chain with this acceptance over plain decoding. draft_s: seconds for all its guesses."""
+    round_s = draft_s + costs.at(len(acceptance) + 1)
+    return expected_tokens(acceptance) * costs.at(1) / round_s
