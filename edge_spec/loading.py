@@ -150,7 +150,8 @@ def _open_drafts(target: Prepared, options: LoadOptions, progress: Progress) -> 
         model = draft.open(options.draft_runtime_options)
         costs = measure_rows(model)
         level = partial(level_of, model, costs)
-        yield Draft(model, above.config.vocab_size, costs.at(1), level)
+        width = costs.widest_free() if model.capabilities.trees else 1
+        yield Draft(model, above.config.vocab_size, costs.at(1), level, width)
         above = draft
 
 

@@ -52,6 +52,10 @@ class RowCosts:
         wider = self._rows[-1] - self._rows[0]
         return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
 
+    def widest_free(self, more: float = 0.25) -> int:
+        """The widest measured pass that takes at most `more` of one row's time on top of it."""
+        return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
+
     def observe(self, rows: int, seconds: float) -> None:
         ratio = seconds / self.at(rows)
         ratio = min(max(ratio, 1 / _MAX_DRIFT), _MAX_DRIFT)

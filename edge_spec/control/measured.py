@@ -9,15 +9,22 @@ from dataclasses import replace
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, Plan, cut, limited
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.control.shape import best_shape
+from edge_spec.drafters.protocol import Branching, Budget, Drafter
 from edge_spec.metrics import PlainReason, RoundStats
 from edge_spec.tree import TokenTree
 
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _TRIAL_ROUNDS = 8  # of a drafter, before it is judged
+_SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
+_DEEPEST = 8  # levels of it
 _FIRST_REST, _LONGEST_REST = 32, 1024  # rounds
 
 _log = logging.getLogger(__name__)
+
+
+def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
+    return drafter.sibling_acceptance() if isinstance(drafter, Branching) else ()
 
 
 class Account:
@@ -82,6 +89,8 @@ class MeasuredPolicy:
         self._asked: list[str] = []
         self._seconds = costs.at(1)
         self._tokens = 1.0
+        self._best: tuple[int, ...] = ()
+        self._shape_age = 0
         self._around_s = 0.0  # of a round, outside drafting and the pass
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
@@ -104,8 +113,9 @@ class MeasuredPolicy:
                 self._send_to_rest(drafter, account, worth)
                 reason = PlainReason.BELOW_BREAK_EVEN
                 continue
+            limits = replace(limits, min_reach=worth, shape=self._shape(drafter, limits))
             start = self._clock()
-            tree = drafter.propose(pending, replace(limits, min_reach=worth))
+            tree = drafter.propose(pending, limits)
             account.drafted(len(tree) - 1, self._clock() - start)
             self._asked.append(drafter.name)
             plan = cut(tree, limits, min_reach=row_s / token_s)
@@ -139,6 +149,19 @@ class MeasuredPolicy:
         if drafter.name not in self._accounts:
             self._accounts[drafter.name] = Account(self._guess_s.get(drafter.name, 0.0))
         return self._accounts[drafter.name]
+
+    def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
+        """Of a tree that samples are to fill; a new one now and then, as acceptance is learnt."""
+        acceptance = () if not limits.branches else sibling_acceptance(drafter)
+        if not acceptance:
+            return ()
+        if self._shape_age % _SHAPE_ROUNDS == 0:
+            pass_s = self._guess_s.get(drafter.name, 0.0)
+            depth = min(limits.num_draft_tokens, _DEEPEST)
+            self._best = best_shape(acceptance, self.costs, pass_s, limits.num_rows, depth)
+        self._shape_age += 1
+        fits = len(self._best) <= limits.num_rows
+        return self._best if fits and len(self._best) > 1 else ()
 
     def _send_to_rest(self, drafter: Drafter, account: Account, worth: float) -> None:
         _log.info(

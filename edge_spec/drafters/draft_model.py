@@ -3,8 +3,8 @@
 Its tokens are chosen as the target chooses: greedily, or in the same races of random numbers
 (sampling.Sampler), as deterministic candidates; or they are sampled from its own distribution,
 which then goes with them. It stops where the chance that all of them are right falls below what
-the round allows. Where guesses may branch, the likeliest row is written on first, as in EAGLE-2
-(Li et al. 2024), with siblings wherever these are likely enough.
+the round allows. Where guesses may branch, the likeliest rows are written on first (Li et al. 2024,
+EAGLE-2), with siblings wherever these are likely enough.
 
 Other drafters may write ahead for this one, and others for them: a cascade (Chen et al. 2024,
 Cascade Speculative Drafting). Each level verifies what the level below guesses.
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.draft_tree import Draw, Path, grow_levels, sample_shape
 from edge_spec.drafters.growth import Growth, Guess, grow, nothing
 from edge_spec.drafters.in_step import InStep
 from edge_spec.drafters.level import Level, NoLevel
@@ -35,8 +36,9 @@ _SIBLINGS = 4  # most children of a row
 # sampled must not decide. Acceptance before anything was seen: the share itself.
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 _MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
-_FIRST, _OTHER, _SAMPLED = range(3)
-_PRIORS = [*_MIDDLES, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES)]
+_FIRST, _OTHER, _SAMPLED, _SIBLING = range(4)
+_SIBLING_PRIORS = (0.75, 0.12, 0.05, 0.02)  # of the first, second, ... sampled child of a row
+_PRIORS = [*_MIDDLES, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES), *_SIBLING_PRIORS]
 
 
 class _Guess(NamedTuple):
@@ -50,7 +52,8 @@ class DraftModelDrafter:
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
     proposed, and where the target writes one the draft reads another token in its place.
-    level: what guesses for the draft. shared: the session reads its target's own cache.
+    level: what guesses for the draft. width: rows of a tree that are read in one pass. shared: the
+    session reads its target's own cache.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class DraftModelDrafter:
         session: Session,
         vocab_size: int,
         level: Level | None = None,
+        *,
+        width: int = 1,
         shared: bool = False,
         name: str = "draft-model",
     ) -> None:
@@ -69,6 +74,8 @@ class DraftModelDrafter:
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
         self._level = level or NoLevel()
+        self._width = width
+        self._trees = draft.capabilities.trees
         self._acceptance = LearntAcceptance(_PRIORS)
         self._growth = nothing(0)
         self._sampler = Sampler(SamplingParams(), ())
@@ -94,10 +101,8 @@ class DraftModelDrafter:
         if count <= 0:
             self._growth = nothing(pending)
             return self._growth.tree
-        if budget.branches and not self._sampled:
-            limits = replace(budget, num_draft_tokens=count)
-            path = tuple(assumed)
-            self._growth = grow(self.name, pending, limits, self._acceptance, path, self._expand)
+        if budget.branches and not assumed and (budget.shape or not self._sampled):
+            self._growth = self._tree(pending, replace(budget, num_draft_tokens=count))
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
         self.retract(len(assumed))
@@ -107,6 +112,12 @@ class DraftModelDrafter:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text.extend(self._readable(verdict.tokens))
         self._level.extend(tree, out, verdict)
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        if not (self._sampled and self._trees):
+            return ()
+        kinds = range(_SIBLING * len(_MIDDLES), len(_PRIORS))
+        return [self._acceptance.estimate(kind) for kind in kinds]
 
     def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
@@ -151,30 +162,62 @@ class DraftModelDrafter:
             probs = self._sampler.probs(logits, path)
             token = self._sampler.draw(probs, Purpose.DRAFT)
             kind = _kind(_SAMPLED, float(probs.max()))
-            if len(probs) < self._target_vocab:
-                probs = np.pad(probs, (0, self._target_vocab - len(probs)))
-            return _Guess(token, kind, probs)
+            return _Guess(token, kind, self._padded(probs))
         preference = self._sampler.preference(logits, path)
         token = int(preference.argmax())
         return _Guess(token, _kind(_FIRST, preference[token] / preference.sum()), None)
 
-    def _expand(self, path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
-        """What may follow the text and these guesses."""
+    def _tree(self, pending: int, budget: Budget) -> Growth:
+        """Row after row, the likeliest first, or level after level where a pass of several rows
+        costs no more; sampled ones in the shape that is asked for."""
+        if self._sampled:
+            kind = _SIBLING * len(_MIDDLES)
+            return sample_shape(
+                self.name, pending, budget.shape, self._acceptance, kind, self._text.score, self._draw
+            )
+        if self._width > 1:
+            return grow_levels(
+                self.name,
+                pending,
+                budget,
+                self._width,
+                self._acceptance,
+                self._text.score,
+                self._likeliest,
+            )
+        return grow(self.name, pending, budget, self._acceptance, (), self._expand)
+
+    def _expand(self, path: Path) -> list[Guess[Path]]:
+        """What may follow the text and these guesses, by a pass of one row where the row before
+        it was the last to be expanded."""
         self._text.retract(0)
         self._text.guess(path)
-        logits = self._text.score(TokenTree.chain(self._text.last))[0, : self._vocab_size]
+        logits = self._text.score(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
-        preference = self._sampler.preference(logits, path)
+        return self._likeliest(logits, path)
+
+    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
+        preference = self._sampler.preference(logits[: self._vocab_size], path)
         count = min(_SIBLINGS, np.count_nonzero(preference))
         likeliest = np.argpartition(preference, -count)[-count:]
         likeliest = likeliest[preference[likeliest].argsort(kind="stable")[::-1]]
-        total = preference.sum()
+        shares = preference[likeliest] / preference.sum()
         return [
-            Guess(
-                token, _kind(_OTHER if rank else _FIRST, preference[token] / total), (*path, token)
-            )
-            for rank, token in enumerate(likeliest.tolist())
+            Guess(token, _kind(_OTHER if rank else _FIRST, share), (*path, token))
+            for rank, (token, share) in enumerate(zip(likeliest.tolist(), shares, strict=True))
         ]
+
+    def _draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
+        probs = self._padded(self._sampler.probs(logits[: self._vocab_size], path))
+        left, tokens = probs.copy(), []
+        for _ in range(min(count, np.count_nonzero(probs))):
+            tokens.append(self._sampler.draw(left, Purpose.DRAFT))
+            left[tokens[-1]] = 0
+        return Draw(tokens, probs)
+
+    def _padded(self, probs: np.ndarray) -> np.ndarray:
+        missing = self._target_vocab - len(probs)
+        return np.pad(probs, (0, missing)) if missing else probs
 
     def _readable(self, tokens: Sequence[int]) -> list[int]:
         return [token if token < self._vocab_size else 0 for token in tokens]
@@ -184,7 +227,8 @@ class Draft:
     """A draft that is open beside its target: one model with one session, until `close`.
 
     vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
-    level: makes a level of what guesses for the draft in turn.
+    level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
+    in one pass.
     """
 
     def __init__(
@@ -193,11 +237,13 @@ class Draft:
         vocab_size: int,
         step_s: float = 0.0,
         level: Callable[[Sequence[Tentative]], Level] | None = None,
+        width: int = 1,
     ) -> None:
         self.model = model
         self.step_s = step_s
         self._vocab_size = vocab_size
         self._level = level
+        self._width = width
         self._session = model.open_session()
 
     def make_drafter(
@@ -205,7 +251,9 @@ class Draft:
     ) -> DraftModelDrafter:
         """Takes over the session from the drafter made before. below: guess for the draft."""
         level = self._level(below) if self._level and below else None
-        return DraftModelDrafter(self.model, self._session, self._vocab_size, level, name=name)
+        return DraftModelDrafter(
+            self.model, self._session, self._vocab_size, level, width=self._width, name=name
+        )
 
     def close(self) -> None:
         self._session.close()

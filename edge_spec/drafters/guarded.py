@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_spec.drafters.protocol import (
     Attached,
+    Branching,
     Budget,
     ChoosingAlike,
     Closing,
@@ -53,6 +54,14 @@ class GuardedDrafter:
                 self._drafter.begin(prompt)
             except Exception as error:
                 self._drop(error)
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        if self.fault is None and isinstance(self._drafter, Branching):
+            try:
+                return self._drafter.sibling_acceptance()
+            except Exception as error:
+                self._drop(error)
+        return ()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self.fault is None:

@@ -22,6 +22,7 @@ class Budget:
     branches: bool = True  # whether guesses may branch: otherwise only a chain can be accepted
     probes: bool = True  # whether rows beside that chain may be scored for what they teach
     min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
+    shape: tuple[int, ...] = ()  # parents of the rows of a tree that samples are to fill, if known
 
 
 class Drafter(Protocol):
@@ -45,6 +46,15 @@ class ChoosingAlike(Protocol):
 
     def choose_like(self, sampler: Sampler) -> None:
         """Before `begin`."""
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """A drafter that can sample several children of a row."""
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        """How often the first, second, ... child of a row is the one that is accepted; empty where
+        it does not sample."""
 
 
 @runtime_checkable

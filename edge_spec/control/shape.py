@@ -1,0 +1,70 @@
+"""The best static tree of sampled guesses (Chen et al. 2024, Sequoia: Scalable and Robust
+Speculative Decoding, section 3.1), by dynamic programming over measured acceptance and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from edge_spec.control.cost import RowCosts
+
+
+def best_shape(
+    acceptance: Sequence[float], costs: RowCosts, pass_s: float, max_rows: int, max_depth: int
+) -> tuple[int, ...]:
+    """The parents of the rows of the tree that commits most tokens a second; (-1,) where none is
+    faster than plain decoding. Parents come before their children, siblings in their order.
+
+    acceptance: of a row's first, second, ... sampled child: the chance that it is the one that is
+    accepted. costs: of the target. pass_s: seconds of the draft's pass for one more level.
+    """
+    gain = _Gain(tuple(acceptance))
+    best, best_rate = (1, 0), 1 / costs.at(1)
+    for depth in range(1, max_depth + 1):
+        for rows in range(depth + 1, max_rows + 1):
+            rate = gain.of_tree(rows, depth) / (costs.at(rows) + depth * pass_s)
+            if rate > best_rate:
+                best, best_rate = (rows, depth), rate
+    parents = [-1]
+    gain.unfold(*best, 0, parents)
+    return tuple(parents)
+
+
+class _Gain:
+    """Expected tokens of the best trees: T[n, b] of the paper, with a bound on the depth."""
+
+    def __init__(self, acceptance: tuple[float, ...]) -> None:
+        self._acceptance = acceptance
+        self._forest = lru_cache(maxsize=None)(self._best_forest)
+
+    def of_tree(self, rows: int, depth: int) -> float:
+        """Of the best tree of `rows` rows or fewer and `depth` levels below its root, which
+        counts as one token."""
+        return 1 + (self._forest(rows - 1, depth, 0)[0] if depth else 0.0)
+
+    def unfold(self, rows: int, depth: int, root: int, parents: list[int]) -> None:
+        """Appends the rows of that tree below the row `root`, its children first."""
+        left, sizes = rows - 1, []
+        while depth and left and len(sizes) < len(self._acceptance):
+            size = self._forest(left, depth, len(sizes))[1]
+            if not size:
+                break
+            sizes.append(size)
+            left -= size
+        children = range(len(parents), len(parents) + len(sizes))
+        parents += [root] * len(sizes)
+        for child, size in zip(children, sizes, strict=True):
+            self.unfold(size, depth - 1, child, parents)
+
+    def _best_forest(self, rows: int, depth: int, rank: int) -> tuple[float, int]:
+        """What the children of one row from `rank` on add with `rows` rows, and how many of these
+        belong to the first of them."""
+        if rows <= 0 or rank == len(self._acceptance):
+            return 0.0, 0
+        best = (0.0, 0)
+        for size in range(1, rows + 1):
+            own = self._acceptance[rank] * self.of_tree(size, depth - 1)
+            gain = own + self._forest(rows - size, depth, rank + 1)[0]
+            if gain > best[0] + 1e-12:
+                best = (gain, size)
+        return best
