@@ -6,6 +6,7 @@ JSON, the chat template runs in a sandbox.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import BundleError
-from edge_spec.storage import sha256_file
+from edge_spec.storage import atomic_file, sha256_file
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -113,8 +114,30 @@ def write_manifest(path: Path, **fields: object) -> Manifest:
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
     )
-    (path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (path / MANIFEST).write_bytes(_json(manifest))
     return manifest
+
+
+def add_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
+    """Adds or replaces a file. Interrupted at any moment, the bundle stays valid."""
+    others = {other: entry for other, entry in bundle.manifest.files.items() if other != name}
+    without = bundle.manifest.model_copy(update={"files": others})
+    _replace(bundle.path / MANIFEST, _json(without))
+    _replace(bundle.path / name, content)
+    digest = hashlib.sha256(content).hexdigest()
+    entry = FileEntry(sha256=digest, num_bytes=len(content))
+    manifest = without.model_copy(update={"files": {**others, name: entry}})
+    _replace(bundle.path / MANIFEST, _json(manifest))
+    return Bundle(bundle.path, manifest)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with atomic_file(path) as work:
+        work.write_bytes(content)
+
+
+def _json(manifest: Manifest) -> bytes:
+    return (manifest.model_dump_json(indent=2) + "\n").encode()
 
 
 def _check_file(directory: Path, name: str, entry: FileEntry) -> None:

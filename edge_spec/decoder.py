@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Thread
 from typing import NamedTuple
 
 from edge_spec.control.policy import Policy
-from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter
+from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
 from edge_spec.metrics import DraftCounts, RoundStats
 from edge_spec.model import Session
 from edge_spec.sampling import Sampler
@@ -50,7 +52,27 @@ class Decoder:
     target: Session
     drafters: Sequence[Drafter]
     policy: Policy
+    overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
     clock: Callable[[], float] = time.perf_counter
+
+    @contextmanager
+    def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
+        """Drafters read the prompt while the target does within the block, or after it."""
+        if not self.overlap:
+            yield
+            self._prepare(prompt)
+            return
+        reader = Thread(target=self._prepare, args=(prompt,))
+        reader.start()
+        try:
+            yield
+        finally:
+            reader.join()
+
+    def _prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            if isinstance(drafter, Preparing) and self.policy.wants(drafter):
+                drafter.prepare(prompt)
 
     def decode(
         self,

@@ -218,7 +218,10 @@ class Engine:
         for drafter in self._speculation.drafters:
             if isinstance(drafter, Attached):
                 drafter.attach(self.parts.model, self._session)
-        return Decoder(self._session, self._speculation.drafters, self._speculation.policy)
+        speculation = self._speculation
+        return Decoder(
+            self._session, speculation.drafters, speculation.policy, speculation.overlap
+        )
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:

@@ -134,12 +134,13 @@ class Generation(Iterator[Chunk]):
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
         stats.cached_n = conversation.reuse(prompt)
-        while target.length < len(prompt) - 1:
-            if self._cancelled:
-                self.result.finish_reason = FinishReason.CANCELLED
-                return False
-            end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
-            target.prefill(prompt[target.length : end])
+        with conversation.decoder.preparing(prompt):
+            while target.length < len(prompt) - 1:
+                if self._cancelled:
+                    self.result.finish_reason = FinishReason.CANCELLED
+                    return False
+                end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
+                target.prefill(prompt[target.length : end])
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
 

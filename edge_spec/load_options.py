@@ -25,6 +25,7 @@ class LoadOptions:
     draft_providers: tuple[str, ...] = ()
     draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
     corpora: tuple[Path, ...] = ()  # texts that answers may quote, or their indices
+    exit_layer: int | None = None  # of early exit; None: searched
     window: WindowSize | None = None  # of lookahead; None: its default
     fill: Fill | None = None  # how Jacobi's first guesses are made; None: its default
     quantization: str | None = None  # of a model that has to be converted
@@ -59,6 +60,7 @@ class LoadOptions:
         for option, given, users, in_auto in (
             (f"the draft {', '.join(self.drafts)}", self.drafts, plugins.PAIR_DRAFTERS, True),
             ("the corpus", self.corpora, ["corpus"], True),
+            ("the exit layer", self.exit_layer, ["early-exit"], False),
             ("the lookahead window", self.window, ["lookahead"], False),
             ("the first guesses of Jacobi", self.fill, ["jacobi"], False),
         ):
@@ -78,6 +80,12 @@ class LoadOptions:
                     f"and at most {self.draft_n_max} are allowed",
                     remedy="Choose a smaller window or a larger --draft-n-max.",
                 )
+
+    @property
+    def drafts_elsewhere(self) -> bool:
+        """Whether drafts run on a device that the target does not use."""
+        targets = set(self.providers) or {"gpu" if self.gpu_layers else "cpu"}
+        return bool(self.drafts) and targets.isdisjoint(self.draft_providers or ("cpu",))
 
     @property
     def runtime_options(self) -> RuntimeOptions:

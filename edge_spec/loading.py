@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from edge_spec import plugins
+from edge_spec.bundle import Bundle
 from edge_spec.cascade import level_of
-from edge_spec.control.cost import measure_rows
+from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft_model import Draft
@@ -22,6 +23,7 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
 from edge_spec.preparation import Prepared, prepare
+from edge_spec.self_speculation import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.sources import Source
 from edge_spec.speculation import Speculator
 from edge_spec.storage import cache_directory
@@ -38,6 +40,7 @@ def load(
     draft: str | Sequence[str] = "none",
     draft_runtime: str = "auto",
     draft_n_max: int | None = None,
+    exit_layer: int | None = None,
     corpora: Sequence[str | Path] = (),
     lookahead: str | None = None,
     jacobi: str | None = None,
@@ -52,6 +55,7 @@ def load(
     drafter: "auto", "none", or names joined by commas.
     draft: a smaller model that guesses, on a runtime of its own; of several, each other one
     guesses for the one before it.
+    exit_layer: where early exit ends; searched on the text where it is not given.
     corpora: texts, files or directories, that answers may quote; indexed once.
     lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
@@ -64,6 +68,7 @@ def load(
         drafts=named_drafts([draft] if isinstance(draft, str) else draft),
         draft_runtime=draft_runtime,
         draft_n_max=draft_n_max,
+        exit_layer=exit_layer,
         corpora=tuple(Path(path) for path in corpora),
         window=None if lookahead is None else WindowSize.parse(lookahead),
         fill=None if jacobi is None else Fill.parse(jacobi),
@@ -88,16 +93,27 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
         for draft in _open_drafts(target, options, progress):
             opened.callback(draft.close)
             drafts.append(draft)
-        setting = _setting(source, target, drafts, options, progress)
+
+        @cache
+        def costs() -> RowCosts:
+            return measure_rows(loaded)
+
+        setting = _setting(source, target, drafts, costs, options, progress)
         drafters = plugins.load_drafters(options.drafter, setting)
         loaded = target.open(options.runtime_options)
         opened.callback(loaded.close)
         check_capabilities(target.name, target.runtime.name, loaded, options)
         numerics = measure_numerics(loaded, EXACT_WIDTHS if options.exact else MARGIN_WIDTHS)
-        costs = measure_rows(loaded) if drafts else None
-        if costs is not None:
-            _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs.at(1))
-        speculator = Speculator(setting, loaded.capabilities, numerics, options.exact, costs)
+        if drafts:
+            _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
+        speculator = Speculator(
+            setting,
+            loaded.capabilities,
+            numerics,
+            exact=options.exact,
+            overlap=options.drafts_elsewhere,
+            costs=costs,
+        )
         parts = Parts(
             name=target.name,
             runtime=target.runtime.name,
@@ -118,10 +134,14 @@ def _setting(
     source: Source,
     target: Prepared,
     drafts: Sequence[Draft],
+    costs: Callable[[], RowCosts],
     options: LoadOptions,
     progress: Progress,
 ) -> Setting:
     tokenizer = target.text.tokenizer
+    parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
+    if options.exit_layer is not None:
+        parts["early-exit"] = _asked_exit(options.exit_layer, target)
     return Setting(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
@@ -132,8 +152,20 @@ def _setting(
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,
+        searches={"early-exit": ExitSearch(costs), "layer-skip": SkipSearch(costs)},
+        parts=parts,
         drafts=drafts,
     )
+
+
+def _asked_exit(layer: int, target: Prepared) -> ChosenPart:
+    """Raises UsageError for a layer that the model does not have, or its last."""
+    if not 1 <= layer < target.config.num_layers:
+        raise UsageError(
+            f"{target.name} cannot exit at layer {layer}",
+            remedy=f"Choose 1 to {target.config.num_layers - 1}.",
+        )
+    return ChosenPart(layer)
 
 
 def _open_drafts(target: Prepared, options: LoadOptions, progress: Progress) -> Iterator[Draft]:

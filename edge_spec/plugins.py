@@ -22,7 +22,8 @@ from edge_spec.model import Checkpoint, Exporter, Published, Runtime
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 AUTO_DRAFTERS = ("suffix",)
 PAIR_DRAFTERS = ("draft-model", "cascade")  # that a second model makes possible
-COSTLY_DRAFTERS = PAIR_DRAFTERS
+SELF_DRAFTERS = ("early-exit", "layer-skip")  # that are a part of their target
+COSTLY_DRAFTERS = PAIR_DRAFTERS + SELF_DRAFTERS
 EXTRAS = {"llamacpp": "llamacpp", "ik": "ik"}  # that bring a plugin's library; else "cpu"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ class Speculation:
     drafters: Sequence[Drafter]
     policy: Policy
     tie_margin: float = 0.0
+    overlap: bool = False  # drafters have a device of their own
 
     def close(self) -> None:
         for drafter in self.drafters:
@@ -54,7 +55,8 @@ class Speculator:
     capabilities: Capabilities
     numerics: Numerics
     exact: bool = False
-    costs: RowCosts | None = None  # of the target's rows, where a drafter costs something too
+    overlap: bool = False  # drafts have a device of their own
+    costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
 
     @property
     def min_rows(self) -> int:
@@ -72,15 +74,16 @@ class Speculator:
         branches = trees and self.numerics.branch_invariant
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
-        if self.costs is not None:
-            guess_s = {each.name: self._guess_s for each in guarded if _is_costly(each)}
-            policy = MeasuredPolicy(self.costs, guess_s, self._max_draft_tokens, branches, trees)
+        if self.costs is not None and any(map(_is_costly, guarded)):
+            guess_s = {name: self._step_s for name in plugins.PAIR_DRAFTERS if self._step_s}
+            policy = MeasuredPolicy(self.costs(), guess_s, self._max_draft_tokens, branches, trees)
         if self.exact:
-            return Speculation(guarded, ExactPolicy(policy, self.numerics.invariant_widths))
-        return Speculation(guarded, policy, self.numerics.tie_margin if guarded else 0.0)
+            policy = ExactPolicy(policy, self.numerics.invariant_widths)
+        tie_margin = self.numerics.tie_margin if guarded and not self.exact else 0.0
+        return Speculation(guarded, policy, tie_margin, self.overlap)
 
     @property
-    def _guess_s(self) -> float:
+    def _step_s(self) -> float:
         return self.setting.drafts[0].step_s if self.setting.drafts else 0.0
 
     @property

@@ -20,6 +20,7 @@ def open_engine(model: str, options: ModelOptions) -> Engine:
         draft_runtime=options.draft_runtime,
         draft_providers=_names(options.draft_device),
         draft_n_max=options.draft_n_max,
+        exit_layer=options.exit_layer,
         corpora=tuple(options.corpus or ()),
         window=None if options.lookahead is None else WindowSize.parse(options.lookahead),
         fill=options.jacobi,

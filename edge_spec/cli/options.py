@@ -36,7 +36,7 @@ class ModelOptions:
         _option(
             _LOADING,
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
-            "ngram-cache, draft-model, cascade.",
+            "ngram-cache, draft-model, cascade, early-exit, layer-skip.",
         ),
     ] = "auto"
     draft: Annotated[
@@ -51,6 +51,9 @@ class ModelOptions:
     draft_device: Annotated[str | None, _option(_LOADING, "Where the draft runs.")] = None
     draft_n_max: Annotated[
         int | None, _option(_LOADING, "Most tokens guessed a round.", "--draft-n-max")
+    ] = None
+    exit_layer: Annotated[
+        int | None, _option(_LOADING, "Layers that early exit keeps.", "--exit-layer")
     ] = None
     corpus: Annotated[
         list[Path] | None,

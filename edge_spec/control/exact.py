@@ -31,5 +31,8 @@ class ExactPolicy:
         tree = tree.first_rows(tree.leading_chain)
         return Plan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))
 
+    def wants(self, drafter: Drafter) -> bool:
+        return self._policy.wants(drafter)
+
     def observe(self, round_stats: RoundStats) -> None:
         self._policy.observe(round_stats)

@@ -30,8 +30,8 @@ def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
 class Account:
     """What one drafter has won and taken lately, and whether it rests."""
 
-    def __init__(self, guess_s: float) -> None:
-        self.guess_s = guess_s  # seconds a guess
+    def __init__(self, guess_s: float | None) -> None:
+        self._guess_s = guess_s
         self.resting = 0  # rounds left
         self._rest = _FIRST_REST
         self._rounds = 0
@@ -43,9 +43,16 @@ class Account:
         """Seconds a token in its rounds; None before it has had enough of them."""
         return self._seconds / self._tokens if self._rounds >= _TRIAL_ROUNDS else None
 
+    @property
+    def guess_s(self) -> float:
+        """Seconds a guess; 0 before it was measured."""
+        return self._guess_s or 0.0
+
     def drafted(self, guesses: int, seconds: float) -> None:
         if guesses:
-            self.guess_s = _MEMORY * self.guess_s + (1 - _MEMORY) * seconds / guesses
+            now = seconds / guesses
+            known = now if self._guess_s is None else self._guess_s
+            self._guess_s = _MEMORY * known + (1 - _MEMORY) * now
 
     def observe(self, seconds: float, tokens: int) -> None:
         self._rounds += 1
@@ -66,8 +73,7 @@ class MeasuredPolicy:
     """Asks drafters in their order, each for guesses that are likely enough to win back what they
     cost at the rate of the last rounds; a drafter whose rounds are slower than plain ones rests.
 
-    costs: of the target's rows. guess_s: seconds a guess of each drafter, measured; those that are
-    not named cost nothing.
+    costs: of the target's rows. guess_s: seconds a guess of drafters, where that is known.
     """
 
     def __init__(
@@ -126,6 +132,9 @@ class MeasuredPolicy:
                 reason = PlainReason.BELOW_BREAK_EVEN
         return Plan(TokenTree.chain(pending), reason)
 
+    def wants(self, drafter: Drafter) -> bool:
+        return not self._account(drafter).resting
+
     def observe(self, round_stats: RoundStats) -> None:
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
         self._seconds = _MEMORY * self._seconds + round_stats.total_s
@@ -147,7 +156,7 @@ class MeasuredPolicy:
 
     def _account(self, drafter: Drafter) -> Account:
         if drafter.name not in self._accounts:
-            self._accounts[drafter.name] = Account(self._guess_s.get(drafter.name, 0.0))
+            self._accounts[drafter.name] = Account(self._guess_s.get(drafter.name))
         return self._accounts[drafter.name]
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:

@@ -24,6 +24,9 @@ class Policy(Protocol):
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
         """The tree of the next round, with at most the budget's rows."""
 
+    def wants(self, drafter: Drafter) -> bool:
+        """Whether a drafter will be asked soon, so that it should read the prompt."""
+
     def observe(self, round_stats: RoundStats) -> None:
         """What came of it."""
 
@@ -66,6 +69,9 @@ class FixedPolicy:
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
         return Plan(TokenTree.chain(pending), reason)
+
+    def wants(self, drafter: Drafter) -> bool:
+        return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
 

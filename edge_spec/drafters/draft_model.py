@@ -89,6 +89,11 @@ class DraftModelDrafter:
         # A sample cannot be foreseen: the level below guesses what is likeliest.
         self._level.choose_like(Sampler(SamplingParams(), ()) if self._sampled else sampler)
 
+    def prepare(self, prompt: Sequence[int]) -> None:
+        if len(prompt) <= self._text.context_length:  # otherwise it never guesses
+            self._text.begin(self._readable(prompt))
+            self._text.catch_up()
+
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
         self._text.begin(self._readable(prompt))

@@ -15,6 +15,7 @@ from edge_spec.drafters.protocol import (
     Closing,
     Drafter,
     Keeping,
+    Preparing,
 )
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Sampler
@@ -45,6 +46,13 @@ class GuardedDrafter:
         if self.fault is None and isinstance(self._drafter, ChoosingAlike):
             try:
                 self._drafter.choose_like(sampler)
+            except Exception as error:
+                self._drop(error)
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        if self.fault is None and isinstance(self._drafter, Preparing):
+            try:
+                self._drafter.prepare(prompt)
             except Exception as error:
                 self._drop(error)
 

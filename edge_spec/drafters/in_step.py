@@ -24,7 +24,7 @@ class InStep:
         self, session: Session, context_length: int, max_rows: int, shared: bool = False
     ) -> None:
         self._session = session
-        self._context_length = context_length
+        self.context_length = context_length
         self._max_rows = max_rows
         self._tokens: list[int] = []  # of the text, then of the guesses
         self._num_text = 0
@@ -66,7 +66,7 @@ class InStep:
     @property
     def room(self) -> int:
         """How many rows fit the context behind all tokens but the last."""
-        return self._context_length - len(self._tokens) + 1
+        return self.context_length - len(self._tokens) + 1
 
     def score(self, tree: TokenTree) -> np.ndarray:
         """[rows, vocab] logits of a tree whose row 0 holds the last token; valid until the next
@@ -81,6 +81,14 @@ class InStep:
         self._before = len(missing)
         self._scored = [*missing, *tree.tokens.tolist()]
         return out.logits[self._before :]
+
+    def catch_up(self) -> None:
+        """Reads all of the text and the guesses but their last token."""
+        self._synchronize()
+        missing = self._tokens[self._agreed : -1]
+        if missing:
+            self._session.prefill(missing)
+            self._held += missing
 
     def keep(self, rows: Sequence[int]) -> None:
         """Puts these rows of the last tree, a path from row 0, into the cache."""

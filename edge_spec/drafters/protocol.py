@@ -49,6 +49,14 @@ class ChoosingAlike(Protocol):
 
 
 @runtime_checkable
+class Preparing(Protocol):
+    """A drafter that has to read a prompt, which takes its time."""
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        """Before `begin`, perhaps while the target reads the prompt too."""
+
+
+@runtime_checkable
 class Branching(Protocol):
     """A drafter that can sample several children of a row."""
 

@@ -7,7 +7,7 @@ a `Drafter`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from edge_spec.drafters.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Drafter, Tentative
 from edge_spec.drafters.recycling import RecyclingDrafter
+from edge_spec.drafters.self_draft import Part, Search, SelfDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
 from edge_spec.vocabulary import Vocabulary
@@ -36,6 +37,9 @@ class Setting:
     draft_n_max: int | None = None  # guesses a round
     window: WindowSize | None = None
     fill: Fill | None = None  # of Jacobi blocks
+    searches: Mapping[str, Search] = field(default_factory=dict)  # of drafters that are a part of
+    # the target, by their names
+    parts: Mapping[str, Part] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first guesses for the target, each other for the one before
 
 
@@ -98,6 +102,23 @@ def _cascade(setting: Setting, lowest: Sequence[Tentative], name: str) -> Drafte
     for draft in reversed(setting.drafts[1:]):
         below = [draft.make_drafter(below, name)]
     return setting.drafts[0].make_drafter(below, name)
+
+
+def early_exit(setting: Setting) -> Drafter:
+    return _self_drafter(setting, "early-exit")
+
+
+def layer_skip(setting: Setting) -> Drafter:
+    return _self_drafter(setting, "layer-skip")
+
+
+def _self_drafter(setting: Setting, name: str) -> Drafter:
+    if name not in setting.searches:
+        raise UsageError(
+            f"the drafter {name} needs the target that it is a part of",
+            remedy="Open the model with edge_spec.load.",
+        )
+    return SelfDrafter(name, setting.searches[name], setting.parts.get(name))
 
 
 def missing_draft(name: str) -> UsageError:

@@ -22,9 +22,9 @@ LAYERS = (
     | {"vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
-    {"cascade", "decoder", "speculation", "load_options"},
+    {"cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"results", "generation", "engine"},
-    {"loading", "preparation"},
+    {"loading", "placement", "preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.

@@ -1,0 +1,67 @@
+"""`edge-spec tune-skip MODEL`: which part of a model drafts best for the whole."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+_PROMPTS = (
+    "Explain to a child why the sky is blue.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "Write a Python function that removes duplicates from a list and explain it.",
+    "List five things to check before buying a used bicycle.",
+)
+_TOKENS = 128  # of each answer
+
+
+def tune_skip(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
+    trials: Annotated[int, typer.Option(help="Sets of sublayers that are tried.", min=0)] = 100,
+    json: options.Json = False,
+) -> None:
+    """Search the exit and the sublayers to leave out with which a model drafts best for itself.
+
+    Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
+    """
+    from edge_spec.bundle import Bundle
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.control.cost import measure_rows
+    from edge_spec.errors import UsageError
+    from edge_spec.load_options import LoadOptions
+    from edge_spec.loading import load_engine
+    from edge_spec.preparation import prepare
+    from edge_spec.self_speculation import Judge, best_exit, best_nested, optimized, save_parts
+    from edge_spec.sources import Source
+
+    plain = LoadOptions(runtime="ort", drafter="none")
+    with ProgressBar() as progress, load_engine(model, plain, progress) as engine:
+        bundle = prepare(Source(model, progress), "ort", plain, progress).source
+        if not isinstance(bundle, Bundle):
+            raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
+        texts = []
+        for i, prompt in enumerate(_PROMPTS):
+            progress("Writing texts to judge by", i / len(_PROMPTS))
+            answer = engine.chat(prompt, max_tokens=_TOKENS)
+            texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
+        loaded = engine.parts.model
+        with Judge(loaded, texts, measure_rows(loaded)) as judge:
+            parts = {"early-exit": best_exit(judge, judge.num_layers)}
+            parts["layer-skip"] = optimized(
+                judge,
+                best_nested(judge),
+                trials,
+                lambda done: progress("Trying sets of sublayers", done / trials),
+            )
+    save_parts(bundle, parts)
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps({name: asdict(part) for name, part in parts.items()}))
+        return
+    for name, part in parts.items():
+        print(f"{name}: {part}")
+    print(f"kept in {bundle.path}")
