@@ -1,77 +1,199 @@
-"""A draft on one runtime, a target on another: is the greedy text the target's own?
+"""What a draft wins for its target: chains, trees and cascades over plain decoding.
 
-    python benchmarks/pairs.py [--draft DRAFT] [--target TARGET]
+    python benchmarks/pairs.py --prompts spec_bench_dev.jsonl
+    python benchmarks/pairs.py --pair 8x-gguf:F16/onnx:4 --arms chain,cascade --temperature 0
 
-By default the demo model drafts for itself, quantized: ONNX int4 for GGUF Q4_0 and the reverse.
-Prints for each pair how many texts are equal, the acceptance rate and the live rates. Where texts
-differ, the first token and the margin of the target's plain choice.
+A pair TIMESx-FORMAT:QUANTIZATION/FORMAT:BITS is a stretched target and a draft of
+benchmarks/stretched.py: real text, the acceptance of low-bit quantization, a realistic cost ratio.
+A GGUF runs on llama.cpp, a bundle on onnxruntime, so FORMAT also names the runtime.
+
+All arms of a pair answer a prompt one after the other on the same two models: `plain`; `chain`,
+`tree` (branches whether or not they are bit-identical here) and `cascade` under the default policy;
+`chain@N` always N guesses, whose speedup is also forecast from t(k), the draft's step and the
+acceptance of each guess. At a temperature, drafts are sampled, or draw the same random numbers as
+the target (`chain+seed`). Prints speedups by category, times of a round, forecasts, and how many
+greedy texts are those of plain decoding.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
-from lossless import margin
+from stretched import make_draft, make_target
 
-PAIRS = (("ort", "llamacpp"), ("llamacpp", "ort"))  # draft, target
+from edge_spec.control.cost import RowCosts, forecast_speedup
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.engine import Engine
+from edge_spec.metrics import Stats
+from edge_spec.model import Session
+from edge_spec.sampling import SamplingParams
+from edge_spec.speculation import Speculation, Speculator
+from edge_spec.tree import TokenTree
+
+PAIRS = ("4x-onnx:int8/onnx:4", "8x-onnx:int8/onnx:4", "8x-gguf:F16/gguf:4", "8x-gguf:F16/onnx:4")
+ARMS = ("plain", "chain", "tree", "cascade", "chain@4")
+RUNTIMES = {"onnx": "ort", "gguf": "llamacpp"}
+_TIMED = 5  # passes of each width, for forecasts
+
+
+class Arms(Speculator):
+    """Composes an arm by its name."""
+
+    def choose(self, names: str) -> Speculation:
+        arm = names.partition("+")[0]
+        if arm in ("plain", "none"):
+            return super().choose("none")
+        method, _, guesses = arm.partition("@")
+        branching = replace(self.numerics, branch_invariant=method == "tree")
+        drafter = "cascade" if method == "cascade" else "draft-model"
+        speculation = Speculator.choose(replace(self, numerics=branching), drafter)
+        if guesses:
+            fixed = FixedPolicy(int(guesses), min_confidence=0.0, branches=False)
+            speculation = replace(speculation, policy=fixed)
+        return speculation
+
+
+def open_pair(name: str) -> Engine:
+    target, _, draft = name.partition("/")
+    times, _, stored = target.partition("x-")
+    format, _, quantization = stored.partition(":")
+    draft_format, _, bits = draft.partition(":")
+    engine = open_engine(
+        str(make_target(int(times), format, quantization)),
+        runtime=RUNTIMES[format],
+        drafts=(str(make_draft(int(bits), draft_format)),),
+        draft_runtime=RUNTIMES[draft_format],
+    )
+    engine.parts = replace(engine.parts, speculator=Arms(**vars(engine.parts.speculator)))
+    return engine
+
+
+def rate(stats: Sequence[Stats]) -> float:
+    return sum(s.predicted_n for s in stats) / sum(s.predicted_ms for s in stats) * 1e3
+
+
+def step_ms(session: Session, tokens: Sequence[int], width: int) -> float:
+    times = []
+    for _ in range(_TIMED):
+        start = time.perf_counter()
+        session.forward(TokenTree.chain(tokens[-width], tokens[len(tokens) - width + 1 :]))
+        times.append((time.perf_counter() - start) * 1e3)
+    return median(times)
+
+
+def forecast(engine: Engine, tokens: Sequence[int], stats: Sequence[Stats], guesses: int) -> float:
+    """Speedup by the formula, from t(1) and t(guesses + 1) at this context, c and acceptance."""
+    target = engine.parts.model.open_session()
+    draft = engine.parts.drafts[0].model.open_session()
+    before = tokens[: -guesses - 1]
+    for session in (target, draft):
+        session.prefill(before)
+    t1, wide, step = [], [], []
+    for _ in range(3):
+        t1.append(step_ms(target, tokens, 1))
+        wide.append(step_ms(target, tokens, guesses + 1))
+        step.append(step_ms(draft, tokens, 1))
+    target.close()
+    draft.close()
+    costs = RowCosts({1: median(t1) / 1e3, guesses + 1: median(wide) / 1e3})
+    lengths = sum((s.acceptance_histogram for s in stats), Counter[int]())
+    reached = [sum(n for length, n in lengths.items() if length >= i) for i in range(guesses + 1)]
+    acceptance = [b / a if a else 0.0 for a, b in zip(reached, reached[1:], strict=False)]
+    return forecast_speedup(acceptance, costs, guesses * median(step) / 1e3)
+
+
+def measure(engine: Engine, arms: Sequence[str], prompts: Any, arguments: Any) -> dict[str, Any]:
+    stats: dict[str, dict[str, list[Stats]]] = {arm: defaultdict(list) for arm in arms}
+    equal: Counter[str] = Counter()
+    for entry in prompts:
+        texts = {}
+        for arm in arms:
+            engine.set_drafter(arm)
+            seed = int(entry["id"]) if arm.endswith("+seed") else None
+            sampling = SamplingParams(temperature=arguments.temperature, seed=seed)
+            result = engine.chat(
+                entry["prompt"], max_tokens=arguments.tokens, sampling=sampling
+            )
+            stats[arm][entry["category"]].append(result.stats)
+            texts[arm] = [token.id for token in result.tokens]
+        equal.update(arm for arm in arms if texts[arm] == texts[arms[0]])
+        print(".", end="", flush=True)
+    results: dict[str, Any] = {}
+    plain = stats[arms[0]]
+    for arm in arms:
+        everything = [s for of_category in stats[arm].values() for s in of_category]
+        rounds = sum(s.rounds for s in everything)
+        results[arm] = {
+            "predicted_per_second": rate(everything),
+            "speedup": rate(everything) / rate([s for each in plain.values() for s in each]),
+            "categories": {
+                name: rate(of_category) / rate(plain[name])
+                for name, of_category in stats[arm].items()
+            },
+            "acceptance_rate": sum(s.draft_n_accepted for s in everything)
+            / max(1, sum(s.draft_n for s in everything)),
+            "mean_accepted_length": sum(s.predicted_n for s in everything) / rounds,
+            "draft_ms": sum(s.draft_ms for s in everything) / rounds,
+            "verify_ms": sum(s.verify_ms for s in everything) / rounds,
+            "overhead_ms": sum(s.overhead_ms for s in everything) / rounds,
+            "plain_rounds": sum(s.plain_rounds for s in everything) / rounds,
+            "equal_texts": equal[arm],
+        }
+        if "@" in arm:
+            count = int(arm.partition("@")[2])
+            tokens = engine.chat_prompt(prompts[0]["prompt"]) + texts[arm]
+            results[arm]["forecast"] = forecast(engine, tokens, everything, count)
+    return results
+
+
+def show(pair: str, results: dict[str, Any], num_prompts: int) -> None:
+    categories = list(next(iter(results.values()))["categories"])
+    print(f"\n{pair}, {num_prompts} prompts\n{'':12s}{'total':>7s}", end="")
+    print("".join(f"{name[:11]:>12s}" for name in categories), end="")
+    print("   tokens  accepted   draft  verify    rest ms  equal")
+    for arm, r in results.items():
+        cells = "".join(f"{r['categories'][name]:12.2f}" for name in categories)
+        print(
+            f"{arm:12s}{r['speedup']:7.2f}{cells}{r['mean_accepted_length']:9.2f}"
+            f"{r['acceptance_rate']:10.2f}{r['draft_ms']:8.1f}{r['verify_ms']:8.1f}"
+            f"{r['overhead_ms']:8.2f} {r['equal_texts']:8d}"
+        )
+        if "forecast" in r:
+            error = r["forecast"] / r["speedup"] - 1
+            print(f"{'':12s}{r['forecast']:7.2f} forecast, {error:+.1%} of the measurement")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--draft", default="smollm2")
-    parser.add_argument("--exact", action="store_true")
-    parser.add_argument("--draft-n-max", type=int, default=4)
+    parser.add_argument("--pair", action="append", dest="pairs")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
-    parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--each", type=int, default=2, help="prompts of each category")
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-
-    prompts = read_prompts(arguments.prompts)[: arguments.count]
-    results: list[dict[str, Any]] = []
-    for draft, target in PAIRS:
-        differing, rates, accepted, proposed = [], [], 0, 0
-        with (
-            open_engine(
-                arguments.target, runtime=target, drafter="none", exact=arguments.exact
-            ) as plain,
-            open_engine(
-                arguments.target,
-                runtime=target,
-                drafts=(arguments.draft,),
-                draft_runtime=draft,
-                draft_n_max=arguments.draft_n_max,
-                exact=arguments.exact,
-            ) as pair,
-        ):
-            for entry in prompts:
-                texts = []
-                for engine in (plain, pair):
-                    result = engine.chat(entry["prompt"], max_tokens=arguments.tokens)
-                    texts.append([token.id for token in result.tokens])
-                    rates.append(result.stats.predicted_per_second)
-                accepted += result.stats.draft_n_accepted
-                proposed += result.stats.draft_n
-                if texts[0] != texts[1]:
-                    at = int(np.argmin([a == b for a, b in zip(*texts, strict=False)]))
-                    before = plain.chat_prompt(entry["prompt"]) + texts[0][:at]
-                    gap = margin(plain, before, texts[0][at], texts[1][at])
-                    differing.append({"id": entry["id"], "token": at, "margin": gap})
-                    print(f"prompt {entry['id']}: differs at token {at}, margin {gap:.4f}")
-            noise = plain.parts.numerics.tie_margin
-        print(
-            f"{draft} drafts for {target}: {len(prompts) - len(differing)} of {len(prompts)} texts "
-            f"equal, {accepted} of {proposed} guesses accepted, median "
-            f"{median(rates[::2]):.0f} -> {median(rates[1::2]):.0f} tokens/s, noise {noise:.3f}"
-        )
-        results.append({"draft": draft, "target": target, "differing": differing})
-    report({"pairs": results}, arguments.json)
+    by_category: dict[str, list[Any]] = defaultdict(list)
+    for entry in read_prompts(arguments.prompts):
+        by_category[entry["category"]].append(entry)
+    prompts = [entry for entries in by_category.values() for entry in entries[: arguments.each]]
+    arms = arguments.arms.split(",")
+    results = {}
+    for pair in arguments.pairs or PAIRS:
+        with open_pair(pair) as engine:
+            results[pair] = measure(engine, arms, prompts, arguments)
+            numerics = engine.parts.numerics
+        show(pair, results[pair], len(prompts))
+        print(f"noise of widths {numerics.tie_margin:.3f}, of branches {numerics.branch_margin:.3f}")
+    report({"pairs": results, "temperature": arguments.temperature}, arguments.json)
 
 
 if __name__ == "__main__":

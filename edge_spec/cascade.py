@@ -10,7 +10,7 @@ import numpy as np
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.policy import Policy
-from edge_spec.drafters.protocol import Budget, ChoosingAlike, Tentative
+from edge_spec.drafters.protocol import Budget, ChoosingAlike, Preparing, Tentative
 from edge_spec.metrics import RoundStats
 from edge_spec.model import Forward, Model
 from edge_spec.sampling import Sampler
@@ -48,6 +48,11 @@ class PolicyLevel:
             if isinstance(drafter, ChoosingAlike):
                 drafter.choose_like(sampler)
 
+    def prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            if isinstance(drafter, Preparing) and self._policy.wants(drafter):
+                drafter.prepare(prompt)
+
     def begin(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
             drafter.begin(prompt)
@@ -76,8 +81,11 @@ class PolicyLevel:
                 total_s=now - self._started,
             )
         )
+        self.assume(tree, Forward(logits), verdict)
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         for drafter in self._drafters:
-            drafter.assume(tree, Forward(logits), verdict)
+            drafter.assume(tree, out, verdict)
 
     def retract(self, keep: int) -> None:
         for drafter in self._drafters:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
 from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Attached
+from edge_spec.drafters.retokenized import TextCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
-from edge_spec.metrics import PlainRate
+from edge_spec.metrics import PlainRate, Stats
 from edge_spec.model import Model
+from edge_spec.pair_history import PairHistory
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.speculation import Speculation, Speculator
@@ -47,6 +51,7 @@ class Parts:
     speculator: Speculator  # composes it anew for other drafters
     min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any
+    history: PairHistory | None = None  # of the first of them
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -55,6 +60,7 @@ class AnswerOptions(TypedDict, total=False):
     max_tokens: int | None  # None: until the model ends its text or the context is full
     stop: str | Sequence[str]  # the text ends before the first of these
     sampling: SamplingParams  # greedy where not given
+    domain: str  # of text, such as "code": what a draft is accepted in is counted for each
 
 
 class Engine:
@@ -89,6 +95,8 @@ class Engine:
         self._closed = True
         self._end_running()
         self._speculation.close()
+        if self.parts.history is not None:
+            self.parts.history.save()
         self._session.close()
         self.parts.model.close()
         for draft in self.parts.drafts:
@@ -210,18 +218,34 @@ class Engine:
                 sampled_drafts=False if self.parts.speculator.exact else None,
             ),
             self.parts.text.tokenizer,
+            on_end=partial(self._on_end, options.get("domain", "any"), self._text_counts()),
         )
         self._running, self.last = generation, generation.result
         return generation
+
+    def _text_counts(self) -> TextCounts:
+        counts = [
+            drafter.text_counts
+            for drafter in self._speculation.drafters
+            if isinstance(drafter, GuardedDrafter)
+        ]
+        return TextCounts(*map(sum, zip(*counts, strict=True))) if counts else TextCounts()
+
+    def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
+        counts = self._text_counts()
+        stats.draft_characters = counts.proposed_characters - before.proposed_characters
+        stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
+        history = self.parts.history
+        if history is not None:
+            history.observe(domain, stats)
+            stats.staleness = history.staleness(domain)
 
     def _decoder(self) -> Decoder:
         for drafter in self._speculation.drafters:
             if isinstance(drafter, Attached):
                 drafter.attach(self.parts.model, self._session)
         speculation = self._speculation
-        return Decoder(
-            self._session, speculation.drafters, speculation.policy, speculation.overlap
-        )
+        return Decoder(self._session, speculation.drafters, speculation.policy, speculation.overlap)
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:

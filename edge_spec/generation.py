@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
 from edge_spec.decoder import DecodedToken, Decoder, Limits
-from edge_spec.metrics import PlainRate, RoundStats
+from edge_spec.metrics import PlainRate, RoundStats, Stats
 from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
 from edge_spec.sampling import Sampler
 from edge_spec.tokenizer import StopCutter, TextCodec
@@ -58,7 +58,12 @@ class Generation(Iterator[Chunk]):
     """
 
     def __init__(
-        self, conversation: Conversation, request: Request, sampler: Sampler, tokenizer: TextCodec
+        self,
+        conversation: Conversation,
+        request: Request,
+        sampler: Sampler,
+        tokenizer: TextCodec,
+        on_end: Callable[[Stats], None] = lambda stats: None,
     ) -> None:
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
         self._conversation = conversation
@@ -66,6 +71,7 @@ class Generation(Iterator[Chunk]):
         self._sampler = sampler
         self._text = tokenizer.stream()
         self._cutter = StopCutter(request.stops)
+        self._on_end = on_end
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
@@ -127,6 +133,7 @@ class Generation(Iterator[Chunk]):
             held = conversation.decoder.target.length
             conversation.tokens = [*prompt, *decoded][:held]
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
+            self._on_end(stats)
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt without its last token; False if cancelled."""

@@ -17,17 +17,21 @@ from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft_model import Draft
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
+from edge_spec.drafters.protocol import Drafter
+from edge_spec.drafters.retokenized import RetokenizedDrafter
 from edge_spec.drafters.setting import Setting
 from edge_spec.engine import Engine, Parts
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
+from edge_spec.pair_history import PairHistory
+from edge_spec.placement.forecast import forecast
 from edge_spec.preparation import Prepared, prepare
 from edge_spec.self_speculation import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.sources import Source
 from edge_spec.speculation import Speculator
 from edge_spec.storage import cache_directory
-from edge_spec.vocabulary import require_same_vocabulary
+from edge_spec.vocabulary import require_same_vocabulary, same_vocabulary
 
 _log = logging.getLogger(__name__)
 
@@ -89,8 +93,9 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
     with ExitStack() as opened:  # closes what is open already where the rest fails
         source = Source(model, progress)
         target = prepare(source, options.runtime, options, progress)
+        prepared = _prepare_drafts(target, options, progress)
         drafts = []
-        for draft in _open_drafts(target, options, progress):
+        for draft in _open_drafts(target, prepared, options):
             opened.callback(draft.close)
             drafts.append(draft)
 
@@ -124,10 +129,19 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
             speculator=speculator,
             min_rows=speculator.min_rows,
             drafts=drafts,
+            history=_history(source, options, progress),
         )
         engine = Engine(parts)
         opened.pop_all()
     return engine
+
+
+def _history(source: Source, options: LoadOptions, progress: Progress) -> PairHistory | None:
+    if not options.drafts:
+        return None
+    draft = Source(options.drafts[0], progress)
+    name = f"{source.name}-{source.identity}-{draft.name}-{draft.identity}.json"
+    return PairHistory(cache_directory() / "pairs" / name)
 
 
 def _setting(
@@ -168,22 +182,44 @@ def _asked_exit(layer: int, target: Prepared) -> ChosenPart:
     return ChosenPart(layer)
 
 
-def _open_drafts(target: Prepared, options: LoadOptions, progress: Progress) -> Iterator[Draft]:
-    """Compares the vocabularies before any weights are read."""
-    above = target
+def _prepare_drafts(target: Prepared, options: LoadOptions, progress: Progress) -> list[Prepared]:
+    """Compares their vocabularies before any weights are read.
+
+    Raises UsageError for a draft of a draft with other tokens.
+    """
+    drafts: list[Prepared] = []
     for name in options.drafts:
         draft = prepare(Source(name, progress), options.draft_runtime, options, progress)
-        require_same_vocabulary(
-            above.text.tokenizer.vocabulary(),
-            draft.text.tokenizer.vocabulary(),
-            above.name,
-            draft.name,
-        )
+        if drafts:
+            above = drafts[-1]
+            require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)
+        drafts.append(draft)
+    if drafts:
+        memory = forecast(target, drafts, options)
+        if memory is not None:
+            progress(f"Loading {memory}", 0.0)
+            if memory.warning:
+                _log.warning("%s", memory.warning)
+    return drafts
+
+
+def _open_drafts(
+    target: Prepared, drafts: Sequence[Prepared], options: LoadOptions
+) -> Iterator[Draft]:
+    above = target
+    for draft in drafts:
+        translated: Callable[[Drafter], Drafter] | None = None
+        vocab_size = above.config.vocab_size
+        if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
+            _log.info("%s has other tokens than %s: its text is read", draft.name, above.name)
+            codecs = above.text.tokenizer, draft.text.tokenizer
+            translated = partial(RetokenizedDrafter, target=codecs[0], draft=codecs[1])
+            vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
         costs = measure_rows(model)
-        level = partial(level_of, model, costs)
         width = costs.widest_free() if model.capabilities.trees else 1
-        yield Draft(model, above.config.vocab_size, costs.at(1), level, width)
+        level = partial(level_of, model, costs)
+        yield Draft(model, vocab_size, costs.at(1), level, width, translated)
         above = draft
 
 

@@ -92,6 +92,9 @@ class Stats:
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
     plain_per_second: float | None = None
+    draft_characters: int = 0  # of verified guesses of a draft with other tokens
+    draft_characters_accepted: int = 0
+    staleness: str | None = None  # of the draft: one line, where it has got worse
 
     def observe(self, round_stats: RoundStats) -> None:
         self.rounds += 1
@@ -149,6 +152,8 @@ class Stats:
             "acceptance_rate": self.acceptance_rate,
             "mean_accepted_length": self.mean_accepted_length,
             "acceptance_histogram": histogram,
+            "draft_characters": self.draft_characters,
+            "draft_characters_accepted": self.draft_characters_accepted,
             "drafters": {name: counts._asdict() for name, counts in self.drafters.items()},
             "rounds": self.rounds,
             "plain_rounds": self.plain_rounds,
@@ -159,4 +164,5 @@ class Stats:
             "near_ties": self.near_ties,
             "plain_per_second": self.plain_per_second,
             "speedup": self.speedup,
+            "staleness": self.staleness,
         }

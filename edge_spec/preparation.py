@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ class Prepared:
     source: Any  # what the runtime's `open` takes
     config: ModelConfig
     text: TextFormat
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Token -> id."""
+        return self.text.tokenizer.vocabulary()
 
     def open(self, options: RuntimeOptions) -> Model:
         return self.runtime.open(self.source, options)

@@ -281,13 +281,13 @@ def _generator(seed: int, purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], np.uint64)))
 
 
-def _exponential(key: int, tokens: np.ndarray) -> np.ndarray:
+def _exponential(key: int | np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """[tokens] float64 exponential numbers: SplitMix64 (Steele et al. 2014) from `key`, of which
-    token i has the i-th output."""
+    token i has the i-th output. Several keys, [keys, 1] uint64, make [keys, tokens]."""
     bits = tokens.astype(np.uint64)
     bits += np.uint64(1)
     bits *= np.uint64(0x9E3779B97F4A7C15)
-    bits = bits + np.uint64(key)
+    bits = bits + np.asarray(key, np.uint64)
     shifted = np.empty_like(bits)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +26,7 @@ _CONTEXT = 64  # tokens before the window, which the parts do not read themselve
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
 _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
 _NO_INFLUENCE = 1e-6
+_TIMED = 5  # passes
 _FLIPPED = 2  # sublayers that a new try changes
 _LONGEST = 8  # guesses of a round, in forecasts
 
@@ -76,6 +79,10 @@ class Judge:
         self.num_layers = model.config.num_layers
         with ExitStack() as opened:
             self._windows = [_Window(model, text, opened) for text in texts]
+            everything = frozenset(range(2 * self.num_layers))
+            # What stands around the layers, the head above all, is in every part.
+            self._around_s = self._windows[0].step_s(everything)
+            self._layers_s = max(0.0, self._windows[0].step_s(frozenset()) - self._around_s)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Judge:
@@ -95,10 +102,9 @@ class Judge:
 
     def skip(self, skipped: frozenset[int]) -> ChosenPart:
         agreement = float(np.mean([window.agreement(skipped) for window in self._windows]))
-        # The head and what stands around the layers take about as long as one layer.
-        kept = 2 * self.num_layers - len(skipped)
-        cost = (kept + 2) / (2 * self.num_layers + 2)
-        step_s = cost * self._costs.at(1)
+        kept = 1 - len(skipped) / (2 * self.num_layers)
+        step_s = self._around_s + kept * self._layers_s
+        cost = step_s / self._costs.at(1)
         forecast = max(
             forecast_speedup([agreement] * count, self._costs, count * step_s)
             for count in range(1, _LONGEST + 1)
@@ -129,6 +135,17 @@ class _Window:
     def agreement(self, skipped: frozenset[int]) -> float:
         self._part.skipped = skipped
         return float((self._choices(self._part) == self._right).mean())
+
+    def step_s(self, skipped: frozenset[int]) -> float:
+        """Seconds of a pass over one row, median."""
+        self._part.skipped = skipped
+        seconds = []
+        for _ in range(_TIMED + 1):
+            self._part.rollback(self._length)
+            start = time.perf_counter()
+            self._part.forward(TokenTree.chain(self._tokens[0]))
+            seconds.append(time.perf_counter() - start)
+        return median(seconds[1:])
 
     def _choices(self, session: Session) -> np.ndarray:
         """[window]: the likeliest token after each."""
@@ -191,7 +208,9 @@ def best_nested(judge: Judge) -> ChosenPart:
     return max((judge.skip(frozenset(order[:count])) for count in sorted(counts)), key=_worth)
 
 
-def optimized(judge: Judge, start: ChosenPart, trials: int, told: Callable[[int], None]) -> ChosenPart:
+def optimized(
+    judge: Judge, start: ChosenPart, trials: int, told: Callable[[int], None]
+) -> ChosenPart:
     """Bayesian optimisation of the set from `start` on, as in Draft & Verify (Zhang et al. 2023,
     section 3.2), by a tree-structured Parzen estimator; told: after each trial, how many there were.
 

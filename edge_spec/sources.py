@@ -13,7 +13,7 @@ from edge_spec.model import ExportOptions, Progress
 from edge_spec.storage import cache_directory
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
-EXPORT_VERSION = 2
+EXPORT_VERSION = 3
 
 
 @dataclass(frozen=True)

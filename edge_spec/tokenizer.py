@@ -89,7 +89,11 @@ class TextStream:
 
     def push(self, token: int) -> str:
         self._ids.append(token)
-        piece = self._stream.step(self._tokenizer, token) or ""
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # bytes that turn out to be no character change the text before them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = self.finish()
         self._num_characters += len(piece)
         return piece
 

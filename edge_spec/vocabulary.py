@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from edge_spec.errors import UsageError
 
@@ -31,13 +32,39 @@ class Vocabulary:
         return cls(digest, max(tokens.values(), default=-1) + 1)
 
 
+def same_vocabulary(target: Mapping[str, int], draft: Mapping[str, int]) -> bool:
+    """target, draft: token -> id. Ids that only one of them has, and padding, may differ."""
+    return _compare(target, draft).is_same
+
+
 def require_same_vocabulary(
     target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
 ) -> None:
-    """target, draft: token -> id. Ids that only one of them has, and padding, may differ.
+    """Raises UsageError that lists the first differences, unless `same_vocabulary`."""
+    num_shared, different = compared = _compare(target, draft)
+    if compared.is_same:
+        return
+    shown = "; ".join(
+        f"{id} is {reprlib.repr(token)} and {reprlib.repr(other)}"
+        for id, token, other in islice(different, _SHOWN)
+    )
+    raise UsageError(
+        f"the draft {draft_name} has another vocabulary than {target_name}: {len(different)} of "
+        f"{num_shared} tokens differ ({shown})",
+        remedy="Choose a draft of the same family.",
+    )
 
-    Raises UsageError that lists the first differences.
-    """
+
+class _Compared(NamedTuple):
+    num_shared: int  # ids that both have
+    different: list[tuple[int, str, str]]  # id, the target's token, the draft's
+
+    @property
+    def is_same(self) -> bool:
+        return self.num_shared > 0 and not self.different
+
+
+def _compare(target: Mapping[str, int], draft: Mapping[str, int]) -> _Compared:
     of_target = {id: token for token, id in target.items()}
     of_draft = {id: token for token, id in draft.items()}
     different = [
@@ -46,15 +73,4 @@ def require_same_vocabulary(
         if of_draft.get(id, token) != token
         and not (_PADDING.fullmatch(token) or _PADDING.fullmatch(of_draft[id]))
     ]
-    shared = len(of_target.keys() & of_draft.keys())
-    if shared and not different:
-        return
-    shown = "; ".join(
-        f"{id} is {reprlib.repr(token)} and {reprlib.repr(other)}"
-        for id, token, other in islice(different, _SHOWN)
-    )
-    raise UsageError(
-        f"the draft {draft_name} has another vocabulary than {target_name}: {len(different)} of "
-        f"{shared} tokens differ ({shown})",
-        remedy="Choose a draft of the same family; drafting across tokenizers is not there yet.",
-    )
+    return _Compared(len(of_target.keys() & of_draft.keys()), different)

@@ -79,11 +79,16 @@ class Chat:
                 f"accepted {stats.draft_n_accepted} of {stats.draft_n} guesses "
                 f"({stats.acceptance_rate:.0%}), {stats.mean_accepted_length:.2f} tokens a round"
             )
+        if stats.draft_characters:
+            share = stats.draft_characters_accepted / stats.draft_characters
+            lines[-1] += f"; {share:.0%} of their characters"
         if len(stats.drafters) > 1:
             lines += [
                 f"  {name}: {counts.draft_n_accepted} of {counts.draft_n}"
                 for name, counts in stats.drafters.items()
             ]
+        if stats.staleness is not None:
+            lines.append(stats.staleness)
         reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
         if reasons:
             lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")

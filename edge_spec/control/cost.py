@@ -19,16 +19,18 @@ WIDTHS = (1, 2, 4, 8)
 _REPETITIONS = 3
 _PROMPT_TOKENS = 16
 _DRIFT_WEIGHT = 1 / 16  # of one pass, in how much slower the machine has become
-_MAX_DRIFT = 4.0  # of one pass: beyond it something else was going on
+_MAX_DRIFT = 2.0  # of one pass: beyond it something else was going on
+_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 
 
 class RowCosts:
     """The seconds that one pass of a session takes, by its rows.
 
     Between the measured widths it is interpolated, since steps are real; beyond them each row adds
-    what the last ones added. A mixture of experts is different: its rows share experts, so the
-    time follows the number of experts that they touch (`experts_touched`). Passes that are
-    observed later correct all widths by one factor, for a longer context or a busier machine.
+    what the last ones added, or nothing where these were measured faster. A mixture of experts is
+    different: its rows share experts, so the time follows the number of experts that they touch
+    (`experts_touched`). Passes that are observed later correct all widths by one factor, for a
+    longer context or a busier machine.
     """
 
     def __init__(
@@ -67,7 +69,10 @@ class RowCosts:
         right = min(max(bisect_left(self._rows, rows), 1), len(self._rows) - 1)
         low, high = (self._experts(self._rows[i]) for i in (right - 1, right))
         share = (self._experts(rows) - low) / (high - low)
-        return self._seconds[right - 1] * (1 - share) + self._seconds[right] * share
+        more_s = self._seconds[right] - self._seconds[right - 1]
+        if share > 1:
+            return self._seconds[right] + max(0.0, more_s) * (share - 1)
+        return self._seconds[right - 1] + more_s * share
 
 
 def measure_rows(
@@ -96,7 +101,7 @@ def measure_rows(
                     seconds[width].append(clock() - start)
     finally:
         session.close()
-    medians = {width: median(times) for width, times in seconds.items()}
+    medians = {width: max(_LEAST_S, median(times)) for width, times in seconds.items()}
     return costs_of(config, medians)
 
 
@@ -107,13 +112,15 @@ def costs_of(config: ModelConfig, seconds: Mapping[int, float]) -> RowCosts:
 def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:
     """How many of a layer's experts `rows` tokens are expected to need, `experts_used` each, if
     they choose independently. Real texts choose alike more often: it is an upper bound then."""
-    return num_experts * (1 - (1 - experts_used / num_experts) ** rows)
+    untouched: float = (1 - experts_used / num_experts) ** rows
+    return num_experts * (1 - untouched)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
     """Of one round, the target's own token included; acceptance: of each guess of a chain, given
     that the one before it was accepted (Leviathan et al. 2023, equation 1, where all are equal)."""
-    return 1 + sum(accumulate(acceptance, mul))
+    accepted: float = sum(accumulate(acceptance, mul))
+    return 1 + accepted
 
 
 def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: float) -> float:

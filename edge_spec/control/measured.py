@@ -19,6 +19,9 @@ _TRIAL_ROUNDS = 8  # of a drafter, before it is judged
 _SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
 _DEEPEST = 8  # levels of it
 _FIRST_REST, _LONGEST_REST = 32, 1024  # rounds
+_REST_PER_LOSS = 40  # rounds of rest for each plain step that a trial has lost: 2.5 % of the time
+_NOISE = 0.02  # by which rounds may be slower than plain ones before their drafter rests
+_OUTLIER = 4.0  # times the usual time of a guess, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
 
@@ -28,20 +31,24 @@ def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
 
 
 class Account:
-    """What one drafter has won and taken lately, and whether it rests."""
+    """What one drafter has won and taken lately, and whether it rests.
+
+    The first round after a rest is not judged, nor is it measured what a guess took: the drafter
+    had a text to catch up with. guess_s: seconds a guess, where that is known.
+    """
 
     def __init__(self, guess_s: float | None) -> None:
         self._guess_s = guess_s
         self.resting = 0  # rounds left
         self._rest = _FIRST_REST
-        self._rounds = 0
+        self._rounds = -1  # judged
         self._seconds = 0.0
         self._tokens = 0.0
+        self._lost_s = 0.0  # since it was last faster than plain steps
 
     @property
-    def token_s(self) -> float | None:
-        """Seconds a token in its rounds; None before it has had enough of them."""
-        return self._seconds / self._tokens if self._rounds >= _TRIAL_ROUNDS else None
+    def measured(self) -> bool:
+        return self._guess_s is not None
 
     @property
     def guess_s(self) -> float:
@@ -49,24 +56,34 @@ class Account:
         return self._guess_s or 0.0
 
     def drafted(self, guesses: int, seconds: float) -> None:
-        if guesses:
-            now = seconds / guesses
-            known = now if self._guess_s is None else self._guess_s
-            self._guess_s = _MEMORY * known + (1 - _MEMORY) * now
+        if not guesses or self._rounds < 0:
+            return
+        now = seconds / guesses
+        known = now if self._guess_s is None else self._guess_s
+        self._guess_s = _MEMORY * known + (1 - _MEMORY) * min(now, _OUTLIER * known)
 
-    def observe(self, seconds: float, tokens: int) -> None:
+    def observe(self, seconds: float, tokens: int, plain_s: float) -> None:
+        """plain_s: seconds of a plain round. Logs nothing; `resting` tells what came of it."""
         self._rounds += 1
+        self._lost_s = max(0.0, self._lost_s + seconds - tokens * plain_s)
+        if not self._rounds:
+            return
         self._seconds = _MEMORY * self._seconds + seconds
         self._tokens = _MEMORY * self._tokens + tokens
+        if self._rounds < _TRIAL_ROUNDS:
+            return
+        if self._seconds > (1 + _NOISE) * self._tokens * plain_s:
+            self.rest(plain_s)
+        elif self._seconds < self._tokens * plain_s:
+            self._rest, self._lost_s = _FIRST_REST, 0.0
 
-    def rest(self) -> None:
-        """Twice as long each time, since a text may change; then it is tried again."""
-        self.resting = self._rest
+    def rest(self, plain_s: float) -> None:
+        """Twice as long each time, or as long as it takes to win back what was lost, since a text
+        may change; then it is tried again, and measured anew."""
+        self.resting = max(self._rest, round(_REST_PER_LOSS * self._lost_s / plain_s))
         self._rest = min(2 * self._rest, _LONGEST_REST)
-        self._rounds, self._seconds, self._tokens = 0, 0.0, 0.0
-
-    def succeed(self) -> None:
-        self._rest = _FIRST_REST
+        self._rounds, self._seconds, self._tokens, self._lost_s = -1, 0.0, 0.0, 0.0
+        self._guess_s = None
 
 
 class MeasuredPolicy:
@@ -92,7 +109,8 @@ class MeasuredPolicy:
         self._clock = clock
         self._guess_s = guess_s
         self._accounts: dict[str, Account] = {}
-        self._asked: list[str] = []
+        self._asked: dict[str, float] = {}  # seconds of those that were asked in this round
+        self._chosen: str | None = None
         self._seconds = costs.at(1)
         self._tokens = 1.0
         self._best: tuple[int, ...] = ()
@@ -100,59 +118,76 @@ class MeasuredPolicy:
         self._around_s = 0.0  # of a round, outside drafting and the pass
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
-        self._asked = []
+        self._asked, self._chosen = {}, None
         limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
         if not drafters:
             return Plan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
             return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
         reason = PlainReason.NO_CANDIDATE
-        row_s, token_s = self.costs.slope, self._seconds / self._tokens
         for drafter in drafters:
             account = self._account(drafter)
             if account.resting:
                 account.resting -= 1
                 reason = PlainReason.COOLDOWN
                 continue
-            worth = (row_s + account.guess_s) / token_s
+            worth = self._worth(account.guess_s)
             if worth >= 1:
-                self._send_to_rest(drafter, account, worth)
+                _log.info("%s rests: a guess costs %.2f of a token's time", drafter.name, worth)
+                account.rest(self._plain_s)
                 reason = PlainReason.BELOW_BREAK_EVEN
                 continue
-            limits = replace(limits, min_reach=worth, shape=self._shape(drafter, limits))
-            start = self._clock()
-            tree = drafter.propose(pending, limits)
-            account.drafted(len(tree) - 1, self._clock() - start)
-            self._asked.append(drafter.name)
-            plan = cut(tree, limits, min_reach=row_s / token_s)
+            tree = self._ask(drafter, pending, limits, worth)
+            plan = cut(tree, limits, min_reach=self._worth(0.0))
             if plan is not None:
-                self._asked = [drafter.name]
+                self._chosen = drafter.name
                 return plan
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
         return Plan(TokenTree.chain(pending), reason)
 
     def wants(self, drafter: Drafter) -> bool:
-        return not self._account(drafter).resting
+        account = self._account(drafter)
+        return not account.resting and self._worth(account.guess_s) < 1
 
     def observe(self, round_stats: RoundStats) -> None:
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
         self._seconds = _MEMORY * self._seconds + round_stats.total_s
         self._tokens = _MEMORY * self._tokens + round_stats.num_tokens
-        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
+        rest_s = round_stats.total_s - round_stats.draft_s  # what drafters learn costs them anyway
+        around_s = rest_s - round_stats.forward_s
         self._around_s = _MEMORY * self._around_s + (1 - _MEMORY) * around_s
-        plain_s = self.costs.at(1) + self._around_s
-        for name in self._asked:
+        for name, draft_s in self._asked.items():
             account = self._accounts[name]
-            account.observe(round_stats.total_s, round_stats.num_tokens)
-            token_s = account.token_s
-            if token_s is None:
-                continue
-            if token_s > plain_s:
-                _log.info("%s rests: %.2f times the time of plain steps", name, token_s / plain_s)
-                account.rest()
-            else:
-                account.succeed()
+            if self._chosen in (None, name):
+                account.observe(rest_s + draft_s, round_stats.num_tokens, self._plain_s)
+            else:  # it has cost its time, and another one has guessed
+                account.observe(self._plain_s + draft_s, 1, self._plain_s)
+            if account.resting:
+                _log.info("%s rests: its rounds were slower than plain steps", name)
+
+    @property
+    def _plain_s(self) -> float:
+        """Of a plain round."""
+        return self.costs.at(1) + self._around_s
+
+    def _worth(self, guess_s: float) -> float:
+        """How likely a guess has to be: what it and its row cost, over the time of a token."""
+        token_s = min(self._seconds / self._tokens, self._plain_s)
+        return (self.costs.slope + guess_s) / token_s
+
+    def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
+        """For one guess where it is not known what that takes."""
+        account = self._account(drafter)
+        if account.measured:
+            limits = replace(limits, min_reach=worth, shape=self._shape(drafter, limits))
+        else:
+            limits = replace(limits, num_draft_tokens=1, min_reach=worth)
+        start = self._clock()
+        tree = drafter.propose(pending, limits)
+        self._asked[drafter.name] = self._clock() - start
+        account.drafted(len(tree) - 1, self._asked[drafter.name])
+        return tree
 
     def _account(self, drafter: Drafter) -> Account:
         if drafter.name not in self._accounts:
@@ -165,15 +200,9 @@ class MeasuredPolicy:
         if not acceptance:
             return ()
         if self._shape_age % _SHAPE_ROUNDS == 0:
-            pass_s = self._guess_s.get(drafter.name, 0.0)
+            pass_s = self._guess_s.get(drafter.name, self._account(drafter).guess_s)
             depth = min(limits.num_draft_tokens, _DEEPEST)
             self._best = best_shape(acceptance, self.costs, pass_s, limits.num_rows, depth)
         self._shape_age += 1
         fits = len(self._best) <= limits.num_rows
         return self._best if fits and len(self._best) > 1 else ()
-
-    def _send_to_rest(self, drafter: Drafter, account: Account, worth: float) -> None:
-        _log.info(
-            "%s rests: a guess and its row cost %.2f of the time of a token", drafter.name, worth
-        )
-        account.rest()

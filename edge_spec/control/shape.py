@@ -44,7 +44,8 @@ class _Gain:
 
     def unfold(self, rows: int, depth: int, root: int, parents: list[int]) -> None:
         """Appends the rows of that tree below the row `root`, its children first."""
-        left, sizes = rows - 1, []
+        left = rows - 1
+        sizes: list[int] = []
         while depth and left and len(sizes) < len(self._acceptance):
             size = self._forest(left, depth, len(sizes))[1]
             if not size:

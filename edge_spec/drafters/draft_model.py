@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.draft_tree import Draw, Path, grow_levels, sample_shape
+from edge_spec.drafters.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
 from edge_spec.drafters.growth import Growth, Guess, grow, nothing
 from edge_spec.drafters.in_step import InStep
 from edge_spec.drafters.level import Level, NoLevel
-from edge_spec.drafters.protocol import Budget, Tentative
+from edge_spec.drafters.protocol import Budget, Drafter, Tentative
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Purpose, Sampler, SamplingParams
 from edge_spec.tree import TokenTree, Verdict
@@ -39,12 +39,13 @@ _MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict
 _FIRST, _OTHER, _SAMPLED, _SIBLING = range(4)
 _SIBLING_PRIORS = (0.75, 0.12, 0.05, 0.02)  # of the first, second, ... sampled child of a row
 _PRIORS = [*_MIDDLES, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES), *_SIBLING_PRIORS]
+_SIBLING_KINDS = range(_SIBLING * len(_MIDDLES), len(_PRIORS))
 
 
 class _Guess(NamedTuple):
     token: int
     kind: int
-    draft_probs: np.ndarray | None  # [vocab] of the target, where it was sampled
+    draft_probs: np.ndarray | None  # [vocab of the target], where it was sampled
 
 
 class DraftModelDrafter:
@@ -93,6 +94,7 @@ class DraftModelDrafter:
         if len(prompt) <= self._text.context_length:  # otherwise it never guesses
             self._text.begin(self._readable(prompt))
             self._text.catch_up()
+            self._level.prepare(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
@@ -121,13 +123,12 @@ class DraftModelDrafter:
     def sibling_acceptance(self) -> Sequence[float]:
         if not (self._sampled and self._trees):
             return ()
-        kinds = range(_SIBLING * len(_MIDDLES), len(_PRIORS))
-        return [self._acceptance.estimate(kind) for kind in kinds]
+        return [self._acceptance.estimate(kind) for kind in _SIBLING_KINDS]
 
     def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text.guess(self._readable(verdict.tokens))
-        self._level.learn(tree, out.logits, verdict.tokens)
+        self._level.assume(tree, out, verdict)
 
     def retract(self, keep: int) -> None:
         self._text.retract(keep)
@@ -140,6 +141,7 @@ class DraftModelDrafter:
         reach = 1.0
         while len(guesses) < count and reach >= min_reach:
             ahead = self._level.propose(self._text.last, count - len(guesses) - 1)
+            ahead = self._readable_rows(ahead)
             logits = self._text.score(ahead)
             path = self._text.guesses
             row: int | None = 0
@@ -162,12 +164,12 @@ class DraftModelDrafter:
         return Growth(tree, (None, *(each.kind for each in guesses)))
 
     def _choose(self, logits: np.ndarray, path: Sequence[int]) -> _Guess:
-        logits = logits[: self._vocab_size]
+        logits = self._fitted(logits)
         if self._sampled:
             probs = self._sampler.probs(logits, path)
             token = self._sampler.draw(probs, Purpose.DRAFT)
             kind = _kind(_SAMPLED, float(probs.max()))
-            return _Guess(token, kind, self._padded(probs))
+            return _Guess(token, kind, probs)
         preference = self._sampler.preference(logits, path)
         token = int(preference.argmax())
         return _Guess(token, _kind(_FIRST, preference[token] / preference.sum()), None)
@@ -175,22 +177,15 @@ class DraftModelDrafter:
     def _tree(self, pending: int, budget: Budget) -> Growth:
         """Row after row, the likeliest first, or level after level where a pass of several rows
         costs no more; sampled ones in the shape that is asked for."""
+        reader = Reader(self._text.score, self._width, self._text.max_rows)
         if self._sampled:
-            kind = _SIBLING * len(_MIDDLES)
-            return sample_shape(
-                self.name, pending, budget.shape, self._acceptance, kind, self._text.score, self._draw
-            )
+            return sample_shape(self.name, pending, budget, self._acceptance, reader, self._draw)
         if self._width > 1:
             return grow_levels(
-                self.name,
-                pending,
-                budget,
-                self._width,
-                self._acceptance,
-                self._text.score,
-                self._likeliest,
+                self.name, pending, budget, self._acceptance, reader, self._likeliest
             )
-        return grow(self.name, pending, budget, self._acceptance, (), self._expand)
+        root: Path = ()
+        return grow(self.name, pending, budget, self._acceptance, root, self._expand)
 
     def _expand(self, path: Path) -> list[Guess[Path]]:
         """What may follow the text and these guesses, by a pass of one row where the row before
@@ -202,8 +197,8 @@ class DraftModelDrafter:
         return self._likeliest(logits, path)
 
     def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
-        preference = self._sampler.preference(logits[: self._vocab_size], path)
-        count = min(_SIBLINGS, np.count_nonzero(preference))
+        preference = self._sampler.preference(self._fitted(logits), path)
+        count = min(_SIBLINGS, int(np.count_nonzero(preference)))
         likeliest = np.argpartition(preference, -count)[-count:]
         likeliest = likeliest[preference[likeliest].argsort(kind="stable")[::-1]]
         shares = preference[likeliest] / preference.sum()
@@ -213,19 +208,28 @@ class DraftModelDrafter:
         ]
 
     def _draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
-        probs = self._padded(self._sampler.probs(logits[: self._vocab_size], path))
+        probs = self._sampler.probs(self._fitted(logits), path)
         left, tokens = probs.copy(), []
-        for _ in range(min(count, np.count_nonzero(probs))):
+        for _ in range(min(count, int(np.count_nonzero(probs)))):
             tokens.append(self._sampler.draw(left, Purpose.DRAFT))
             left[tokens[-1]] = 0
-        return Draw(tokens, probs)
+        return Draw(tokens, _SIBLING_KINDS[: len(tokens)], probs)
 
-    def _padded(self, probs: np.ndarray) -> np.ndarray:
-        missing = self._target_vocab - len(probs)
-        return np.pad(probs, (0, missing)) if missing else probs
+    def _fitted(self, logits: np.ndarray) -> np.ndarray:
+        """[vocab of the target]: what the draft does not know cannot be next. Raises ValueError
+        for logits that no choice can be made by."""
+        logits = logits[: self._vocab_size]
+        if not np.isfinite(logits.max()):  # NaN, where any of them is
+            raise ValueError("logits that are not finite")
+        missing = self._target_vocab - len(logits)
+        return np.pad(logits, (0, missing), constant_values=-np.inf) if missing else logits
 
     def _readable(self, tokens: Sequence[int]) -> list[int]:
         return [token if token < self._vocab_size else 0 for token in tokens]
+
+    def _readable_rows(self, chain: TokenTree) -> TokenTree:
+        unknown = np.flatnonzero(chain.tokens >= self._vocab_size)
+        return chain.first_rows(int(unknown[0])) if len(unknown) else chain
 
 
 class Draft:
@@ -233,7 +237,8 @@ class Draft:
 
     vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
     level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
-    in one pass.
+    in one pass. translated: makes a drafter whose guesses the target can read, where the draft has
+    other tokens.
     """
 
     def __init__(
@@ -243,18 +248,24 @@ class Draft:
         step_s: float = 0.0,
         level: Callable[[Sequence[Tentative]], Level] | None = None,
         width: int = 1,
+        translated: Callable[[Drafter], Drafter] | None = None,
     ) -> None:
         self.model = model
         self.step_s = step_s
         self._vocab_size = vocab_size
         self._level = level
         self._width = width
+        self._translated = translated
         self._session = model.open_session()
 
-    def make_drafter(
-        self, below: Sequence[Tentative] = (), name: str = "draft-model"
-    ) -> DraftModelDrafter:
+    def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
         """Takes over the session from the drafter made before. below: guess for the draft."""
+        if self._translated is not None:
+            return self._translated(self.make_level(below, name))
+        return self.make_level(below, name)
+
+    def make_level(self, below: Sequence[Tentative], name: str) -> DraftModelDrafter:
+        """One that a level above reads, in the draft's own tokens."""
         level = self._level(below) if self._level and below else None
         return DraftModelDrafter(
             self.model, self._session, self._vocab_size, level, width=self._width, name=name

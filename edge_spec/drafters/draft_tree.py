@@ -53,7 +53,8 @@ class Rows:
             np.ones(len(self.tokens), np.float32),
         ).only(rows)
 
-    def grown(self, drafter: str, sampled: bool = False) -> Growth:
+    def grown(self, drafter: str, num_rows: int, sampled: bool = False) -> Growth:
+        """The `num_rows` rows that are most likely to be reached and right."""
         tree = TokenTree(
             np.array(self.tokens, np.int32),
             np.array(self.parents, np.int32),
@@ -62,79 +63,105 @@ class Rows:
             proposed_by=("", *(drafter,) * (len(self.tokens) - 1)),
             siblings=Siblings.WITHOUT_REPLACEMENT,
         )
-        return Growth(tree, self.kinds)
+        # Stable, and no row is likelier than its parent: parents come before their children.
+        best = sorted(np.argsort(-np.array(self.reach), kind="stable")[:num_rows].tolist())
+        return Growth(tree.only(best), [self.kinds[row] for row in best])
+
+
+class Reader(NamedTuple):
+    """How the draft reads a tree. max_rows: of one pass; width: those of one level."""
+
+    score: Score
+    width: int
+    max_rows: int
 
 
 def grow_levels(
     drafter: str,
     pending: int,
     budget: Budget,
-    width: int,
     acceptance: LearntAcceptance,
-    score: Score,
+    reader: Reader,
     expand: Callable[[np.ndarray, Path], list[Guess[Path]]],
 ) -> Growth:
-    """At each level the `width` likeliest rows of the level before it are written on (Li et al.
-    2024, EAGLE-2: expand); which of all rows are verified is for the policy to say (rerank)."""
+    """At each level the likeliest rows of the level before it are written on (Li et al. 2024,
+    EAGLE-2: expand), and the likeliest of all rows are proposed (rerank).
+
+    expand: what may follow a row by its logits, the likeliest first."""
     rows = Rows(pending)
     read: list[int] = []
     level = [0]
     for _ in range(budget.num_draft_tokens):
+        width = min(reader.width, reader.max_rows - len(read))
         level = sorted(level, key=lambda row: -rows.reach[row])[:width]
         level = sorted(row for row in level if rows.reach[row] >= budget.min_reach)
         if not level:
             break
         read = sorted([*read, *level])
-        logits = score(rows.only(read))
+        logits = reader.score(rows.only(read))
         below: list[int] = []
         for row in level:
+            left = 1.0  # siblings exclude each other
             for guess in expand(logits[read.index(row)], rows.path(row)):
-                chance = acceptance.estimate(guess.kind)
+                chance = min(acceptance.estimate(guess.kind), left)
+                left -= chance
                 below.append(rows.add(row, guess.token, guess.kind, chance))
                 if rows.reach[below[-1]] < budget.min_reach:
                     break  # one to learn from is enough
         level = below
-    return rows.grown(drafter)
+    return rows.grown(drafter, budget.num_rows)
 
 
 class Draw(NamedTuple):
     """Tokens sampled without replacement, in their order, and what the first was sampled from."""
 
     tokens: list[int]
+    kinds: Sequence[int]  # of guess
     probs: np.ndarray  # [vocab]
 
 
 def sample_shape(
     drafter: str,
     pending: int,
-    shape: Sequence[int],
+    budget: Budget,
     acceptance: LearntAcceptance,
-    first_kind: int,
-    score: Score,
+    reader: Reader,
     draw: Callable[[np.ndarray, Path, int], Draw],
 ) -> Growth:
-    """Fills a static tree with samples. shape: parents of its rows, siblings in their order;
-    first_kind: the kind of a first child, those of others follow it.
+    """Fills the budget's shape, as far as it fits, with samples.
 
     Where a distribution has fewer tokens than the shape has children, the others and what is
     below them are left out.
     """
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(shape):
-        children.setdefault(parent, []).append(node)
+    children = _fitting(budget, reader.max_rows)
     rows = Rows(pending)
     read: list[int] = []
     level = {0: 0}  # node of the shape -> row
     while True:
         inner = {node: row for node, row in level.items() if node in children}
         if not inner:
-            return rows.grown(drafter, sampled=True)
+            return rows.grown(drafter, budget.num_rows, sampled=True)
         read = sorted([*read, *inner.values()])
-        logits = score(rows.only(read))
+        logits = reader.score(rows.only(read))
         level = {}
         for node, row in inner.items():
             drawn = draw(logits[read.index(row)], rows.path(row), len(children[node]))
-            for rank, (child, token) in enumerate(zip(children[node], drawn.tokens, strict=False)):
-                kind = first_kind + rank
-                chance = acceptance.estimate(kind)
+            chance = 1.0
+            for child, token, kind in zip(children[node], drawn.tokens, drawn.kinds, strict=False):
+                # A sample counts only behind those before it, which a policy must not drop alone.
+                chance = min(chance, acceptance.estimate(kind))
                 level[child] = rows.add(row, token, kind, chance, drawn.probs)
+
+
+def _fitting(budget: Budget, max_read: int) -> dict[int, list[int]]:
+    """The children of each node of the budget's shape that has any, within the budget and
+    `max_read` nodes that have children."""
+    children: dict[int, list[int]] = {}
+    depths = {0: 0}
+    for node, parent in enumerate(budget.shape[1:], start=1):
+        fits = parent in children or len(children) < max_read
+        deep = depths.get(parent, budget.num_draft_tokens) >= budget.num_draft_tokens
+        if fits and not deep and len(depths) < budget.num_rows:
+            depths[node] = depths[parent] + 1
+            children.setdefault(parent, []).append(node)
+    return children

@@ -17,6 +17,7 @@ from edge_spec.drafters.protocol import (
     Keeping,
     Preparing,
 )
+from edge_spec.drafters.retokenized import RetokenizedDrafter, TextCounts
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
@@ -92,6 +93,13 @@ class GuardedDrafter:
                 self._drafter.close()
             except Exception as error:
                 self._drop(error)
+
+    @property
+    def text_counts(self) -> TextCounts:
+        """Of a draft with another tokenizer; zeros for others."""
+        if isinstance(self._drafter, RetokenizedDrafter):
+            return self._drafter.text_counts
+        return TextCounts()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Empty for a drafter that was dropped or keeps nothing."""

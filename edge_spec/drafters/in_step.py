@@ -68,6 +68,11 @@ class InStep:
         """How many rows fit the context behind all tokens but the last."""
         return self.context_length - len(self._tokens) + 1
 
+    @property
+    def max_rows(self) -> int:
+        """Of a tree that `score` takes now."""
+        return min(self.room, self._max_rows)
+
     def score(self, tree: TokenTree) -> np.ndarray:
         """[rows, vocab] logits of a tree whose row 0 holds the last token; valid until the next
         pass. Raises ContextFullError where it does not fit."""

@@ -17,6 +17,9 @@ class Level(Protocol):
 
     def choose_like(self, sampler: Sampler) -> None: ...
 
+    def prepare(self, prompt: Sequence[int]) -> None:
+        """Reads a prompt before `begin`."""
+
     def begin(self, prompt: Sequence[int]) -> None: ...
 
     def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
@@ -26,6 +29,9 @@ class Level(Protocol):
         """What the draft has written in place of the tree that was proposed last.
 
         logits: [rows, vocab] of the draft, valid during this call."""
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """The draft has taken over what another model has written."""
 
     def retract(self, keep: int) -> None:
         """The draft forgets all of its guesses but the first `keep`."""
@@ -39,12 +45,16 @@ class NoLevel:
 
     def choose_like(self, sampler: Sampler) -> None: ...
 
+    def prepare(self, prompt: Sequence[int]) -> None: ...
+
     def begin(self, prompt: Sequence[int]) -> None: ...
 
     def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
         return TokenTree.chain(last)
 
     def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None: ...
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
 
     def retract(self, keep: int) -> None: ...
 

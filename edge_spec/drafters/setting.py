@@ -100,7 +100,7 @@ def _cascade(setting: Setting, lowest: Sequence[Tentative], name: str) -> Drafte
         raise missing_draft(name)
     below = lowest
     for draft in reversed(setting.drafts[1:]):
-        below = [draft.make_drafter(below, name)]
+        below = [draft.make_level(below, name)]
     return setting.drafts[0].make_drafter(below, name)
 
 

@@ -86,7 +86,8 @@ def _k_seq(
     rho = _smallest_rho(p, q, k)
     for child in children:
         token = int(tree.tokens[child])
-        if sampler.uniform(Purpose.ACCEPTANCE) * rho * draft_probs[token] < target_probs[token]:
+        bound = target_probs[token] if draft_probs[token] > 0 else 0.0
+        if sampler.uniform(Purpose.ACCEPTANCE) * rho * draft_probs[token] < bound:
             return child, target_probs
     once = np.minimum(q, p / rho)
     beta = float(once.sum())

@@ -14,6 +14,7 @@ from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
+from edge_spec.exporters.onnx.partial import PARTIAL_FILE, partial_model
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
@@ -164,3 +165,5 @@ def _write_graph(
             lambda layer: progress("Converting the weights", (layer + 1) / num_layers)
         )
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
+    partial = partial_model(model, graph.sublayers, checkpoint.config)
+    (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())

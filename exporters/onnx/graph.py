@@ -26,16 +26,28 @@ step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from edge_spec.architecture import ModelConfig
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, Weights
 
 OPSET = 21
 IR_VERSION = 10
+EMBEDDED = "embedded"  # the residual stream before the first sublayer
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """An attention or an MLP: nodes that read a normed residual stream and add to it."""
+
+    nodes: slice  # of the graph's list
+    update: str  # what they add, [1, rows, hidden]
+    layer: int | None  # whose keys and values they write; None: an MLP's
 
 
 class GraphBuilder:
@@ -46,13 +58,15 @@ class GraphBuilder:
         self.nodes = nodes
         self.weights = weights
         self.checkpoint = checkpoint
+        self.sublayers: list[Sublayer] = []  # in the order they run in, filled by `build`
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config, nodes = self.config, self.nodes
         cos, sin = config.rope_tables(config.context_length)
         nodes.weights.add("rope_cos", cos)
         nodes.weights.add("rope_sin", sin)
-        residual = self.weights.embed("input_ids")
+        residual = EMBEDDED
+        self.weights.embed("input_ids", residual)
         normed = nodes.add(
             "SimplifiedLayerNormalization",
             [residual, self._vector("model.layers.0.input_layernorm.weight")],
@@ -62,17 +76,24 @@ class GraphBuilder:
         )
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
+            start = len(nodes.protos)
             attended = self._attention(normed, layer)
+            self._ends_sublayer(start, attended, layer)
             normed, residual = self._add_and_norm(
                 attended, residual, prefix + "post_attention_layernorm"
             )
+            start = len(nodes.protos)
             update = self._mlp(normed, prefix + "mlp.")
+            self._ends_sublayer(start, update, None)
             if layer + 1 < config.num_layers:
                 following = f"model.layers.{layer + 1}.input_layernorm"
                 normed, residual = self._add_and_norm(update, residual, following)
             on_layer(layer)
         self._scores(update, residual)
         return self._model()
+
+    def _ends_sublayer(self, start: int, update: str, layer: int | None) -> None:
+        self.sublayers.append(Sublayer(slice(start, len(self.nodes.protos)), update, layer))
 
     def _attention(self, x: str, layer: int) -> str:
         config, nodes = self.config, self.nodes
@@ -174,18 +195,18 @@ class GraphBuilder:
     def _model(self) -> ModelProto:
         config = self.config
         scored = [
-            _value("logits", TensorProto.FLOAT, ["scored", config.vocab_size]),
-            _value("hidden", TensorProto.FLOAT, ["scored", config.hidden_size]),
+            tensor("logits", TensorProto.FLOAT, ["scored", config.vocab_size]),
+            tensor("hidden", TensorProto.FLOAT, ["scored", config.hidden_size]),
         ]
         inputs = [
-            _value("input_ids", TensorProto.INT64, [1, "rows"]),
-            _value("attention_rows", TensorProto.INT64, ["attended"]),
-            _value("kept_rows", TensorProto.INT64, ["rows"]),
-            _value("position_ids", TensorProto.INT64, [1, "attended"]),
-            _value("attention_bias", TensorProto.FLOAT, [1, 1, "attended", "total"]),
-            _value("seqlens_k", TensorProto.INT32, [1]),
-            _value("total_sequence_length", TensorProto.INT32, []),
-            _value("logit_rows", TensorProto.INT64, ["scored"]),
+            tensor("input_ids", TensorProto.INT64, [1, "rows"]),
+            tensor("attention_rows", TensorProto.INT64, ["attended"]),
+            tensor("kept_rows", TensorProto.INT64, ["rows"]),
+            tensor("position_ids", TensorProto.INT64, [1, "attended"]),
+            tensor("attention_bias", TensorProto.FLOAT, [1, 1, "attended", "total"]),
+            tensor("seqlens_k", TensorProto.INT32, [1]),
+            tensor("total_sequence_length", TensorProto.INT32, []),
+            tensor("logit_rows", TensorProto.INT64, ["scored"]),
         ]
         graph = helper.make_graph(
             self.nodes.protos,
@@ -200,14 +221,18 @@ class GraphBuilder:
         )
 
     def _cache(self, when: str) -> list[ValueInfoProto]:
-        config = self.config
-        shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
+        shape = cache_shape(self.config)
         return [
-            _value(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
-            for layer in range(config.num_layers)
+            tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
+            for layer in range(self.config.num_layers)
             for part in ("key", "value")
         ]
 
 
-def _value(name: str, kind: int, shape: list[int | str]) -> ValueInfoProto:
+def cache_shape(config: ModelConfig) -> list[int | str]:
+    """Of the keys, or of the values, of one layer."""
+    return [1, config.num_kv_heads, "capacity", config.head_dim]
+
+
+def tensor(name: str, kind: int, shape: list[int | str]) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)

@@ -28,8 +28,8 @@ class Weights(Protocol):
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
 
-    def embed(self, ids: str) -> str:
-        """ids: [1, rows] -> [1, rows, hidden]."""
+    def embed(self, ids: str, output: str) -> None:
+        """ids: [1, rows] -> `output` [1, rows, hidden]."""
 
     def head(self, hidden: str, name: str, output: str) -> None:
         """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
@@ -56,15 +56,15 @@ class IntegerWeights:
             inputs.append(self._nodes.weights.add(biases[0], bias))
         return self._matmul(inputs, weight, names[0].removesuffix(".weight") + ".output")
 
-    def embed(self, ids: str) -> str:
+    def embed(self, ids: str, output: str) -> None:
         weight = self._read([EMBEDDING], 8, EMBEDDING_BLOCK)
         inputs = self._store(EMBEDDING, weight)
         flat = self._nodes.weights.add("embedding_shape", np.array([len(weight.packed), -1]))
         inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
-        return self._nodes.add(
+        self._nodes.add(
             "GatherBlockQuantized",
             [inputs[0], ids, *inputs[1:]],
-            "embedded",
+            output,
             domain=CONTRIB,
             bits=8,
             block_size=EMBEDDING_BLOCK,
@@ -130,10 +130,12 @@ class FloatWeights:
         bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
         return self._nodes.add("Add", [product, self._nodes.weights.add(biases[0], bias)], output)
 
-    def embed(self, ids: str) -> str:
+    def embed(self, ids: str, output: str) -> None:
         table = self._nodes.weights.add(EMBEDDING, self._read(EMBEDDING))
-        rows = self._nodes.add("Gather", [table, ids], "embedded_stored")
-        return self._widen(rows, "embedded")
+        if self._stored is np.float32:
+            self._nodes.add("Gather", [table, ids], output)
+        else:
+            self._widen(self._nodes.add("Gather", [table, ids], output + ".stored"), output)
 
     def head(self, hidden: str, name: str, output: str) -> None:
         self._nodes.add("Gemm", [hidden, self._add(name, self._read(name))], output, transB=1)

@@ -1,4 +1,7 @@
-"""The KV cache as one numpy block that onnxruntime reads and writes in place."""
+"""The KV cache as one numpy block that onnxruntime reads and writes in place.
+
+A target and the sessions that are a part of it share one.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,26 @@ class KvCache:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self.capacity = 0
+        self.generation = 0  # changes when the buffers move: what is bound to them is stale
+        self.last_writer: object | None = None
         self._block = self._allocate(0)
 
-    def reserve(self, needed: int, used: int) -> bool:
-        """Makes room for `needed` tokens, keeping the first `used`; True if buffers moved."""
+    def reserve(self, needed: int, used: int) -> None:
+        """Makes room for `needed` tokens, keeping the first `used`; the buffers may move."""
         if needed <= self.capacity:
-            return False
+            return
         steps = -(-needed // GROWTH_TOKENS)
-        # One more than the context, for the second row of a single one (session.MIN_ATTENDED).
+        # One more than the context, for the second row of a single one (passes.MIN_ATTENDED).
         self.capacity = min(steps * GROWTH_TOKENS, self._config.context_length + 1)
         grown = self._allocate(self.capacity)
         grown[..., :used, :] = self._block[..., :used, :]
         self._block = grown
-        return True
+        self.generation += 1
+
+    def clear(self) -> None:
+        self.capacity = 0
+        self._block = self._allocate(0)
+        self.generation += 1
 
     def bind(self, binding: onnxruntime.IOBinding) -> None:
         """Binds each buffer as both past and present."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.bundle import Bundle
@@ -11,18 +12,23 @@ from edge_spec.errors import BundleError, MissingDependencyError, UsageError
 from edge_spec.model import Capabilities, RuntimeOptions
 
 if TYPE_CHECKING:
+    from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.session import OrtSession
 
 GRAPH_FILE = "model.onnx"
+PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 
 
 class OrtModel:
-    """One InferenceSession; its sessions share the weights and the thread pool."""
+    """One InferenceSession, and a second one once a session opens a part of the model.
+
+    Sessions share the weights and the thread pool.
+    """
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
         options.require_only(OrtRuntime.name, "threads", "providers", "context_length")
         onnxruntime = _import_onnxruntime()
-        from edge_spec.runtimes.ort.session import MAX_ROWS
+        from edge_spec.runtimes.ort.passes import MAX_ROWS
 
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
@@ -34,26 +40,46 @@ class OrtModel:
         providers = _providers(options.providers, onnxruntime.get_available_providers())
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
+        # Threads that wait for work would slow down another model's, or this one's parts.
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
         if options.threads is not None:
             settings.intra_op_num_threads = options.threads
-        graph = bundle.file(GRAPH_FILE)
-        try:
-            self._inference: Any = onnxruntime.InferenceSession(
-                graph, settings, providers=providers
+        self._bundle = bundle
+        self._load = partial(
+            onnxruntime.InferenceSession, sess_options=settings, providers=providers
+        )
+        self._inference: Any = self._open(GRAPH_FILE)
+        self._partial: Any = None
+
+    def open_session(self) -> OrtSession:
+        from edge_spec.runtimes.ort.session import OrtSession
+
+        return OrtSession(self._inference, self.config, self._open_partial)
+
+    def close(self) -> None:
+        self._inference = self._partial = None
+
+    def _open_partial(self) -> Any:
+        """Loads it once. Raises UsageError where the bundle has none."""
+        if PARTIAL_FILE not in self._bundle.manifest.files:
+            raise UsageError(
+                f"{self._bundle.path} was exported without {PARTIAL_FILE}: the model cannot draft "
+                "for itself",
+                remedy="Export it again.",
             )
+        if self._partial is None:
+            self._partial = self._open(PARTIAL_FILE)
+        return self._partial
+
+    def _open(self, name: str) -> Any:
+        graph = self._bundle.file(name)
+        try:
+            return self._load(graph)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
                 remedy="Export the model again, or update onnxruntime.",
             ) from error
-
-    def open_session(self) -> OrtSession:
-        from edge_spec.runtimes.ort.session import OrtSession
-
-        return OrtSession(self._inference, self.config)
-
-    def close(self) -> None:
-        self._inference = None
 
 
 class OrtRuntime:
@@ -62,6 +88,13 @@ class OrtRuntime:
 
     def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel:
         return OrtModel(source, options)
+
+    def memory(
+        self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.ort.memory import bundle_memory
+
+        return bundle_memory(source, options, num_tokens)
 
 
 def _providers(wanted: Sequence[str], available: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ LAYERS = (
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
     {"cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"results", "generation", "engine"},
+    {"results", "pair_history", "generation", "engine"},
     {"loading", "placement", "preparation"},
     {"cli"},
 )

@@ -16,7 +16,9 @@ def round_stats(
     seconds: tuple[float, float, float] = (0.001, 0.004, 0.008),
 ) -> RoundStats:
     draft_s, forward_s, total_s = seconds
-    return RoundStats(drafted + 1, drafted, accepted, accepted + 1, reason, 1, draft_s, forward_s, total_s)
+    return RoundStats(
+        drafted + 1, drafted, accepted, accepted + 1, reason, 1, draft_s, forward_s, total_s
+    )
 
 
 def test_sums_and_rates_of_a_generation() -> None:
@@ -91,6 +93,7 @@ def test_statistics_are_json_under_the_fields_names() -> None:
         *("prompt_n", "cached_n", "prompt_ms", "ttft_ms"),
         *("predicted_n", "predicted_ms", "predicted_per_second"),
         *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
+        *("draft_characters", "draft_characters_accepted", "staleness"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
         *("draft_ms", "verify_ms", "overhead_ms", "near_ties", "plain_per_second", "speedup"),
     }

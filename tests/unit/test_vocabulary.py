@@ -7,7 +7,7 @@ import re
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.vocabulary import require_same_vocabulary
+from edge_spec.vocabulary import require_same_vocabulary, same_vocabulary
 
 WORDS = [f"word{id}" for id in range(20)]
 
@@ -17,12 +17,14 @@ def vocabulary(tokens: list[str]) -> dict[str, int]:
 
 
 def compare(target: list[str], draft: list[str]) -> None:
+    assert same_vocabulary(vocabulary(target), vocabulary(draft))
     require_same_vocabulary(vocabulary(target), vocabulary(draft), "big", "small")
 
 
 def refusal(target: list[str], draft: list[str]) -> str:
+    assert not same_vocabulary(vocabulary(target), vocabulary(draft))
     with pytest.raises(UsageError) as caught:
-        compare(target, draft)
+        require_same_vocabulary(vocabulary(target), vocabulary(draft), "big", "small")
     text = str(caught.value)
     assert "the draft small has another vocabulary than big" in text
     assert "\n" not in text
@@ -77,6 +79,22 @@ def test_the_same_tokens_in_another_order_differ() -> None:
 
 def test_shifted_ids_differ() -> None:
     assert "20 of 20" in refusal(WORDS, ["<s>", *WORDS])
+
+
+def test_two_ids_that_changed_places_differ() -> None:
+    assert "2 of 20" in refusal(WORDS, replaced(WORDS, {3: "word4", 4: "word3"}))
+
+
+def test_other_special_tokens_under_the_same_ids_differ() -> None:
+    target, draft = [*WORDS, "<|im_end|>"], [*WORDS, "</s>"]
+    assert "1 of 21 tokens differ (20 is '<|im_end|>' and '</s>')" in refusal(target, draft)
+    refusal(["<s>", *WORDS], ["<|begin_of_text|>", *WORDS])
+
+
+def test_a_draft_that_knows_only_the_first_tokens_is_the_same() -> None:
+    """As of a draft of the same family whose tokens were added later."""
+    compare(WORDS, WORDS[:3])
+    compare(WORDS[:3], [*WORDS, "<|new|>"])
 
 
 @pytest.mark.parametrize("letter", ["x", "\n", "\0", "\u2581", "\U0001f600", "\\"])

@@ -1,0 +1,71 @@
+"""How much memory a model takes, told before it is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from edge_spec.model import RuntimeOptions
+
+_STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that stay resident for one model with one session.
+
+    weights: with what the library copies of them; cache: of keys and values; work: buffers for
+    the widest passes; library: its code and tables, once however many of its models are open.
+    """
+
+    weights: int
+    cache: int
+    work: int
+    library: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.work + self.library
+
+
+@runtime_checkable
+class Sizing(Protocol):
+    """A runtime that knows what its models will take, in the memory of the processor."""
+
+    def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
+        """What `open` and one session will keep resident with `num_tokens` of context in use.
+
+        source: what `open` takes; num_tokens: None is a full context. Nothing is loaded.
+        """
+
+
+def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:
+    """The context that sessions get of the model's `limit`, and how much of it is in use."""
+    length = limit if options.context_length is None else min(options.context_length, limit)
+    return length, length if num_tokens is None else min(num_tokens, length)
+
+
+def resident_bytes() -> int | None:
+    """Of this process, mapped files included; None where the system does not say."""
+    if not _STATM.exists():
+        return None
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes() -> int | None:
+    """Main memory that can still be used; None where the system does not say."""
+    if not _MEMINFO.exists():
+        return None
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def format_bytes(num_bytes: int) -> str:
+    """ "412 MB", from 10,000 MB on "12.3 GB"; decimal units, as for files."""
+    if num_bytes >= 10_000_000_000:
+        return f"{num_bytes / 1e9:,.1f} GB"
+    return f"{num_bytes / 1e6:,.0f} MB"

@@ -1,0 +1,194 @@
+"""Passes of one graph over a KV cache that others may share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.errors import SessionError
+from edge_spec.model import Forward, require_room
+from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.tree import TokenTree
+
+MAX_ROWS = 64
+PREFILL_ROWS = 256
+MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """Buffers bound once for passes of one width; only their contents change."""
+
+    binding: onnxruntime.IOBinding
+    input_ids: np.ndarray  # [1, rows] int64
+    position_ids: np.ndarray  # [1, attended] int64
+    bias: np.ndarray  # [attended * capacity] float32, zero between passes
+    logits: np.ndarray  # [scored, vocab] float32
+    hidden: np.ndarray  # [scored, hidden] float32
+
+
+class Passes:
+    """A pass costs one `run_with_iobinding`; numpy and onnxruntime share every buffer.
+
+    `start` is the number of cached tokens that a pass continues: what stands behind them is
+    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/partial.py: the sublayers
+    that the next pass runs; None for a graph without a choice.
+    """
+
+    def __init__(
+        self,
+        inference: onnxruntime.InferenceSession,
+        config: ModelConfig,
+        cache: KvCache,
+        runs: np.ndarray | None = None,
+    ) -> None:
+        self.runs = runs
+        self._inference = inference
+        self._config = config
+        self._cache = cache
+        self._last = np.zeros(1, np.int32)  # seqlens_k
+        self._total = np.zeros((), np.int32)
+        self._bound: dict[int, _Bound] = {}
+        self._generation = cache.generation  # of the cache that is bound
+
+    def prefill(self, tokens: Sequence[int], start: int) -> Iterator[int]:
+        """Yields the number of cached tokens after each pass. Raises ContextFullError."""
+        self._reserve(len(tokens), start)
+        for done in range(0, len(tokens), PREFILL_ROWS):
+            chunk = tokens[done : done + PREFILL_ROWS]
+            self._read(self._bind_reading(len(chunk)), chunk, start + done)
+            yield start + done + len(chunk)
+
+    def score(self, tree: TokenTree, start: int) -> Forward:
+        """Raises ContextFullError, ValueError for more than MAX_ROWS."""
+        rows = len(tree)
+        if rows > MAX_ROWS:
+            raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
+        self._reserve(rows, start)
+        sees = None if tree.is_chain else tree.ancestors
+        if start or sees is None:
+            bound = self._score(tree.tokens, start + tree.depths, start, sees)
+            return Forward(bound.logits, bound.hidden)
+        # On an empty cache GroupQueryAttention ignores position_ids and counts rows itself, so
+        # that siblings would follow each other: the root has to go before the others.
+        root = self._score(tree.tokens[:1], tree.depths[:1], 0, None)
+        first = (root.logits.copy(), root.hidden.copy())
+        rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:])
+        return Forward(
+            np.concatenate([first[0], rest.logits]), np.concatenate([first[1], rest.hidden])
+        )
+
+    def keep(self, rows: Sequence[int], start: int) -> None:
+        """Moves these rows of the last pass together.
+
+        Raises ValueError where another session has written to the cache since.
+        """
+        if self._cache.last_writer is not self:
+            raise ValueError("the rows to commit are gone: the cache was written to since")
+        if rows[-1] != len(rows) - 1:  # not simply the first rows
+            self._cache.compact(start, rows)
+
+    def updates(self, tokens: Sequence[int], start: int) -> Iterator[list[np.ndarray]]:
+        """For each pass over a part of `tokens`: the embedded rows, then what each sublayer adds
+        to them, [rows, hidden] float32. Raises ContextFullError."""
+        self._reserve(len(tokens), start)
+        names = ["embedded", *(f"update.{k}" for k in range(2 * self._config.num_layers))]
+        for done in range(0, len(tokens), PREFILL_ROWS):
+            chunk = tokens[done : done + PREFILL_ROWS]
+            bound = self._bind_reading(len(chunk))
+            found = [np.empty((1, len(chunk), self._config.hidden_size), np.float32) for _ in names]
+            for name, buffer in zip(names, found, strict=True):
+                _bind_output(bound.binding, name, buffer)
+            self._read(bound, chunk, start + done)
+            self._cache.last_writer = None  # none of these rows can be committed
+            yield [buffer[0] for buffer in found]
+
+    def close(self) -> None:
+        self._bound.clear()
+
+    def _reserve(self, rows: int, start: int) -> None:
+        require_room(start, rows, self._config.context_length)
+        self._cache.reserve(start + max(rows, MIN_ATTENDED), start)
+        if self._generation != self._cache.generation:  # this session or another has grown it
+            self._bound.clear()
+            self._generation = self._cache.generation
+
+    def _bind_reading(self, rows: int) -> _Bound:
+        """The head has to score something: the last row, whose scores are not used."""
+        return self._bind(rows, np.array([rows - 1]))
+
+    def _read(self, bound: _Bound, tokens: Sequence[int], start: int) -> None:
+        bound.input_ids[0] = tokens
+        bound.position_ids[0] = np.arange(start, start + len(tokens))
+        self._run(bound, start)
+
+    def _bind(self, rows: int, scored: np.ndarray) -> _Bound:
+        binding = self._inference.io_binding()
+        self._cache.bind(binding)
+        config = self._config
+        attended = max(rows, MIN_ATTENDED)
+        bound = _Bound(
+            binding=binding,
+            input_ids=np.zeros((1, rows), np.int64),
+            position_ids=np.zeros((1, attended), np.int64),
+            bias=np.zeros(attended * self._cache.capacity, np.float32),
+            logits=np.empty((len(scored), config.vocab_size), np.float32),
+            hidden=np.empty((len(scored), config.hidden_size), np.float32),
+        )
+        binding.bind_cpu_input("input_ids", bound.input_ids)
+        binding.bind_cpu_input("attention_rows", np.minimum(np.arange(attended), rows - 1))
+        binding.bind_cpu_input("kept_rows", np.arange(rows))
+        binding.bind_cpu_input("position_ids", bound.position_ids)
+        binding.bind_cpu_input("logit_rows", scored.astype(np.int64))
+        binding.bind_cpu_input("seqlens_k", self._last)
+        binding.bind_cpu_input("total_sequence_length", self._total)
+        if self.runs is not None:
+            binding.bind_cpu_input("no_update", np.zeros((1, rows, config.hidden_size), np.float32))
+            for sublayer in range(len(self.runs)):
+                binding.bind_cpu_input(f"runs.{sublayer}", self.runs[sublayer : sublayer + 1])
+        _bind_output(binding, "logits", bound.logits)
+        _bind_output(binding, "hidden", bound.hidden)
+        return bound
+
+    def _score(
+        self, tokens: np.ndarray, positions: np.ndarray, start: int, sees: np.ndarray | None
+    ) -> _Bound:
+        """One pass; sees: [rows, rows] bool, None for a chain."""
+        rows = len(tokens)
+        bound = self._bound.get(rows)
+        if bound is None:
+            bound = self._bound[rows] = self._bind(rows, np.arange(rows))
+        bound.input_ids[0] = tokens
+        bound.position_ids[0] = positions
+        self._run(bound, start, sees)
+        return bound
+
+    def _run(self, bound: _Bound, start: int, sees: np.ndarray | None = None) -> None:
+        rows = bound.position_ids.shape[1]
+        total = start + rows
+        self._last[0] = total - 1
+        self._total[...] = total
+        # The operator masks causally by itself, so a chain needs no bias but zeros.
+        bias = bound.bias[: rows * total].reshape(1, 1, rows, total)
+        if sees is not None:
+            bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
+        bound.binding.bind_cpu_input("attention_bias", bias)
+        self._cache.last_writer = self
+        try:
+            self._inference.run_with_iobinding(bound.binding)
+        except Exception as error:
+            raise SessionError(
+                f"onnxruntime failed on {rows} rows at {start} tokens: {error}",
+                remedy="Try fewer rows (--draft-n-max) or another --device.",
+            ) from error
+        finally:
+            if sees is not None:
+                bias[0, 0, :, start:] = 0.0
+
+
+def _bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
+    binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))

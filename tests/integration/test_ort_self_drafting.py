@@ -1,0 +1,294 @@
+"""Parts of a model on its own KV cache: they score what they should, and change nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import pytest
+
+from edge_spec.bundle import MANIFEST, open_bundle
+from edge_spec.errors import UsageError
+from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.truncate import first_layers
+from edge_spec.model import ExportOptions, RuntimeOptions, SelfDrafting
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.tree import TokenTree
+
+LAYERS, SUBLAYERS = 4, 8
+CONTEXT = 1024
+VARIANTS = ("llama-llama3", "llama-bias", "qwen3")
+# Logits have a standard deviation of 2 to 3; float32 sums in another order differ by 1e-5.
+TOLERANCE = 1e-4
+
+Tokens = Callable[..., list[int]]
+RandomTree = Callable[..., TokenTree]
+
+
+@dataclass(frozen=True)
+class Made:
+    source: Checkpoint
+    model: OrtModel
+    path: Path  # of the bundle
+
+
+@pytest.fixture(scope="session")
+def made(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    """made(quantization, variant, layers=LAYERS, still=()): sublayers in `still` add nothing."""
+
+    @cache
+    def make(
+        quantization: str = "fp32",
+        variant: str = VARIANTS[0],
+        layers: int = LAYERS,
+        still: tuple[int, ...] = (),
+    ) -> Made:
+        directory = tmp_path_factory.mktemp("made")
+        shape = {"num_hidden_layers": LAYERS, "max_position_embeddings": CONTEXT}
+        tiny_model = tiny.build(variant, **shape)
+        tiny_model.weights["model.norm.weight"][:] = 1  # `hidden` is the residual stream, scaled
+        for sublayer in still:
+            last = ("self_attn.o_proj", "mlp.down_proj")[sublayer % 2]
+            for kind in ("weight", "bias"):
+                name = f"model.layers.{sublayer // 2}.{last}.{kind}"
+                if name in tiny_model.weights:
+                    tiny_model.weights[name][:] = 0
+        source = first_layers(open_checkpoint(tiny.write_hf(tiny_model, directory / "hf")), layers)
+        options = ExportOptions(quantization, check=False)
+        OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
+        bundle = open_bundle(directory / "out")
+        model = OrtRuntime().open(bundle, RuntimeOptions(threads=1))
+        return Made(source, model, bundle.path)
+
+    return make
+
+
+def chain(tokens: list[int]) -> TokenTree:
+    return TokenTree.chain(tokens[0], tokens[1:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_an_exit_scores_as_a_model_of_the_first_layers(
+    layers: int, variant: str, made: Callable[..., Made], tokens: Tokens, random_tree: RandomTree
+) -> None:
+    """Behind what its target has read, in chains and trees, and where it commits by itself."""
+    target = made("fp32", variant).model.open_session()
+    exit = target.open_exit(layers)
+    first = ReferenceModel(first_layers(made("fp32", variant).source, layers)).open_session()
+
+    def compare(tree: TokenTree) -> None:
+        found, expected = exit.forward(tree), first.forward(tree)
+        np.testing.assert_allclose(found.logits, expected.logits, atol=TOLERANCE, rtol=0)
+        assert found.hidden is not None
+        np.testing.assert_allclose(found.hidden, expected.hidden, atol=TOLERANCE, rtol=0)
+
+    compare(random_tree(6))  # on an empty cache
+    target.prefill(tokens(30))
+    first.prefill(tokens(30))
+    compare(chain(tokens(1)))
+    compare(chain(tokens(5)))
+    compare(random_tree(12))
+    for session in (exit, first):
+        session.commit(random_tree(12).path(11))
+    assert exit.length > target.length == 30
+    compare(random_tree(7, seed=1))
+    for session in (exit, first):
+        session.prefill(tokens(20))
+    compare(chain(tokens(2)))
+    target.forward(chain(tokens(9, seed=3)))
+    target.commit(range(9))
+    first.rollback(30)
+    first.prefill(tokens(9, seed=3))
+    assert exit.length == 39
+    compare(random_tree(5, seed=2))
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8", "fp16"])
+def test_an_exit_scores_as_an_export_of_the_first_layers(
+    quantization: str, made: Callable[..., Made], tokens: Tokens
+) -> None:
+    """The same kernels read the same weights: not a bit differs."""
+    target = made(quantization).model.open_session()
+    first = made(quantization, layers=2).model.open_session()
+    for session in (target, first):
+        session.prefill(tokens(30))
+    exit = target.open_exit(2)
+    for width in (1, 4):
+        found, expected = exit.forward(chain(tokens(width))), first.forward(chain(tokens(width)))
+        np.testing.assert_array_equal(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize("quantization", ["fp32", "int4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_skipping_nothing_scores_as_the_target(
+    variant: str,
+    quantization: str,
+    made: Callable[..., Made],
+    tokens: Tokens,
+    random_tree: RandomTree,
+) -> None:
+    """The same nodes inside branches: not a bit differs."""
+    target = made(quantization, variant).model.open_session()
+    target.prefill(tokens(30))
+    whole = target.open_skipping(frozenset())
+    for tree in (chain(tokens(1)), chain(tokens(6)), random_tree(12)):
+        expected = target.forward(tree).logits.copy()
+        np.testing.assert_array_equal(whole.forward(tree).logits, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("skipped", [(0,), (1,), (2, 5), (3, 4, 7), tuple(range(SUBLAYERS))])
+def test_what_is_skipped_adds_nothing(
+    skipped: tuple[int, ...],
+    variant: str,
+    made: Callable[..., Made],
+    tokens: Tokens,
+    random_tree: RandomTree,
+) -> None:
+    """As in a model whose sublayers end in zeros. It has to read the text itself: of what a whole
+    model reads, later layers keep other keys and values."""
+    session = made("fp32", variant).model.open_session().open_skipping(frozenset(skipped))
+    still = ReferenceModel(made("fp32", variant, still=skipped).source).open_session()
+    for each in (session, still):
+        each.prefill(tokens(30))
+    for tree in (chain(tokens(1)), chain(tokens(4)), random_tree(9)):
+        np.testing.assert_allclose(
+            session.forward(tree).logits, still.forward(tree).logits, atol=TOLERANCE, rtol=0
+        )
+
+
+def test_the_set_may_change_between_passes(made: Callable[..., Made], tokens: Tokens) -> None:
+    target = made().model.open_session()
+    target.prefill(tokens(30))
+    changing = target.open_skipping(frozenset())
+    found = []
+    for skipped in [{3}, set(), {2, 3, 4}, {5}]:
+        changing.skipped = frozenset(skipped)
+        assert changing.skipped == skipped
+        fixed = target.open_skipping(frozenset(skipped))
+        found.append(changing.forward(chain(tokens(3))).logits.copy())
+        np.testing.assert_array_equal(fixed.forward(chain(tokens(3))).logits, found[-1])
+    assert all(np.abs(found[0] - other).max() > 0.1 for other in found[1:])
+
+
+def test_influence_is_how_far_each_sublayer_turns_the_stream(
+    made: Callable[..., Made], tokens: Tokens
+) -> None:
+    """Also found with one sublayer more at a time: `hidden` is the stream, scaled, in this model.
+    In float32, cosines are exact to 1e-6."""
+    target = made().model.open_session()
+    target.prefill(tokens(20))
+    session = target.open_skipping(frozenset({1, 5}))
+    text = tokens(40, seed=1)
+    found = session.influence(text)
+    assert session.skipped == {1, 5}
+    assert session.length == target.length == 20
+    stream = []
+    for run in range(SUBLAYERS + 1):
+        session.skipped = frozenset(range(run, SUBLAYERS))
+        hidden = session.forward(chain(text)).hidden
+        assert hidden is not None
+        stream.append(hidden / np.linalg.norm(hidden, axis=1, keepdims=True))
+    expected = [1 - np.mean(np.sum(before * after, axis=1)) for before, after in pairwise(stream)]
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    assert found.min() > 0.01
+
+
+@pytest.mark.parametrize("quantization", ["fp32", "int4"])
+def test_sublayers_that_add_nothing_have_no_influence(
+    quantization: str, made: Callable[..., Made], tokens: Tokens
+) -> None:
+    """Over a text of more than one pass too."""
+    session = made(quantization, still=(2, 5)).model.open_session()
+    found = session.open_skipping(frozenset()).influence(tokens(300))
+    still = np.isin(np.arange(SUBLAYERS), [2, 5])
+    assert np.abs(found[still]).max() < 1e-9
+    assert found[~still].min() > 0.01
+
+
+@pytest.mark.parametrize("layers", [-1, 0, LAYERS])
+def test_an_exit_that_the_model_does_not_have_is_refused(
+    layers: int, made: Callable[..., Made]
+) -> None:
+    with pytest.raises(UsageError, match=rf"after {layers} of {LAYERS} layers.*Choose 1 to 3"):
+        made().model.open_session().open_exit(layers)
+
+
+@pytest.mark.parametrize("sublayer", [-1, SUBLAYERS])
+def test_a_sublayer_that_the_model_does_not_have_is_refused(
+    sublayer: int, made: Callable[..., Made]
+) -> None:
+    session = made().model.open_session()
+    with pytest.raises(UsageError, match=f"no sublayer {sublayer}. Choose from 0 to 7"):
+        session.open_skipping(frozenset({1, sublayer}))
+    part = session.open_skipping(frozenset({1}))
+    with pytest.raises(UsageError, match=f"no sublayer {sublayer}"):
+        part.skipped = frozenset({sublayer})
+    assert part.skipped == {1}
+
+
+def test_an_older_bundle_runs_but_has_no_parts(
+    made: Callable[..., Made], tokens: Tokens, tmp_path: Path
+) -> None:
+    """Those before had no graph for them."""
+    directory = Path(shutil.copytree(made().path, tmp_path / "older"))
+    (directory / "partial.onnx").unlink()
+    manifest = json.loads((directory / MANIFEST).read_text())
+    del manifest["files"]["partial.onnx"]
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    model = OrtRuntime().open(open_bundle(directory), RuntimeOptions(threads=1))
+    sessions = (model.open_session(), made().model.open_session())
+    found, expected = (session.forward(chain(tokens(5))).logits for session in sessions)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UsageError, match=r"older was exported without.*Export it again"):
+        sessions[0].open_exit(1)
+    with pytest.raises(UsageError, match="Export it again"):
+        sessions[0].open_skipping(frozenset())
+
+
+def test_parts_of_all_sessions_share_one_copy_of_the_weights(
+    made: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading the graph is what copies them."""
+    bundle = open_bundle(made().path)
+    loaded: list[str] = []
+    file = bundle.file
+    monkeypatch.setattr(bundle, "file", lambda name: loaded.append(name) or file(name))
+    model = OrtRuntime().open(bundle, RuntimeOptions(threads=1))
+    assert loaded == ["model.onnx"]
+    for session in (model.open_session(), model.open_session()):
+        session.open_exit(1)
+        session.open_skipping(frozenset({3}))
+    assert loaded == ["model.onnx", "partial.onnx"]
+
+
+def test_both_graphs_hold_the_same_weights(made: Callable[..., Made]) -> None:
+    whole, partial = (
+        onnx.load(made().path / name, load_external_data=False)
+        for name in ("model.onnx", "partial.onnx")
+    )
+    assert list(partial.graph.initializer) == list(whole.graph.initializer)
+    branches = [
+        attribute.g
+        for node in partial.graph.node
+        if node.op_type == "If"
+        for attribute in node.attribute
+    ]
+    assert len(branches) == 2 * SUBLAYERS
+    assert not any(branch.initializer for branch in branches)
+
+
+def test_it_says_that_it_can_draft_for_itself(made: Callable[..., Made]) -> None:
+    assert isinstance(made().model.open_session(), SelfDrafting)
+    assert not isinstance(ReferenceModel(made().source).open_session(), SelfDrafting)

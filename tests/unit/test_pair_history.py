@@ -1,0 +1,95 @@
+"""A pair that has got worse is told apart from one that has only had bad luck."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_spec.metrics import Stats
+from edge_spec.pair_history import SETUP_ROUNDS, PairHistory
+
+
+def answer(right: int, wrong: int) -> Stats:
+    return Stats(acceptance_histogram=Counter({0: wrong, 1: right // 2, 3: right - right // 2}))
+
+
+def after(path: Path, before: float, now: float, rounds: int = 400) -> PairHistory:
+    history = PairHistory(path)
+    setup = round(before * SETUP_ROUNDS)
+    history.observe("chat", answer(setup, SETUP_ROUNDS - setup))
+    history.observe("chat", answer(round(now * rounds), rounds - round(now * rounds)))
+    return history
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stale"),
+    [(0.8, 0.8, False), (0.8, 0.9, False), (0.8, 0.74, False), (0.8, 0.68, True), (0.5, 0.3, True)],
+)
+def test_a_clear_drop_is_told(before: float, now: float, stale: bool, tmp_path: Path) -> None:
+    line = after(tmp_path / "pair.json", before, now).staleness("chat")
+    assert (line is not None) == stale
+    if line is not None:
+        assert f"{now:.0%}" in line and f"{before:.0%} when" in line
+
+
+def test_a_pair_that_stays_as_it_is_is_rarely_called_stale(tmp_path: Path) -> None:
+    """Three standard deviations: 1 in 700, and the rate is looked at 200 times."""
+    random = np.random.default_rng(0)
+    history = PairHistory(tmp_path / "pair.json")
+    told = 0
+    for _ in range(220):
+        right = int(random.binomial(40, 0.7))
+        history.observe("chat", answer(right, 40 - right))
+        told += history.staleness("chat") is not None
+    assert told <= 5
+
+
+def test_few_rounds_say_nothing(tmp_path: Path) -> None:
+    history = after(tmp_path / "pair.json", 0.9, 0.0, rounds=50)
+    assert history.staleness("chat") is None
+    assert history.staleness("code") is None
+
+
+def test_it_recovers_when_the_draft_does(tmp_path: Path) -> None:
+    history = after(tmp_path / "pair.json", 0.8, 0.4)
+    assert history.staleness("chat") is not None
+    for _ in range(10):
+        history.observe("chat", answer(320, 80))
+    assert history.staleness("chat") is None
+
+
+def test_domains_are_counted_apart_and_survive_the_process(tmp_path: Path) -> None:
+    history = after(tmp_path / "pair.json", 0.8, 0.3)
+    history.observe("code", answer(400, 0))
+    history.save()
+    again = PairHistory(tmp_path / "pair.json")
+    assert again.findings() == history.findings() != []
+    assert again.staleness("code") is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"chat": {"setup": [1, 2], "recent": [0, 0]}}', '{"chat": {"setup": "ab"}}'],
+)
+def test_a_damaged_file_begins_anew(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    path.write_text(content)
+    history = PairHistory(path)
+    assert history.findings() == []
+    history.observe("chat", answer(3, 1))
+    history.save()
+    assert PairHistory(path).findings() == []
+
+
+def test_a_place_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    PairHistory(tmp_path / "file" / "pair.json").save()
+
+
+def test_plain_answers_are_not_counted(tmp_path: Path) -> None:
+    history = PairHistory(tmp_path / "pair.json")
+    history.observe("chat", Stats())
+    assert history.findings() == []
