@@ -22,6 +22,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,7 +107,7 @@ def forecast(engine: Engine, tokens: Sequence[int], stats: Sequence[Stats], gues
     costs = RowCosts({1: median(t1) / 1e3, guesses + 1: median(wide) / 1e3})
     lengths = sum((s.acceptance_histogram for s in stats), Counter[int]())
     reached = [sum(n for length, n in lengths.items() if length >= i) for i in range(guesses + 1)]
-    acceptance = [b / a if a else 0.0 for a, b in zip(reached, reached[1:], strict=False)]
+    acceptance = [b / a if a else 0.0 for a, b in pairwise(reached)]
     return forecast_speedup(acceptance, costs, guesses * median(step) / 1e3)
 
 
@@ -119,9 +120,7 @@ def measure(engine: Engine, arms: Sequence[str], prompts: Any, arguments: Any) -
             engine.set_drafter(arm)
             seed = int(entry["id"]) if arm.endswith("+seed") else None
             sampling = SamplingParams(temperature=arguments.temperature, seed=seed)
-            result = engine.chat(
-                entry["prompt"], max_tokens=arguments.tokens, sampling=sampling
-            )
+            result = engine.chat(entry["prompt"], max_tokens=arguments.tokens, sampling=sampling)
             stats[arm][entry["category"]].append(result.stats)
             texts[arm] = [token.id for token in result.tokens]
         equal.update(arm for arm in arms if texts[arm] == texts[arms[0]])
@@ -192,7 +191,9 @@ def main() -> None:
             results[pair] = measure(engine, arms, prompts, arguments)
             numerics = engine.parts.numerics
         show(pair, results[pair], len(prompts))
-        print(f"noise of widths {numerics.tie_margin:.3f}, of branches {numerics.branch_margin:.3f}")
+        print(
+            f"noise of widths {numerics.tie_margin:.3f}, of branches {numerics.branch_margin:.3f}"
+        )
     report({"pairs": results, "temperature": arguments.temperature}, arguments.json)
 
 

@@ -49,7 +49,8 @@ def load_exporter(name: str) -> Exporter:
 def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
-    "auto" is a cascade with the draft where there is one, else AUTO_DRAFTERS and the corpora where there are any.
+    "auto" is a cascade with the draft where there is one, else AUTO_DRAFTERS, and the corpora where
+    there are any.
     Raises UsageError for a name that is not installed or that the setting lacks something for.
     """
     if chosen == "none":

@@ -28,8 +28,9 @@ class TokenTree:
     `draft_probs[i]` is the distribution that row i was *sampled* from, or None for a
     deterministic candidate; which of the two decides the acceptance rule. Siblings were sampled
     from the same one in their order, as `siblings` says. A sampled row's confidence may depend on
-    its ancestors and on the distributions, never on its own token: a policy that drops unlikely
-    rows would change what is written. `proposed_by[i]` names
+    its ancestors and on the distributions, never on its own token, and does not rise from one
+    sibling to the next: a policy that drops unlikely rows would change what is written. Siblings
+    of K_SEQ are kept or dropped together. `proposed_by[i]` names
     the drafter of row i, several joined by "+" ("" for the pending token). `needed[i]` marks a row
     that is scored for what its drafter learns from it, however unlikely it is to be right; so are
     its ancestors. Raises ValueError unless parents precede their children and every array has one

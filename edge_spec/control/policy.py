@@ -88,7 +88,10 @@ def limited(budget: Budget, max_draft_tokens: int, branches: bool, probes: bool)
 
 def cut(tree: TokenTree, limits: Budget, min_reach: float) -> Plan | None:
     """The rows of a proposal that are likely enough to be reached and right, as a plan; None if
-    there are none."""
+    there are none. Where guesses may not branch but do, which branch is kept depends on what was
+    sampled there: the delta rule then verifies it, which holds for any guess."""
+    if tree.draft_probs and not (limits.branches or tree.is_chain):
+        tree = replace(tree, draft_probs=())
     if limits.branches:
         likely = tree.likeliest(limits.num_rows, min_reach)
         num_verified = len(likely)

@@ -63,7 +63,7 @@ class SelfDrafter:
         self._clock = clock
         self._drafter: DraftModelDrafter | None = None
         self._model: Model | None = None
-        self._target: Session | None = None
+        self._target: SelfDrafting | None = None
         self._view: Session | None = None
         self._sampler: Sampler | None = None
         self._text: list[int] = []
@@ -141,7 +141,7 @@ class SelfDrafter:
 
     def _open(self, part: Part) -> None:
         """A part that gains nothing is not asked for guesses."""
-        assert self._model is not None and isinstance(self._target, SelfDrafting)
+        assert self._model is not None and self._target is not None
         pays = part.forecast > 1
         (_log.info if pays else _log.warning)("%s: %s", self.name, part)
         self.close()

@@ -8,17 +8,17 @@ the prompt, the corpus and the cache continue with what it likes least.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from edge_spec import sampling
 from edge_spec.drafters.composite import CompositeDrafter
@@ -32,7 +32,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.model import Forward
-from edge_spec.sampling import Draws, Sampler, SamplingParams
+from edge_spec.sampling import Choice, Draws, Sampler, SamplingParams, _exponential
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
@@ -41,49 +41,22 @@ from edge_spec.vocabulary import Vocabulary
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 Context = tuple[int, ...]
 
-LENGTH = 3
-DRAWS = 200_000
+_choose = Sampler.choose
 NUMBERS = 40  # for each draw: a right rule needs one a position
-# Under a right rule p-values are uniform, so each of the 30 tests here would fail with a chance
-# of 1e-6 for a fresh choice of seeds: 3e-5 in all. Seeds are fixed, so a test that passed passes
-# for ever. On the other side, a shift of 1 % of the mass between two tokens of probability 1/8
-# adds 200,000 * (0.01^2 / 0.125) * 2 = 320 to the statistic, whose standard deviation is about
-# sqrt(2 * 511) = 32 for 8^3 runs: p below 1e-12.
-SMALLEST_P = 1e-6
-PARAMS = (
-    (8, {"temperature": 0.5, "top_p": 0.95, "top_k": 6}),
-    (6, {"temperature": 1.0, "top_p": 0.9, "top_k": 5}),
-    (4, {"temperature": 2.0, "top_p": 0.97, "top_k": 3}),
-)
 
 
-def exact_probs(logits: np.ndarray, params: SamplingParams) -> list[float]:
-    """Temperature, top-k and top-p by definition; logits are distinct."""
-    weights = [math.exp(float(logit) / params.temperature) for logit in logits]
-    order = sorted(range(len(weights)), key=lambda token: -weights[token])
-    kept = order[: params.top_k] if params.top_k else order
-    total, mass, nucleus = sum(weights[token] for token in kept), 0.0, []
-    for token in kept:
-        if mass < params.top_p:
-            nucleus.append(token)
-        mass += weights[token] / total
-    total = sum(weights[token] for token in nucleus)
-    return [weights[token] / total if token in nucleus else 0.0 for token in range(len(weights))]
+def load(name: str) -> ModuleType:
+    """--import-mode=importlib cannot import it by name."""
+    path = Path(__file__).parents[1] / "fixtures" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def joint(model: ScriptedModel, prompt: Context, params: SamplingParams) -> dict[Context, float]:
-    """Exact probability of every possible run of the first LENGTH tokens."""
-    runs = {(): 1.0}
-    for _ in range(LENGTH):
-        runs = {
-            (*run, token): mass * probability
-            for run, mass in runs.items()
-            for token, probability in enumerate(
-                exact_probs(model.next_logits((*prompt, *run)), params)
-            )
-            if probability > 0
-        }
-    return runs
+text = load("text_distribution")
+LENGTH, DRAWS, SMALLEST_P = text.LENGTH, text.DRAWS, text.SMALLEST_P
 
 
 def opposed_text(model: ScriptedModel, length: int) -> list[int]:
@@ -158,16 +131,23 @@ class GivenDraws:
     """Stands for `sampling.Draws`: one random number a position, from an array."""
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._numbers: list[list[int]] = numbers.tolist()
+        self._numbers = numbers  # [draws, positions] uint64
+        self._choices: dict[tuple[int, bytes], list[Choice]] = {}
         self.draw = 0  # whose numbers are given
 
     def at(self, position: int) -> int:
-        return self._numbers[self.draw][position]
+        return int(self._numbers[self.draw, position])
 
-
-def random_numbers(draws: int) -> np.ndarray:
-    """[draws, NUMBERS] uint64."""
-    return np.random.default_rng(20).integers(0, 2**64, (draws, NUMBERS), np.uint64)
+    def choice(self, logits: np.ndarray, params: SamplingParams, position: int) -> Choice:
+        """What `Sampler.choose` takes; found for all draws at once."""
+        key = position, logits.tobytes()
+        if key not in self._choices:
+            tokens, probabilities = sampling._kept(logits, params)
+            exponential = _exponential(self._numbers[:, position, None], tokens)
+            choices = [Choice(token, near_tie=False) for token in tokens.tolist()]
+            first = (exponential / probabilities).argmin(1).tolist()
+            self._choices[key] = [choices[i] for i in first]
+        return self._choices[key][self.draw]
 
 
 class SeededDraws:
@@ -237,42 +217,44 @@ def p_value(
     numbers: Any = None,
 ) -> float:
     """Of the chi-squared test; a run that cannot be gives 0."""
-    numbers = numbers or GivenDraws(random_numbers(draws))
+    numbers = numbers or GivenDraws(
+        np.random.default_rng(20).integers(0, 2**64, (draws, NUMBERS), np.uint64)
+    )
     counts = simulate(model, drafter, prompt, params, rule, draws, numbers)
-    expected = joint(model, prompt, SamplingParams(**params))
-    if counts.keys() - expected.keys():
-        return 0.0
-    # The chi-squared approximation wants 5 expected draws a cell: rarer runs share one.
-    common = [run for run, mass in expected.items() if mass * draws >= 5]
-    observed = [counts.get(run, 0) for run in common]
-    masses = [expected[run] * draws for run in common]
-    if len(common) < len(expected):
-        observed.append(draws - sum(observed))
-        masses.append(draws - sum(masses))
-    return float(chisquare(observed, masses).pvalue)
+    return float(
+        text.p_value(counts, text.joint(model.next_logits, prompt, SamplingParams(**params)))
+    )
 
 
 @pytest.fixture(autouse=True)
-def remembered_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same few rows are verified 200,000 times: their probabilities are computed once."""
+def raced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same few rows are verified 200,000 times: given numbers race all at once."""
 
-    @lru_cache(maxsize=4096)
-    def remembered(row: bytes, params: Any) -> np.ndarray:
-        return original(np.frombuffer(row, np.float32), SamplingParams(*params))
+    def choose(sampler: Any, logits: np.ndarray, path: Sequence[int]) -> Choice:
+        draws = sampler._draws
+        if isinstance(draws, GivenDraws):
+            return draws.choice(logits, sampler.params, sampler.num_chosen + len(path))
+        return _choose(sampler, logits, path)
 
-    def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-        key = (params.temperature, params.top_k, params.top_p, params.min_p)
-        return remembered(logits.tobytes(), key)
+    monkeypatch.setattr(Sampler, "choose", choose)
 
-    original = sampling.target_probs
-    monkeypatch.setattr(sampling, "target_probs", target_probs)
+
+def test_races_that_are_run_at_once_have_the_samplers_winners() -> None:
+    params = SamplingParams(temperature=0.7, top_k=5)
+    sampler: Any = Sampler(params, [])
+    sampler._draws = numbers = GivenDraws(np.random.default_rng(3).integers(0, 2**63, (500, 4)))
+    logits = np.random.default_rng(4).normal(0, 1, 8).astype(np.float32)
+    for numbers.draw in range(500):
+        for sampler.num_chosen in range(2):
+            position = sampler.num_chosen + 2
+            assert numbers.choice(logits, params, position) == _choose(sampler, logits, [0, 0])
 
 
 NAMES = ("opposed", "opposed-tree", "suffix", "recycling", "jacobi", "lookahead", "corpus")
 NAMES += ("ngram-cache", "draft-model", "composite")
 
 
-@pytest.mark.parametrize(("vocab", "params"), PARAMS, ids=["0.5", "1", "2"])
+@pytest.mark.parametrize(("vocab", "params"), text.PARAMS, ids=["0.5", "1", "2"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_tokens_have_the_targets_joint_distribution(
     name: str, vocab: int, params: dict[str, float], tmp_path: Path
@@ -289,7 +271,7 @@ def test_the_samplers_own_numbers_make_the_same_distribution() -> None:
     drafter = OpposedDrafter(model, branching=True)
     draws = DRAWS // 20
     numbers = SeededDraws(draws)
-    assert p_value(model, drafter, (1, 0), PARAMS[1][1], verify, draws, numbers) > SMALLEST_P
+    assert p_value(model, drafter, (1, 0), text.PARAMS[1][1], verify, draws, numbers) > SMALLEST_P
 
 
 def likeliest_guess(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
@@ -301,7 +283,7 @@ def likeliest_guess(tree: TokenTree, logits: np.ndarray, row: int, sampler: Samp
 def not_unlikely(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
     """Broken: a token is dropped because of its value, here one with less than 10 %."""
     chosen = sampler.choose(logits[row], range(tree.depths[row])).token
-    probabilities = exact_probs(logits[row], sampler.params)
+    probabilities = text.exact_probs(logits[row], sampler.params)
     return int(logits[row].argmax()) if probabilities[chosen] < 0.1 else None
 
 
@@ -320,7 +302,7 @@ def shared_draw(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler)
 
 def second_chance(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
     """Broken: a guess that is listed twice is tried twice, each time with its full probability."""
-    probabilities = exact_probs(logits[row], sampler.params)
+    probabilities = text.exact_probs(logits[row], sampler.params)
     for attempt, guess in enumerate(np.repeat(tree.tokens[tree.children(row)], 2).tolist()):
         draws: Any = sampler._draws
         if draws.at(12 + 8 * int(tree.depths[row]) + attempt) / 2**64 < probabilities[guess]:
@@ -348,14 +330,16 @@ def test_broken_rules_fail_the_same_check(meddle: Any) -> None:
     model = ScriptedModel(random_logits(6, order=3, scale=1.0), 6)
     drafter = OpposedDrafter(model, branching=True)
     # A twentieth of the draws is enough.
-    assert p_value(model, drafter, (1, 0), PARAMS[1][1], rule, DRAWS // 20) < SMALLEST_P
+    assert p_value(model, drafter, (1, 0), text.PARAMS[1][1], rule, DRAWS // 20) < SMALLEST_P
 
 
 def test_the_exact_distribution_sums_to_one_and_is_the_one_of_single_steps() -> None:
     model = ScriptedModel(random_logits(4, order=3, scale=1.0), 4)
     params = SamplingParams(temperature=1, top_p=0.9)
-    runs = joint(model, (1, 0), params)
+    runs = text.joint(model.next_logits, (1, 0), params)
     assert sum(runs.values()) == pytest.approx(1)
     for run in itertools.islice(runs, 10):
-        steps = [exact_probs(model.next_logits((1, 0, *run[:i])), params)[run[i]] for i in range(3)]
+        steps = [
+            text.exact_probs(model.next_logits((1, 0, *run[:i])), params)[run[i]] for i in range(3)
+        ]
         assert runs[run] == pytest.approx(math.prod(steps))

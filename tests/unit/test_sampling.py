@@ -96,6 +96,13 @@ def test_a_draw_picks_the_token_whose_share_it_falls_into(draw: float, token: in
     assert _pick(np.array([0, 0.25, 0, 0.5, 0.25, 0]), draw) == token
 
 
+def test_a_draw_from_many_float32_weights_is_as_exact_as_from_float64() -> None:
+    # Summed up in float32, equal weights would be off by up to 18 tokens here.
+    weights = np.full(50_000, 1e-5, np.float32)
+    for draw in (0.1, 0.5, 0.99999):
+        assert abs(_pick(weights, draw) - draw * len(weights)) <= 1
+
+
 def test_penalties_and_bias_equal_the_straightforward_computation() -> None:
     params = SamplingParams(
         repetition_penalty=1.5, presence_penalty=0.25, logit_bias={1: 4.0, 2: -1.0}
@@ -146,7 +153,7 @@ def test_draws_do_not_depend_on_the_order_of_asking(positions: list[int], seed: 
     in_order = [ascending.at(position) for position in range(901)]
     draws = Draws(seed)
     assert [draws.at(position) for position in positions] == [in_order[p] for p in positions]
-    assert all(0 <= draw < 1 for draw in in_order)
+    assert all(0 <= draw < 2**64 for draw in in_order)
 
 
 @pytest.mark.parametrize("seed", [0, 2**53, 2**63, 2**64 - 3])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.tree import Siblings, TokenTree, Verdict
 
 
 @st.composite
@@ -139,6 +141,47 @@ def test_the_chain_with_most_expected_guesses_comes_first(
     assert set(rows[chain:]) <= needed
     if len(rows) < num_rows:
         assert needed <= set(rows)
+
+
+@st.composite
+def sampled_trees(draw: st.DrawFn) -> TokenTree:
+    """Rated trees of which some rows were sampled, each with an array of its own."""
+    tree = draw(rated_trees())
+    sampled = [draw(st.booleans()) for _ in range(len(tree) - 1)]
+    probs = (np.full(3, row) if is_sampled else None for row, is_sampled in enumerate(sampled, 1))
+    return replace(tree, draft_probs=(None, *probs), siblings=draw(st.sampled_from(Siblings)))
+
+
+@given(tree=sampled_trees())
+def test_sampled_rows_are_told_from_certain_ones(tree: TokenTree) -> None:
+    for row in range(len(tree)):
+        children = tree.children(row)
+        assert tree.is_sampled(row) == any(tree.draft_probs[i] is not None for i in children)
+        chain = tree.sampled_chain(row)
+        for above, below in pairwise([row, *chain]):
+            assert tree.children(above) == [below] and tree.draft_probs[below] is not None
+        beyond = tree.children(chain[-1] if chain else row)
+        assert len(beyond) != 1 or tree.draft_probs[beyond[0]] is None
+
+
+def test_a_tree_without_draft_probs_has_no_sampled_row() -> None:
+    tree = TokenTree.chain(1, [2, 3])
+    assert not tree.is_sampled(0) and not tree.is_sampled(2)
+
+
+@given(tree=sampled_trees(), num_rows=st.integers(1, 10), limit=st.integers(0, 9))
+def test_rows_keep_what_they_were_sampled_from(tree: TokenTree, num_rows: int, limit: int) -> None:
+    for cut in (
+        tree.likeliest(num_rows, limit / 10),
+        tree.chain_first(num_rows, limit / 10),
+        tree.first_rows(num_rows),
+        tree.only(tree.path(len(tree) - 1)),
+    ):
+        assert cut.siblings is tree.siblings
+        rows = [tree.proposed_by.index(name) for name in cut.proposed_by]
+        assert [id(probs) for probs in cut.draft_probs] == [
+            id(tree.draft_probs[row]) for row in rows
+        ]
 
 
 @given(tree=rated_trees())

@@ -1,4 +1,7 @@
-"""Acceptance: verdicts over random trees. Distributions are tested in test_distribution.py."""
+"""Acceptance: verdicts over random trees, and the edges of numbers.
+
+Distributions are tested in test_distribution.py and test_sampled_exact.py.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.model import Forward
 from edge_spec.sampling import Sampler, SamplingParams
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.tree import Siblings, TokenTree, Verdict
 from edge_spec.verify import verify
 
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
@@ -84,3 +88,100 @@ def test_penalties_reach_the_rows_below_a_guess() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=1.5), [0])
     verdict = verify(TokenTree.chain(0, [1, 2, 1]), out, sampler)
     assert verdict.tokens == (1, 2, 1, 1)  # 1 against 2: 3, 2; 1.5, 2; 1.5, 0.5; 1.5, 0.5
+
+
+def sampled(
+    draft_probs: np.ndarray, shape: tuple[int, ...], siblings: Siblings, seed: int
+) -> TokenTree:
+    """Samples of one distribution: as many below each last row as `shape` says."""
+    tokens, parents, last = [0], [-1], 0
+    random = np.random.default_rng(seed)
+    chances = draft_probs.astype(np.float64) / draft_probs.sum(dtype=np.float64)
+    for count in shape:
+        again = siblings is not Siblings.WITHOUT_REPLACEMENT
+        possible = count if again else min(count, int(np.count_nonzero(draft_probs)))
+        tokens += random.choice(len(chances), possible, replace=again, p=chances).tolist()
+        parents += [last] * possible
+        last = len(tokens) - 1
+    return TokenTree(
+        np.array(tokens, np.int32),
+        np.array(parents, np.int32),
+        np.ones(len(tokens), np.float32),
+        (None, *[draft_probs] * (len(tokens) - 1)),
+        siblings=siblings,
+    )
+
+
+def edge_of(kind: str, vocab: int, random: np.random.Generator) -> np.ndarray:
+    """Draft probabilities that are hard on floating-point numbers."""
+    probs = random.random(vocab)
+    if kind == "zeros":
+        probs[random.random(vocab) < 0.9] = 0
+        probs[random.integers(vocab)] = 1
+    elif kind == "tiny":  # what is left without the largest overflows any ratio
+        probs *= 1e-300
+        probs[random.integers(vocab)] = 1
+    elif kind == "smallest":
+        probs[:] = 5e-324
+        probs[random.integers(vocab)] = 1
+    elif kind == "one":
+        probs[:] = 0
+        probs[random.integers(vocab)] = 1
+    probs /= probs.sum()
+    return probs * (1 - 1e-12) if kind == "short" else probs
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kind", ["zeros", "tiny", "smallest", "one", "short"])
+@pytest.mark.parametrize("siblings", Siblings)
+@pytest.mark.parametrize("vocab", [2, 7, 50_000])
+def test_no_edge_of_numbers_lets_an_impossible_token_through(
+    vocab: int, siblings: Siblings, kind: str, dtype: Any
+) -> None:
+    """Nothing warns (warnings are errors), nothing fails, and nothing is written that the target
+    would not write."""
+    random = np.random.default_rng(vocab)
+    for seed in range(3 if vocab > 100 else 40):
+        draft_probs = edge_of(kind, vocab, random).astype(dtype)
+        logits = random.normal(0, 30, (6, vocab)).astype(np.float32)  # up to e^-100
+        likely = int(draft_probs.argmax())
+        logits[:, likely] += random.choice([-1000, 0, 200])  # impossible, possible, certain
+        params = SamplingParams(temperature=1, seed=seed, top_k=3 if seed % 2 else 0)
+        sampler = Sampler(params, [0])
+        for shape in ((1, 1, 1), (3,), (1, 2)):
+            tree, out = sampled(draft_probs, shape, siblings, seed), Forward(logits)
+            verdict = verify(tree, out, sampler)
+            for row, token in zip((0, *verdict.accepted_rows), verdict.tokens, strict=True):
+                assert sampler.probs(logits[row], [])[token] > 0
+
+
+@pytest.mark.parametrize("siblings", Siblings)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3,), (2, 1)])
+def test_greedy_text_does_not_change_with_sampled_guesses(
+    siblings: Siblings, shape: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(0)
+    for seed in range(100):
+        tree = sampled(edge_of("short", 4, random), shape, siblings, seed)
+        out = Forward(random.normal(0, 1, (6, 4)).astype(np.float32))
+        verdict = verify(tree, out, Sampler(SamplingParams(seed=seed), [0]))
+        path = (0, *verdict.accepted_rows)
+        assert verdict.tokens == tuple(int(out.logits[row].argmax()) for row in path)
+        children = tree.children(path[-1])
+        assert verdict.next_token not in tree.tokens[children]
+        assert verdict.exhausted == (not children)
+
+
+def test_a_guess_that_the_draft_could_not_have_made_is_refused() -> None:
+    """So a draft whose probabilities were rounded to 0 is harmless."""
+    logits = np.array([[0.0, 1.0, 2.0]] * 3, np.float32)
+    for siblings, parents in itertools.product(Siblings, ([-1, 0, 1], [-1, 0, 0])):
+        tree = TokenTree(
+            np.array([0, 1, 1], np.int32),
+            np.array(parents, np.int32),
+            np.ones(3, np.float32),
+            (None, *[np.array([0.5, 0.0, 0.5])] * 2),
+            siblings=siblings,
+        )
+        verdict = verify(tree, Forward(logits), Sampler(SamplingParams(temperature=1, seed=1), []))
+        assert verdict.accepted_rows == ()
