@@ -15,13 +15,12 @@ from edge_spec.metrics import PlainReason, RoundStats
 from edge_spec.tree import TokenTree
 
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
-_TRIAL_ROUNDS = 8  # of a drafter, before it is judged
 _SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
 _DEEPEST = 8  # levels of it
-_FIRST_REST, _LONGEST_REST = 32, 1024  # rounds
-_REST_PER_LOSS = 40  # rounds of rest for each plain step that a trial has lost: 2.5 % of the time
-_NOISE = 0.02  # by which rounds may be slower than plain ones before their drafter rests
-_OUTLIER = 4.0  # times the usual time of a guess, beyond which something else was going on
+_MOST_LOST = 16  # plain steps that a drafter may lose before it rests
+_REST_PER_LOSS = 50  # rounds of rest for each of them: 2 % of the time
+_FIRST_REST, _LONGEST_REST = 32, 4096  # rounds
+_OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
 
@@ -31,20 +30,18 @@ def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
 
 
 class Account:
-    """What one drafter has won and taken lately, and whether it rests.
+    """What one drafter has lost lately, and whether it rests.
 
-    The first round after a rest is not judged, nor is it measured what a guess took: the drafter
-    had a text to catch up with. guess_s: seconds a guess, where that is known.
+    guess_s: seconds a guess, where that is known. The first round after a rest tells nothing about
+    it, nor whether the drafter is of use, since it has a text to catch up with.
     """
 
     def __init__(self, guess_s: float | None) -> None:
         self._guess_s = guess_s
         self.resting = 0  # rounds left
         self._rest = _FIRST_REST
-        self._rounds = -1  # judged
-        self._seconds = 0.0
-        self._tokens = 0.0
-        self._lost_s = 0.0  # since it was last faster than plain steps
+        self._rounds = 0  # since it was at rest
+        self._first_lost_s = self._lost_s = 0.0  # in the first of them, and in the others
 
     @property
     def measured(self) -> bool:
@@ -55,35 +52,39 @@ class Account:
         """Seconds a guess; 0 before it was measured."""
         return self._guess_s or 0.0
 
-    def drafted(self, guesses: int, seconds: float) -> None:
-        if not guesses or self._rounds < 0:
-            return
-        now = seconds / guesses
-        known = now if self._guess_s is None else self._guess_s
-        self._guess_s = _MEMORY * known + (1 - _MEMORY) * min(now, _OUTLIER * known)
+    def drafted(self, guesses: int, seconds: float) -> float:
+        """The seconds to charge it with: fewer where the machine was busy with something else."""
+        if self._rounds and self._guess_s is not None:
+            seconds = min(seconds, _OUTLIER * self._guess_s * max(guesses, 1))
+        if self._rounds and guesses:
+            now = seconds / guesses
+            known = now if self._guess_s is None else self._guess_s
+            self._guess_s = _MEMORY * known + (1 - _MEMORY) * now
+        return seconds
 
     def observe(self, seconds: float, tokens: int, plain_s: float) -> None:
-        """plain_s: seconds of a plain round. Logs nothing; `resting` tells what came of it."""
+        """Sends it to rest once it has lost too much since it last broke even (Page 1954,
+        Continuous Inspection Schemes: the cumulative sum). plain_s: seconds of a plain round."""
+        lost_s = self._lost_s + seconds - tokens * plain_s
         self._rounds += 1
-        self._lost_s = max(0.0, self._lost_s + seconds - tokens * plain_s)
-        if not self._rounds:
-            return
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._tokens = _MEMORY * self._tokens + tokens
-        if self._rounds < _TRIAL_ROUNDS:
-            return
-        if self._seconds > (1 + _NOISE) * self._tokens * plain_s:
-            self.rest(plain_s)
-        elif self._seconds < self._tokens * plain_s:
-            self._rest, self._lost_s = _FIRST_REST, 0.0
+        if self._rounds == 1:
+            self._first_lost_s = max(0.0, lost_s)
+        elif lost_s > 0:
+            self._lost_s = lost_s
+            if lost_s > _MOST_LOST * plain_s:
+                self.rest(plain_s)
+        else:
+            self._rest = _FIRST_REST
+            self._first_lost_s = self._lost_s = 0.0
 
     def rest(self, plain_s: float) -> None:
         """Twice as long each time, or as long as it takes to win back what was lost, since a text
         may change; then it is tried again, and measured anew."""
-        self.resting = max(self._rest, round(_REST_PER_LOSS * self._lost_s / plain_s))
-        self._rest = min(2 * self._rest, _LONGEST_REST)
-        self._rounds, self._seconds, self._tokens, self._lost_s = -1, 0.0, 0.0, 0.0
-        self._guess_s = None
+        lost_rounds = (self._first_lost_s + self._lost_s) / plain_s
+        self.resting = min(max(self._rest, round(_REST_PER_LOSS * lost_rounds)), _LONGEST_REST)
+        self._rest *= 2
+        self._rounds, self._guess_s = 0, None
+        self._first_lost_s = self._lost_s = 0.0
 
 
 class MeasuredPolicy:
@@ -154,13 +155,17 @@ class MeasuredPolicy:
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
         self._seconds = _MEMORY * self._seconds + round_stats.total_s
         self._tokens = _MEMORY * self._tokens + round_stats.num_tokens
-        rest_s = round_stats.total_s - round_stats.draft_s  # what drafters learn costs them anyway
-        around_s = rest_s - round_stats.forward_s
+        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
         self._around_s = _MEMORY * self._around_s + (1 - _MEMORY) * around_s
+        # What drafters learn afterwards is left out: it costs the same in every round.
+        pass_s = min(
+            round_stats.forward_s + around_s,
+            _OUTLIER * (self.costs.at(round_stats.num_rows) + self._around_s),
+        )
         for name, draft_s in self._asked.items():
             account = self._accounts[name]
             if self._chosen in (None, name):
-                account.observe(rest_s + draft_s, round_stats.num_tokens, self._plain_s)
+                account.observe(pass_s + draft_s, round_stats.num_tokens, self._plain_s)
             else:  # it has cost its time, and another one has guessed
                 account.observe(self._plain_s + draft_s, 1, self._plain_s)
             if account.resting:
@@ -185,8 +190,8 @@ class MeasuredPolicy:
             limits = replace(limits, num_draft_tokens=1, min_reach=worth)
         start = self._clock()
         tree = drafter.propose(pending, limits)
-        self._asked[drafter.name] = self._clock() - start
-        account.drafted(len(tree) - 1, self._asked[drafter.name])
+        taken_s = self._clock() - start
+        self._asked[drafter.name] = account.drafted(len(tree) - 1, taken_s)
         return tree
 
     def _account(self, drafter: Drafter) -> Account:

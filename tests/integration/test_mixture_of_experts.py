@@ -1,0 +1,82 @@
+"""A mixture of experts as a target: its counts are read, and t(k) is measured, not assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from edge_spec.control.cost import measure_rows
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
+from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.testing import check_session
+
+pytest.importorskip("llama_cpp")
+
+EXPERTS, USED, HIDDEN, WIDTH = 8, 2, 64, 32
+
+
+@pytest.fixture(scope="module")
+def mixture(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """qwen3moe with random weights, two layers."""
+    model = tiny.build("qwen3", num_hidden_layers=2)
+    path: Path = tmp_path_factory.mktemp("mixture") / "model.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    tiny._add_metadata(writer, model)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(USED)
+    writer.add_expert_feed_forward_length(WIDTH)
+    for name, values in model.weights.items():
+        if ".mlp." not in name:
+            writer.add_tensor(tiny.gguf_name(name), values)
+    random = np.random.default_rng(0)
+    for layer in range(2):
+        for name, shape in (
+            ("ffn_gate_inp", (EXPERTS, HIDDEN)),
+            ("ffn_gate_exps", (EXPERTS, WIDTH, HIDDEN)),
+            ("ffn_up_exps", (EXPERTS, WIDTH, HIDDEN)),
+            ("ffn_down_exps", (EXPERTS, HIDDEN, WIDTH)),
+        ):
+            values = random.normal(0, 0.2, shape).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_its_counts_are_read_and_its_rows_are_measured(
+    mixture: Path, open_llama: Callable[..., LlamaCppModel]
+) -> None:
+    model = open_llama("llamacpp", mixture, kv_type="f32", flash_attention=False)
+    assert (model.config.num_experts, model.config.experts_used) == (EXPERTS, USED)
+    costs = measure_rows(model, [1, 4])
+    # Between measured widths by the experts that rows touch: 2, 3.5 and 5.47 of 8, so two rows
+    # cost 43 % of what four cost more than one, not a third.
+    share = (costs.at(2) - costs.at(1)) / (costs.at(4) - costs.at(1))
+    assert share == pytest.approx((3.5 - 2) / (5.46875 - 2))
+    check_session(model, 1e-3)
+
+
+def test_drafting_leaves_its_text_as_it_is(mixture: Path) -> None:
+    texts: list[Any] = []
+    for drafter, drafts in (("none", ()), ("draft-model", (str(mixture),))):
+        options = LoadOptions(
+            runtime="llamacpp",
+            drafter=drafter,
+            drafts=drafts,
+            draft_runtime="llamacpp",
+            threads=1,
+            exact=True,
+        )
+        with load_engine(str(mixture), options, lambda what, fraction: None) as engine:
+            result = engine.generate([5, 6, 7, 8, 5, 6, 7], max_tokens=40)
+            texts.append([token.id for token in result.tokens])
+    assert texts[0] == texts[1]
