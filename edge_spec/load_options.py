@@ -88,6 +88,12 @@ class LoadOptions:
         return bool(self.drafts) and targets.isdisjoint(self.draft_providers or ("cpu",))
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether other models, or parts of this one, run between its passes."""
+        names = {name.strip() for name in self.drafter.split(",")}
+        return bool(self.drafts or names & set(plugins.SELF_DRAFTERS))
+
+    @property
     def runtime_options(self) -> RuntimeOptions:
         return RuntimeOptions(
             threads=self.threads,
@@ -97,6 +103,7 @@ class LoadOptions:
             kv_type=self.kv_type,
             mmap=self.mmap,
             flash_attention=self.flash_attention,
+            takes_turns=self.takes_turns,
         )
 
     @property
@@ -105,4 +112,5 @@ class LoadOptions:
             threads=self.threads,
             providers=self.draft_providers,
             context_length=self.context_length,
+            takes_turns=True,
         )

@@ -125,12 +125,13 @@ class RuntimeOptions:
     kv_type: str | None = None  # of the cache's keys and values, such as "f16"
     mmap: bool | None = None  # whether weights stay in their file, shared with other processes
     flash_attention: bool | None = None
+    takes_turns: bool = False  # with other models: threads that wait for work would slow these down
 
     def require_only(self, runtime: str, *known: str) -> None:
         """Raises UsageError if an option is set that the runtime does not know."""
         for option in fields(self):
             if (
-                option.name not in (*known, "exact")
+                option.name not in (*known, "takes_turns")
                 and getattr(self, option.name) != option.default
             ):
                 raise UsageError(

@@ -19,7 +19,7 @@ _SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
 _DEEPEST = 8  # levels of it
 _MOST_LOST = 16  # plain steps that a drafter may lose before it rests
 _REST_PER_LOSS = 50  # rounds of rest for each of them: 2 % of the time
-_FIRST_REST, _LONGEST_REST = 32, 4096  # rounds
+_FIRST_REST, _LONGEST_REST = 32, 65_536  # rounds
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
@@ -79,9 +79,11 @@ class Account:
 
     def rest(self, plain_s: float) -> None:
         """Twice as long each time, or as long as it takes to win back what was lost, since a text
-        may change; then it is tried again, and measured anew."""
+        may change; then it is tried again, and measured anew. For good, more or less, where it was
+        too slow before it was asked: even to try it, it would have to read the whole text."""
         lost_rounds = (self._first_lost_s + self._lost_s) / plain_s
-        self.resting = min(max(self._rest, round(_REST_PER_LOSS * lost_rounds)), _LONGEST_REST)
+        rounds = max(self._rest, round(_REST_PER_LOSS * lost_rounds))
+        self.resting = min(rounds, _LONGEST_REST) if self._rounds else _LONGEST_REST
         self._rest *= 2
         self._rounds, self._guess_s = 0, None
         self._first_lost_s = self._lost_s = 0.0
@@ -116,6 +118,7 @@ class MeasuredPolicy:
         self._tokens = 1.0
         self._best: tuple[int, ...] = ()
         self._shape_age = 0
+        self._shape_room = (0, 0)  # rows and levels that it was made for
         self._around_s = 0.0  # of a round, outside drafting and the pass
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
@@ -155,13 +158,11 @@ class MeasuredPolicy:
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
         self._seconds = _MEMORY * self._seconds + round_stats.total_s
         self._tokens = _MEMORY * self._tokens + round_stats.num_tokens
-        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
-        self._around_s = _MEMORY * self._around_s + (1 - _MEMORY) * around_s
         # What drafters learn afterwards is left out: it costs the same in every round.
-        pass_s = min(
-            round_stats.forward_s + around_s,
-            _OUTLIER * (self.costs.at(round_stats.num_rows) + self._around_s),
-        )
+        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
+        most_s = _OUTLIER * (self.costs.at(round_stats.num_rows) + self._around_s)
+        pass_s = min(round_stats.forward_s + around_s, most_s)
+        self._around_s = _MEMORY * self._around_s + (1 - _MEMORY) * min(around_s, most_s)
         for name, draft_s in self._asked.items():
             account = self._accounts[name]
             if self._chosen in (None, name):
@@ -204,10 +205,12 @@ class MeasuredPolicy:
         acceptance = () if not limits.branches else sibling_acceptance(drafter)
         if not acceptance:
             return ()
-        if self._shape_age % _SHAPE_ROUNDS == 0:
+        room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))
+        old = self._shape_age >= _SHAPE_ROUNDS and room == self._shape_room
+        if old or room > self._shape_room:  # not at a text's end, where little fits
             pass_s = self._guess_s.get(drafter.name, self._account(drafter).guess_s)
-            depth = min(limits.num_draft_tokens, _DEEPEST)
-            self._best = best_shape(acceptance, self.costs, pass_s, limits.num_rows, depth)
+            self._best = best_shape(acceptance, self.costs, pass_s, *room)
+            self._shape_age, self._shape_room = 0, room
         self._shape_age += 1
         fits = len(self._best) <= limits.num_rows
         return self._best if fits and len(self._best) > 1 else ()
