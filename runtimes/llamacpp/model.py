@@ -22,6 +22,7 @@ from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import Weights
 
 if TYPE_CHECKING:
+    from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
 DEVICE_KV_TYPE = "f16"  # GPU kernels want keys and values of one type
@@ -95,10 +96,24 @@ class LlamaCppRuntime:
         bos_id = source.bos_id if source.adds_bos else None
         return LibraryTokenizer(self._library(), source.path, bos_id)
 
+    def memory(
+        self, source: Published, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.llamacpp.memory import gguf_memory
+
+        return gguf_memory(source, options, num_tokens)
+
 
 class IkRuntime(LlamaCppRuntime):
     name = "ik"
     _library = staticmethod(ik.library)
+
+    def memory(
+        self, source: Published, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.llamacpp.memory import ik_memory
+
+        return ik_memory(source, options, num_tokens)
 
 
 def choose_devices(wanted: Sequence[str], devices: Sequence[Device]) -> tuple[Device, ...]:

@@ -1,0 +1,105 @@
+"""What a GGUF file will take in llama.cpp and in its fork, from what the file says of itself.
+
+Measured with llama-cpp-python 0.3.36 and ik-llama-cpp-python 0.1.5 on x86-64 with AVX-512: the
+whole file is mapped and touched while loading, and matrices of REPACKED types are copied beside
+it. The fork reads the file into memory instead, and a tied embedding twice. The cache is there at
+once, in the size that a session opens or grows it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.model import Published, RuntimeOptions
+from edge_spec.placement.memory import Memory, context_tokens
+from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
+from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
+
+# Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
+REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
+_EMBEDDING = "model.embed_tokens.weight"
+_DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
+_CELLS = 256  # a cache has a multiple of these
+_TOKEN_BYTES = 380  # of the vocabulary: texts, merges and the maps to them
+_FLOAT = 4  # bytes
+_MASK = 2
+_LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
+_IK_CONTEXT_BYTES = 27_000_000  # tables for a graph of 65,536 nodes
+
+
+def gguf_memory(source: Published, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+    """Raises KeyError for a KV type that no library has."""
+    cells = _cells(source.config, options, num_tokens)
+    copied = 0 if options.mmap is False else _repacked_bytes(source)
+    return Memory(
+        weights=source.path.stat().st_size + copied + _vocabulary(source.config),
+        cache=_cache(source.config, options, _padded(cells)),
+        work=_work(source.config, _padded(cells)) + _CONTEXT_BYTES,
+        library=_LIBRARY_BYTES,
+    )
+
+
+def ik_memory(source: Published, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+    """Raises KeyError for a KV type that no library has."""
+    cells = _padded(_cells(source.config, options, num_tokens) + MAX_ROWS)
+    embedding = _tensors(source).get(_EMBEDDING)
+    is_copied = source.config.tied_embeddings and not options.mmap
+    copied = embedding.data.nbytes if embedding and is_copied else 0
+    return Memory(
+        weights=source.path.stat().st_size + copied + _vocabulary(source.config),
+        cache=_cache(source.config, options, cells),
+        work=_work(source.config, cells) + _IK_CONTEXT_BYTES,
+        library=_LIBRARY_BYTES,
+    )
+
+
+def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:
+    """Of the cache, which doubles from FIRST_TOKENS on."""
+    length, used = context_tokens(config.context_length, options, num_tokens)
+    cells = min(FIRST_TOKENS, length)
+    while cells < used:
+        cells = min(2 * cells, length)
+    return cells
+
+
+def _padded(cells: int) -> int:
+    return -(-cells // _CELLS) * _CELLS
+
+
+def _repacked_bytes(source: Published) -> int:
+    """Where the tensors are not known, all of the file if it has such types."""
+    if not source.weight_types & REPACKED:
+        return 0
+    tensors = _tensors(source)
+    if not tensors:
+        return source.path.stat().st_size
+    return sum(
+        tensor.data.nbytes
+        for name, tensor in tensors.items()
+        if tensor.kind.name in REPACKED and name != _EMBEDDING
+    )
+
+
+def _tensors(source: Published) -> Mapping[str, Any]:
+    """Those of a file whose architecture exporters know."""
+    tensors: Mapping[str, Any] = getattr(source, "tensors", {})
+    return tensors
+
+
+def _vocabulary(config: ModelConfig) -> int:
+    return config.vocab_size * _TOKEN_BYTES
+
+
+def _cache(config: ModelConfig, options: RuntimeOptions, cells: int) -> int:
+    kv_type = KV_TYPES[(options.kv_type or _DEFAULT_KV_TYPE).lower()]
+    return int(config.num_layers * config.kv_size * cells * kv_type.bytes_per_pair)
+
+
+def _work(config: ModelConfig, cells: int) -> int:
+    """Scores of the most rows, and activations and mask of a prefill."""
+    scores = MAX_ROWS * (config.vocab_size + config.hidden_size)
+    rows = min(PREFILL_TOKENS, cells)
+    activations = rows * (2 * config.hidden_size + 3 * config.intermediate_size)
+    return _FLOAT * (scores + activations) + _MASK * rows * cells

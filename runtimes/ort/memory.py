@@ -1,0 +1,69 @@
+"""What a bundle will take in onnxruntime, from its manifest alone.
+
+Measured with onnxruntime 1.31 on x86-64: every integer matrix is copied in its kernel's own order
+and its packed original unmapped, while scales and zero points stay mapped beside copies of the
+scales and the sums of blocks. A tied embedding stays beside the copy that the head reads. Float16
+is widened to float32 once; the embedding, from which rows are taken, is not.
+"""
+
+from __future__ import annotations
+
+import re
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.bundle import Bundle
+from edge_spec.model import RuntimeOptions
+from edge_spec.placement.memory import Memory, context_tokens
+
+DATA_FILE = "model.onnx.data"
+LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use
+# As cache.py and session.py have them, which import onnxruntime.
+GROWTH_TOKENS, PREFILL_ROWS = 512, 256
+_BLOCK_COPY_BYTES = 8  # a block's scale and sum
+_LAYER_BYTES = 95_000  # nodes of the graph
+_EMBEDDING_BLOCK = 32
+_FLOAT = 4  # bytes
+_DECODED_ROWS = 15  # whose scores are kept: a buffer for each width from 1 to 5
+_ARENA = 2  # onnxruntime's arena grows in powers of two
+
+
+def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+    """Raises BundleError where the bundle has no weights."""
+    config = bundle.config
+    length, used = context_tokens(config.context_length, options, num_tokens)
+    steps = -(-used // GROWTH_TOKENS)
+    capacity = min(steps * GROWTH_TOKENS, length + 1)
+    return Memory(
+        weights=_weights(bundle, config),
+        cache=2 * config.num_layers * config.kv_size * capacity * _FLOAT,
+        work=_work(config, capacity),
+        library=LIBRARY_BYTES,
+    )
+
+
+def _weights(bundle: Bundle, config: ModelConfig) -> int:
+    embedding = config.vocab_size * config.hidden_size
+    matrices = _layer_weights(config) * config.num_layers
+    graph = _LAYER_BYTES * config.num_layers
+    quantization = bundle.manifest.quantization
+    block = re.search(r"block (\d+)", quantization)
+    if block is None:
+        stored = 2 if quantization == "fp16" else _FLOAT
+        return matrices * _FLOAT + embedding * (_FLOAT + stored) + graph
+    blocks = matrices // int(block[1]) + embedding // _EMBEDDING_BLOCK
+    copied = embedding if config.tied_embeddings else 0
+    return bundle.file(DATA_FILE).stat().st_size + copied + blocks * _BLOCK_COPY_BYTES + graph
+
+
+def _layer_weights(config: ModelConfig) -> int:
+    attention = 2 * config.query_size + 2 * config.kv_size
+    return config.hidden_size * (attention + 3 * config.intermediate_size)
+
+
+def _work(config: ModelConfig, capacity: int) -> int:
+    """Activations of a prefill, its mask three times, and the scores of narrow passes."""
+    inner = 4 * config.intermediate_size + 4 * config.hidden_size
+    activations = PREFILL_ROWS * (inner + config.query_size + 2 * config.kv_size)
+    masks = 3 * PREFILL_ROWS * capacity
+    scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size)
+    return _FLOAT * (_ARENA * activations + masks + scores)

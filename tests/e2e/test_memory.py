@@ -1,0 +1,37 @@
+"""What is said of a pair's memory before it is loaded, against what it then takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+CONTEXT = 512
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is not known")
+@pytest.mark.parametrize("case", ["ort+ort", "ort+llamacpp={gguf}"])
+def test_a_pair_takes_what_was_forecast(case: str, demo_gguf: Path) -> None:
+    """Within 10 %, which is twice what the demo model's forecasts are off."""
+    for module in ("onnxruntime", "llama_cpp"):
+        pytest.importorskip(module)
+    command = [sys.executable, str(BENCHMARK), "--worker", "--case", case.format(gguf=demo_gguf)]
+    done = subprocess.run(
+        [*command, "--contexts", str(CONTEXT), "--threads", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["draft_n"] > 0  # the draft's weights were read
+    assert found["forecast"] == pytest.approx(found["resident"], rel=0.1)
+    assert found["said"].startswith("target smollm2 on ort ")
+    assert " + draft " in found["said"]
