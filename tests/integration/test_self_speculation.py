@@ -1,0 +1,104 @@
+"""Parts of a model that draft for it, from the search to the text, on onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.bundle import open_bundle
+from edge_spec.cli.main import run
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.engine import Engine
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
+from edge_spec.model import ExportOptions
+from edge_spec.self_speculation import saved_parts
+
+LAYERS = 6
+STILL = {4, 5, 8, 9}  # sublayers that add nothing
+PROMPT = np.random.default_rng(0).integers(3, 250, 90).tolist()
+
+
+@pytest.fixture
+def bundle(tiny: ModuleType, tmp_path: Path) -> Path:
+    """Four useful layers, and two between them that add nothing."""
+    model = tiny.build("llama", num_hidden_layers=LAYERS, max_position_embeddings=512)
+    for sublayer in STILL:
+        last = ("self_attn.o_proj", "mlp.down_proj")[sublayer % 2]
+        model.weights[f"model.layers.{sublayer // 2}.{last}.weight"][:] = 0
+    source = open_checkpoint(tiny.write_hf(model, tmp_path / "hf"))
+    options = ExportOptions("fp32", check=False)
+    OnnxExporter().export(source, tmp_path / "out", options, lambda what, fraction: None)
+    return tmp_path / "out"
+
+
+def opened(path: Path, drafter: str, **options: Any) -> Engine:
+    loaded = LoadOptions(runtime="ort", drafter=drafter, threads=1, **options)
+    engine = load_engine(str(path), loaded, lambda what, fraction: None)
+    if drafter != "none":  # whether or not it pays on this machine
+        engine._speculation = replace(engine._speculation, policy=FixedPolicy(branches=False))
+        engine._conversation.decoder = engine._decoder()
+    return engine
+
+
+def text(engine: Engine) -> list[int]:
+    return [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
+
+
+def test_what_adds_nothing_is_found_kept_and_left_out(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(bundle, "none") as engine:
+        plain = text(engine)
+    assert run(["tune-skip", str(bundle), "--trials", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "early-exit: exit at layer" in said and "layer-skip: " in said
+    part = saved_parts(open_bundle(bundle))["layer-skip"]
+    assert set(part.skipped) & STILL
+    with opened(bundle, "layer-skip") as engine:
+        # What a part promises here depends on the machine; that it is asked does not.
+        drafter: Any = engine._speculation.drafters[0]
+        drafter._drafter._open(replace(part, skipped=tuple(STILL), forecast=2.0))
+        assert text(engine) == plain
+        stats = engine.last.stats if engine.last else None
+        assert stats is not None and stats.draft_n_accepted > 20
+        assert stats.draft_n_accepted == stats.draft_n  # it agrees with the whole model
+
+
+@pytest.mark.parametrize("layer", [1, LAYERS - 1])
+def test_an_exit_that_was_asked_for_leaves_the_text_as_it_is(bundle: Path, layer: int) -> None:
+    with opened(bundle, "none") as engine:
+        plain = text(engine)
+    with opened(bundle, "early-exit", exit_layer=layer) as engine:
+        assert text(engine) == plain
+        assert engine.last is not None and engine.last.stats.draft_n > 0
+        engine.set_drafter("none")
+        assert text(engine) == plain
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS, -1])
+def test_an_exit_that_the_model_does_not_have_is_refused(bundle: Path, layer: int) -> None:
+    with pytest.raises(UsageError, match=f"cannot exit at layer {layer}"):
+        opened(bundle, "early-exit", exit_layer=layer)
+
+
+def test_a_runtime_without_parts_is_refused_when_the_engine_is_built(
+    tiny: ModuleType, tmp_path: Path
+) -> None:
+    path = tiny.write_hf(tiny.build("llama"), tmp_path / "hf")
+    options = LoadOptions(runtime="reference", drafter="early-exit")
+    with pytest.raises(UnsupportedModelError, match="needs a runtime that can run a model in part"):
+        load_engine(str(path), options, lambda what, fraction: None)
+
+
+def test_an_exit_layer_without_early_exit_is_refused(bundle: Path) -> None:
+    with pytest.raises(UsageError, match="the exit layer would not be used"):
+        LoadOptions(drafter="suffix", exit_layer=2)
