@@ -66,7 +66,7 @@ def test_chat_commands(edge_spec):
         (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
         (["generate", "x", "--top-p", "many"], 2, "--top-p"),
         (["generate", "x", "--runtime", "abacus"], 2, "Installed: ik, llamacpp, ort, reference"),
-        (["generate", "x", "--drafter", "oracle"], 2, "Installed: corpus, draft-model, jacobi"),
+        (["generate", "x", "--drafter", "oracle"], 2, "Installed: cascade, corpus, draft-model, early-exit"),
         (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
         (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
         (["generate", "x", "--device", "abacus"], 2, "Available: "),
@@ -188,7 +188,7 @@ def _num_threads(pid: int) -> int:
 def test_the_documented_options_are_those_of_the_help(edge_spec):
     documented = set(re.findall(r"--[a-z][a-z-]+", Path("docs/cli.md").read_text(encoding="utf-8")))
     offered = set()
-    for name in ("generate", "chat", "export"):
+    for name in ("generate", "chat", "export", "tune-skip"):
         shown = edge_spec(name, "--help", COLUMNS="200", NO_COLOR="1").stdout
         offered |= set(re.findall(r"--[a-z][a-z-]+", shown))
     offered -= {"--help", "--no-raw", "--check", "--no-mmap", "--no-flash-attention"}
