@@ -75,6 +75,7 @@ class Engine:
         self.last: GenerationResult | None = None
         self._session = parts.model.open_session()
         self._speculation = parts.speculation
+        self._attach(parts.speculation)
         self._conversation = Conversation(self._decoder(), PlainRate())
         self._running: Generation | None = None
         self._closed = False
@@ -170,10 +171,12 @@ class Engine:
     def set_drafter(self, names: str) -> None:
         """From the next answer on: "auto", "none", or drafters' names joined by commas.
 
-        Raises UsageError for a name that is not installed, and then changes nothing.
+        Raises UsageError for a name that is not installed, UnsupportedModelError for one that this
+        model cannot have, and then changes nothing.
         """
         speculation = self.parts.speculator.choose(names)
         self._end_running()
+        self._attach(speculation)
         self._speculation.close()
         if self._speculation.tie_margin > speculation.tie_margin:
             # The cache may hold the noise of rows that plain decoding would not have scored so.
@@ -240,10 +243,12 @@ class Engine:
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
 
-    def _decoder(self) -> Decoder:
-        for drafter in self._speculation.drafters:
+    def _attach(self, speculation: Speculation) -> None:
+        for drafter in speculation.drafters:
             if isinstance(drafter, Attached):
                 drafter.attach(self.parts.model, self._session)
+
+    def _decoder(self) -> Decoder:
         speculation = self._speculation
         return Decoder(self._session, speculation.drafters, speculation.policy, speculation.overlap)
 

@@ -99,6 +99,19 @@ def test_a_runtime_without_parts_is_refused_when_the_engine_is_built(
         load_engine(str(path), options, lambda what, fraction: None)
 
 
+def test_a_drafter_that_the_model_cannot_have_leaves_the_one_before(
+    tiny: ModuleType, tmp_path: Path
+) -> None:
+    path = tiny.write_hf(tiny.build("llama"), tmp_path / "hf")
+    options = LoadOptions(runtime="reference")
+    with load_engine(str(path), options, lambda what, fraction: None) as engine:
+        before = engine.generate([5, 6, 5, 6, 5], max_tokens=12).text
+        with pytest.raises(UnsupportedModelError):
+            engine.set_drafter("layer-skip")
+        assert engine.generate([5, 6, 5, 6, 5], max_tokens=12).text == before
+        assert [drafter.name for drafter in engine._speculation.drafters] == ["suffix"]
+
+
 def test_an_exit_layer_without_early_exit_is_refused(bundle: Path) -> None:
     with pytest.raises(UsageError, match="the exit layer would not be used"):
         LoadOptions(drafter="suffix", exit_layer=2)
