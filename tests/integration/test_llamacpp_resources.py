@@ -122,7 +122,7 @@ def test_an_engine_that_fails_to_load_leaves_nothing_open(
     path = str(gguf())
     options = LoadOptions(
         runtime=llama,
-        draft="none" if draft == "none" else path,
+        drafts=() if draft == "none" else (path,),
         draft_runtime=llama,
         draft_n_max=1000,
         threads=1,
