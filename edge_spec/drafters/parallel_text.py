@@ -6,7 +6,7 @@ both tokenizations have a boundary, and from which both encode the rest as befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -16,24 +16,6 @@ MAX_OPEN = 48  # characters at the end of a text that may be encoded again each 
 _KEPT_OPEN = 16  # of them that stay open: what follows can still change how they are encoded
 _FORCED = 4 * MAX_OPEN  # from here on any boundary will do
 _MAX_TRIES = 3
-
-
-class _Pieces:
-    """A stream that goes on behind bytes which turn out to be no character: they have no text."""
-
-    def __init__(self, stream: TextPieces, reopen: Callable[[], TextPieces]) -> None:
-        self._stream = stream
-        self._reopen = reopen
-
-    def push(self, token: int) -> str:
-        try:
-            return self._stream.push(token)
-        except Exception:  # the library raises plain Exception
-            self._stream = self._reopen()
-            return self._stream.push(token)
-
-    def finish(self) -> str:
-        return self._stream.finish()
 
 
 class PartCodec:
@@ -64,12 +46,8 @@ class PartCodec:
 
     def stream(self, inside: bool = True) -> TextPieces:
         """Of a text's beginning, or `inside` a text, where no leading space is left out."""
-        stream = self._open_inside() if inside else self._codec.stream()
-        return _Pieces(stream, self._open_inside)
-
-    def _open_inside(self) -> TextPieces:
         stream = self._codec.stream()
-        for token in self._anchor:
+        for token in self._anchor if inside else ():
             stream.push(token)
         return stream
 

@@ -66,7 +66,11 @@ def test_chat_commands(edge_spec):
         (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
         (["generate", "x", "--top-p", "many"], 2, "--top-p"),
         (["generate", "x", "--runtime", "abacus"], 2, "Installed: ik, llamacpp, ort, reference"),
-        (["generate", "x", "--drafter", "oracle"], 2, "Installed: cascade, corpus, draft-model, early-exit"),
+        (
+            ["generate", "x", "--drafter", "oracle"],
+            2,
+            "Installed: cascade, corpus, draft-model, early-exit",
+        ),
         (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
         (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
         (["generate", "x", "--device", "abacus"], 2, "Available: "),

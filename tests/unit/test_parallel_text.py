@@ -263,7 +263,7 @@ def test_bytes_that_are_no_character_end_no_stream(languages: Languages) -> None
     assert "".join([*pieces, stream.finish()]).endswith("They said so")
 
 
-def test_bytes_that_are_no_character_are_left_out(languages: Languages) -> None:
+def test_bytes_that_are_no_character_are_read_as_they_are_shown(languages: Languages) -> None:
     target, draft = languages["sentencepiece first"], languages["large"]
     names = target.codec.vocabulary()
     wrong = [names["<0x6A>"], names["<0x80>"]]
@@ -275,7 +275,7 @@ def test_bytes_that_are_no_character_are_left_out(languages: Languages) -> None:
     inner.confidence = [1.0] * len(inner.guesses)
     drafter.begin(prompt)
     tree = drafter.propose(prompt[-1], Budget(20, 21))
-    assert draft.bytes_of(inner.ids) == b"Theyj said so"
+    assert draft.bytes_of(inner.ids).decode() == "Theyj\N{REPLACEMENT CHARACTER} said so"
     assert b"".join(target.pieces[token] for token in tree.tokens[1:]) == b" nothing"
 
 
