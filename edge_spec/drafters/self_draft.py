@@ -81,10 +81,10 @@ class SelfDrafter:
             )
         self.close()
         self._model, self._target = model, session
-        # Says at once, not in the middle of a text, where the model has no parts.
-        session.open_skipping(frozenset()).close()
         if self._part is not None:
             self._open(self._part)
+        else:  # says at once, not in the middle of a text, where the model has no parts
+            session.open_skipping(frozenset()).close()
 
     def choose_like(self, sampler: Sampler) -> None:
         self._sampler = sampler
