@@ -11,14 +11,13 @@ from typing import Literal, TypedDict, Unpack, overload
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
 from edge_spec.drafters.draft_model import Draft
-from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.protocol import Attached
-from edge_spec.drafters.retokenized import TextCounts
+from edge_spec.drafters.protocol import Attached, CountingText, TextCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
 from edge_spec.metrics import PlainRate, Stats
 from edge_spec.model import Model
 from edge_spec.pair_history import PairHistory
+from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.speculation import Speculation, Speculator
@@ -227,11 +226,8 @@ class Engine:
         return generation
 
     def _text_counts(self) -> TextCounts:
-        counts = [
-            drafter.text_counts
-            for drafter in self._speculation.drafters
-            if isinstance(drafter, GuardedDrafter)
-        ]
+        drafters = self._speculation.drafters
+        counts = [each.text_counts for each in drafters if isinstance(each, CountingText)]
         return TextCounts(*map(sum, zip(*counts, strict=True))) if counts else TextCounts()
 
     def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
@@ -239,7 +235,7 @@ class Engine:
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         history = self.parts.history
-        if history is not None:
+        if history is not None and set(stats.drafters) <= set(PAIR_DRAFTERS):  # not others' guesses
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
 

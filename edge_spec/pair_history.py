@@ -51,7 +51,7 @@ class PairHistory:
     def staleness(self, domain: str) -> str | None:
         """One line where guesses are accepted less often than when the pair was set up."""
         counts = self._domains.get(domain)
-        if counts is None or counts["recent"][0] < _MIN_ROUNDS:
+        if counts is None or min(counts["setup"][0], counts["recent"][0]) < _MIN_ROUNDS:
             return None
         (setup_rounds, setup_right), (rounds, right) = counts["setup"], counts["recent"]
         before, now = setup_right / setup_rounds, right / rounds

@@ -163,19 +163,6 @@ class Sampler:
             return probabilities
         return target_probs(logits, self.params)
 
-    def likeliest(self, probabilities: np.ndarray, depth: int, count: int) -> list[int]:
-        """Up to `count` tokens that `choose` takes with these [vocab] probabilities, or would if
-        they were a little different; the first is its choice. depth: tokens after the output."""
-        tokens = np.flatnonzero(probabilities > 0)
-        probabilities = probabilities[tokens]
-        greedy = self.params.greedy
-        order = -probabilities if greedy else self._race(tokens, probabilities, depth)
-        if len(tokens) > count:
-            first = np.argpartition(order, count - 1)[:count]
-            tokens, order = tokens[first], order[first]
-        likeliest: list[int] = tokens[order.argsort(kind="stable")].tolist()
-        return likeliest
-
     def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         """[vocab] weights whose largest is at the token that `choose` takes, and whose
         others tell how close it was: e to the logits where it is greedy, else the inverse of the

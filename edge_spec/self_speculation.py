@@ -71,7 +71,7 @@ class Judge:
     """Scores the ends of texts with the whole model once, then with any part of it.
 
     costs: of the whole model's rows. Raises UnsupportedModelError where its sessions have no
-    parts. Holds two sessions for each text until `close`.
+    parts. A context manager: it holds two sessions for each text.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ExitSearch:
 
     def first(self, model: Model, text: Sequence[int]) -> Part:
         with Judge(model, [text], self._costs()) as judge:
-            return best_exit(judge, model.config.num_layers)
+            return best_exit(judge)
 
     def better(self, model: Model, text: Sequence[int], part: Part) -> Part:
         return part
@@ -202,9 +202,10 @@ class SkipSearch:
         return tried if _worth(tried) > _worth(known) else part
 
 
-def best_exit(judge: Judge, num_layers: int) -> ChosenPart:
+def best_exit(judge: Judge) -> ChosenPart:
     """Of some exits, by their forecast."""
-    exits = sorted({max(1, round(share * num_layers)) for share in _EXITS} - {num_layers})
+    layers = judge.num_layers
+    exits = sorted({max(1, round(share * layers)) for share in _EXITS} - {layers})
     return max((judge.exit(layer) for layer in exits), key=_worth)
 
 
@@ -227,7 +228,6 @@ def optimized(
     section 3.2), by a tree-structured Parzen estimator.
 
     told: after each trial, how many there were.
-
     Raises MissingDependencyError without optuna.
     """
     try:

@@ -156,20 +156,6 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
             f"{metadata.path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
             remedy="Convert the model again.",
         )
-    head_dim = value("attention.key_length")
-    if head_dim is None:
-        head_dim = hidden_size // num_heads
-    if value("attention.value_length") not in (None, head_dim):
-        raise UnsupportedModelError(
-            f"{metadata.path} has keys of {head_dim} elements and values of another size",
-            remedy="Use a model whose keys and values are of one size.",
-        )
-    rotated = value("rope.dimension_count")
-    if rotated not in (None, head_dim):
-        raise UnsupportedModelError(
-            f"{metadata.path} rotates {rotated} of the {head_dim} elements of a head",
-            remedy="Use a model that rotates all of them.",
-        )
     window = value("attention.sliding_window")
     context_length = needed("context_length")
     return ModelConfig(
@@ -179,7 +165,7 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
         intermediate_size=needed("feed_forward_length"),
         num_heads=num_heads,
         num_kv_heads=value("attention.head_count_kv") or num_heads,
-        head_dim=head_dim,
+        head_dim=_head_dim(metadata, architecture, hidden_size // num_heads),
         vocab_size=embeddings.shape[0],
         context_length=min(context_length, window) if window else context_length,
         norm_epsilon=needed("attention.layer_norm_rms_epsilon", float),
@@ -190,6 +176,25 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
     )
+
+
+def _head_dim(metadata: Metadata, architecture: str, otherwise: int) -> int:
+    """Raises UnsupportedModelError unless keys, values and what is rotated are of one size."""
+    head_dim: int | None = metadata.get(f"{architecture}.attention.key_length", int)
+    if head_dim is None:
+        head_dim = otherwise
+    if metadata.get(f"{architecture}.attention.value_length", int) not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{metadata.path} has keys of {head_dim} elements and values of another size",
+            remedy="Use a model whose keys and values are of one size.",
+        )
+    rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
+    if rotated not in (None, head_dim):
+        raise UnsupportedModelError(
+            f"{metadata.path} rotates {rotated} of the {head_dim} elements of a head",
+            remedy="Use a model that rotates all of them.",
+        )
+    return head_dim
 
 
 def _rope_scaling(

@@ -48,7 +48,7 @@ def tune_skip(
             texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
         loaded = engine.parts.model
         with Judge(loaded, texts, measure_rows(loaded)) as judge:
-            parts = {"early-exit": best_exit(judge, judge.num_layers)}
+            parts = {"early-exit": best_exit(judge)}
             parts["layer-skip"] = optimized(
                 judge,
                 best_nested(judge),

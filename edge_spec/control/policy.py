@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.metrics import PlainReason, RoundStats
-from edge_spec.tree import TokenTree
+from edge_spec.tree import Siblings, TokenTree
 
 DEFAULT_DRAFT_TOKENS = 15
 
@@ -54,8 +54,9 @@ class FixedPolicy:
         self.probes = probes
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
-        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
-        limits = replace(limits, min_reach=self.min_confidence)
+        limits = limited(
+            budget, self.max_draft_tokens, self.branches, self.probes, self.min_confidence
+        )
         if not drafters:
             return Plan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
@@ -76,13 +77,16 @@ class FixedPolicy:
     def observe(self, round_stats: RoundStats) -> None: ...
 
 
-def limited(budget: Budget, max_draft_tokens: int, branches: bool, probes: bool) -> Budget:
+def limited(
+    budget: Budget, max_draft_tokens: int, branches: bool, probes: bool, min_reach: float = 0.0
+) -> Budget:
     """The part of a budget that a policy uses; guesses may branch where both say so."""
     return Budget(
         min(budget.num_draft_tokens, max_draft_tokens),
         min(budget.num_rows, max_draft_tokens + 1),
         branches=branches and budget.branches,
         probes=probes and budget.probes,
+        min_reach=min_reach,
     )
 
 
@@ -100,4 +104,6 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> Plan | None:
         num_verified = likely.leading_chain
         if not limits.probes:
             likely = likely.first_rows(num_verified)
+    if tree.siblings is Siblings.K_SEQ and len(likely) < len(tree):  # they go together
+        likely = replace(likely, draft_probs=())
     return Plan(likely, None, num_verified=num_verified) if len(likely) > 1 else None

@@ -25,6 +25,7 @@ from edge_spec.drafters.growth import Growth, Guess, grow, nothing
 from edge_spec.drafters.in_step import InStep
 from edge_spec.drafters.level import Level, NoLevel
 from edge_spec.drafters.protocol import Budget, Drafter, Tentative
+from edge_spec.drafters.recycling import top_tokens
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Purpose, Sampler, SamplingParams
 from edge_spec.tree import TokenTree, Verdict
@@ -81,8 +82,6 @@ class DraftModelDrafter:
         self._growth = nothing(0)
         self._sampler = Sampler(SamplingParams(), ())
         self._sampled = False
-        if not shared:
-            session.rollback(0)
 
     def choose_like(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -199,8 +198,7 @@ class DraftModelDrafter:
     def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
         preference = self._sampler.preference(self._fitted(logits), path)
         count = min(_SIBLINGS, int(np.count_nonzero(preference)))
-        likeliest = np.argpartition(preference, -count)[-count:]
-        likeliest = likeliest[preference[likeliest].argsort(kind="stable")[::-1]]
+        likeliest = top_tokens(preference[None], count)[0]
         shares = preference[likeliest] / preference.sum()
         return [
             Guess(token, _kind(_OTHER if rank else _FIRST, share), (*path, token))

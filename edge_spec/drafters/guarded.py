@@ -13,11 +13,12 @@ from edge_spec.drafters.protocol import (
     Budget,
     ChoosingAlike,
     Closing,
+    CountingText,
     Drafter,
     Keeping,
     Preparing,
+    TextCounts,
 )
-from edge_spec.drafters.retokenized import RetokenizedDrafter, TextCounts
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
@@ -96,10 +97,10 @@ class GuardedDrafter:
 
     @property
     def text_counts(self) -> TextCounts:
-        """Of a draft with another tokenizer; zeros for others."""
-        if isinstance(self._drafter, RetokenizedDrafter):
-            return self._drafter.text_counts
-        return TextCounts()
+        """Zeros for a drafter that counts none."""
+        return (
+            self._drafter.text_counts if isinstance(self._drafter, CountingText) else TextCounts()
+        )
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Empty for a drafter that was dropped or keeps nothing."""
@@ -127,6 +128,8 @@ class GuardedDrafter:
         for token, probs in zip(tokens, tree.draft_probs, strict=False):
             if probs is not None and not (len(probs) == self._vocab_size and probs[token] > 0):
                 raise ValueError("a token that was not sampled from its draft_probs")
+        if tree.draft_probs:
+            _check_siblings(tree)
         for needed, parent in zip(tree.needed, tree.parents.tolist(), strict=False):
             if needed and parent > 0 and not tree.needed[parent]:
                 raise ValueError("a row that is needed below one that is not")
@@ -140,3 +143,14 @@ class GuardedDrafter:
             self.fault,
             exc_info=_log.isEnabledFor(logging.DEBUG),
         )
+
+
+def _check_siblings(tree: TokenTree) -> None:
+    """A sampled row counts only behind its siblings before it, so a policy must never find it
+    likelier than these and keep it without them. Raises ValueError."""
+    last: dict[int, float] = {}
+    for row, parent in enumerate(tree.parents.tolist()):
+        confidence = float(tree.confidence[row])
+        if tree.draft_probs[row] is not None and confidence > last.get(parent, 1.0):
+            raise ValueError("a sampled row with more confidence than its sibling before it")
+        last[parent] = confidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,6 +82,21 @@ class Attached(Protocol):
 
     def attach(self, model: Model, session: Session) -> None:
         """Before the first `begin`. Raises UsageError where they do not offer what it needs."""
+
+
+class TextCounts(NamedTuple):
+    """Guesses in a unit that drafts with different tokenizers share."""
+
+    proposed_characters: int = 0  # of the rows that were verified
+    accepted_characters: int = 0
+
+
+@runtime_checkable
+class CountingText(Protocol):
+    """A drafter whose guesses are text. `text_counts` adds up over all generations."""
+
+    @property
+    def text_counts(self) -> TextCounts: ...
 
 
 @runtime_checkable

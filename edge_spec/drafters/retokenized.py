@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_spec.drafters.acceptance import MEMORY, PRIOR_WEIGHT
 from edge_spec.drafters.parallel_text import ParallelText, PartCodec, num_shared
-from edge_spec.drafters.protocol import Budget, Closing, Drafter
+from edge_spec.drafters.protocol import Budget, Closing, Drafter, TextCounts
 from edge_spec.model import Forward
 from edge_spec.tokenizer import TextCodec
 from edge_spec.tree import TokenTree, Verdict
@@ -27,13 +27,6 @@ from edge_spec.tree import TokenTree, Verdict
 # 500; on another model's text 0.5 to 0.9. Leaving that token out took 0 to 21 % more rounds.
 _OPEN_END = 0.9
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
-
-
-class TextCounts(NamedTuple):
-    """Guesses in a unit that drafts with different tokenizers share."""
-
-    proposed_characters: int = 0  # of the rows that were verified
-    accepted_characters: int = 0
 
 
 class _OpenEnds:

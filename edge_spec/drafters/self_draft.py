@@ -82,6 +82,7 @@ class SelfDrafter:
         self.close()
         self._model, self._target = model, session
         if self._part is not None:
+            self._say(self._part)
             self._open(self._part)
         else:  # says at once, not in the middle of a text, where the model has no parts
             session.open_skipping(frozenset()).close()
@@ -124,7 +125,9 @@ class SelfDrafter:
     def _find(self) -> None:
         assert self._model is not None  # attached before the first text
         start = self._clock()
-        self._open(self._search.first(self._model, self._text))
+        part = self._search.first(self._model, self._text)
+        self._say(part)
+        self._open(part)
         self._try_s = self._clock() - start
 
     def _improve(self) -> None:
@@ -135,18 +138,20 @@ class SelfDrafter:
             return
         better = self._search.better(self._model, self._text, self._part)
         if better is not self._part:
+            _log.info("%s: %s", self.name, better)
             self._open(better)
         self._try_s = self._clock() - start
         self._searched_s += self._try_s
 
+    def _say(self, part: Part) -> None:
+        (_log.info if part.forecast > 1 else _log.warning)("%s: %s", self.name, part)
+
     def _open(self, part: Part) -> None:
         """A part that gains nothing is not asked for guesses."""
         assert self._model is not None and self._target is not None
-        pays = part.forecast > 1
-        (_log.info if pays else _log.warning)("%s: %s", self.name, part)
         self.close()
         self._part = part
-        if not pays:
+        if part.forecast <= 1:
             return
         self._view = part.open(self._target)
         vocab_size = self._model.config.vocab_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.control.policy import FixedPolicy, Plan
-from edge_spec.decoder import Origin
+from edge_spec.decoder import Decoder, Origin
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.metrics import PlainReason
@@ -277,3 +278,36 @@ def test_rows_beyond_those_to_verify_are_seen_by_drafters_and_never_accepted(
     assert [stats.num_draft_tokens for stats in run.rounds] == [1, 1]
     assert [token.origin for token in run.decoded] == [Origin.ACCEPTED, Origin.BONUS] * 2
     assert run.rounds[0].by_drafter == {"test": (1, 1)}
+
+
+class Reading(SuffixDrafter):
+    """Notes when it reads a prompt, from `may_read` on."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self._events = events
+        self.may_read, self.has_read = Event(), Event()
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        assert self.may_read.wait(timeout=10)
+        self._events.append("draft")
+        self.has_read.set()
+
+
+def test_a_draft_reads_the_prompt_while_the_target_does_or_after_it() -> None:
+    model = ScriptedModel(random_logits(5), 5)
+    events: list[str] = []
+    drafter = Reading(events)
+    decoder = Decoder(model.open_session(), [drafter], FixedPolicy())
+    with decoder.preparing([1, 2]):
+        drafter.may_read.set()
+        events.append("target")
+    assert events == ["target", "draft"]
+
+    events.clear()
+    drafter = Reading(events)
+    with replace(decoder, drafters=[drafter], overlap=True).preparing([1, 2]):
+        drafter.may_read.set()  # it would wait in vain before the block
+        assert drafter.has_read.wait(timeout=10)
+        events.append("target")
+    assert events == ["draft", "target"]

@@ -284,6 +284,20 @@ def test_a_draft_lends_its_session_to_the_newest_drafter() -> None:
     draft.close()
 
 
+def test_a_drafter_that_was_made_and_not_used_disturbs_no_other() -> None:
+    """As where an engine refuses another choice of drafters and goes on with its own."""
+    draft = Draft(ScriptedModel(sharp(0), VOCAB), VOCAB)
+    first = draft.make_drafter()
+    first.begin(PROMPT)
+    tree = first.propose(PROMPT[-1], budget(2))
+    draft.make_drafter()
+    guesses = tree.tokens[1:].tolist()
+    observe(first, tree, [*guesses, 9])
+    expected = sharp(0)((*PROMPT, *guesses, 9)).argmax()
+    assert first.propose(9, budget(1)).tokens[1] == expected
+    draft.close()
+
+
 def test_the_suffix_drafter_goes_first_and_the_draft_catches_up(decode: Any, greedy: Any) -> None:
     model = ScriptedModel(sharp(0, order=1), VOCAB)  # soon repeats itself
     drafter, _ = drafter_of(sharp(0, order=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
+from edge_spec.pair_history import PairHistory
 from edge_spec.results import FinishReason
 from edge_spec.sampling import SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
@@ -224,3 +226,17 @@ def test_a_closed_engine_says_so(make_engine: Any, remembers_all: Any) -> None:
     engine.close()
     with pytest.raises(UsageError, match="this engine is closed"):
         engine.generate([1])
+
+
+@pytest.mark.parametrize(("name", "counted"), [("suffix", False), ("draft-model", True)])
+def test_only_a_pairs_own_guesses_say_how_good_the_pair_is(
+    name: str, counted: bool, make_engine: Any, tmp_path: Path
+) -> None:
+    drafter = SuffixDrafter()
+    drafter.name = name
+    engine = make_engine(ScriptedModel(random_logits(VOCAB, order=1, scale=20.0), VOCAB), [drafter])
+    history = PairHistory(tmp_path / "pair.json")
+    engine.parts = replace(engine.parts, history=history)
+    result = engine.generate("hello", max_tokens=60)
+    assert result.stats.draft_n_accepted > 0
+    assert bool(history._domains) == counted

@@ -11,6 +11,7 @@ import pytest
 
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.sampling import SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
@@ -138,3 +139,25 @@ def test_the_engine_guards_every_drafter_it_loads(make_engine: Any, monkeypatch:
         engine.set_drafter(names)
         drafted = engine.generate([1, 2, 1, 2], max_tokens=20)
         assert [t.id for t in drafted.tokens] == [t.id for t in plain.tokens]
+
+
+@pytest.mark.parametrize(("second", "dropped"), [(0.6, True), (0.5, False), (0.1, False)])
+def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
+    second: float, dropped: bool
+) -> None:
+    """What is sampled after a sibling is verified on the supposition that it came first."""
+    probs = np.full(4, 0.25)
+
+    class Sampling(SuffixDrafter):
+        def propose(self, pending: int, budget: Any) -> TokenTree:
+            return TokenTree(
+                np.array([pending, 1, 2], np.int32),
+                np.array([-1, 0, 0], np.int32),
+                np.array([1, 0.5, second], np.float32),
+                draft_probs=(None, probs, probs),
+            )
+
+    guarded = GuardedDrafter(Sampling(), 4)
+    guarded.begin([0])
+    assert len(guarded.propose(0, Budget(2, 3))) == (1 if dropped else 3)
+    assert (guarded.fault is not None) == dropped

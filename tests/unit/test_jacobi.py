@@ -287,12 +287,6 @@ def test_a_snapshot_carries_what_was_learnt() -> None:
     assert np.array_equal(fresh.snapshot()["acceptance"], drafter.snapshot()["acceptance"])
 
 
-drafters = st.builds(
-    JacobiDrafter,
-    fill=st.sampled_from(Fill),
-    block=st.integers(0, 8),
-    seed=st.integers(0, 100),
-)
 CYCLE = [1, 2, 3, 4, 5, 6]
 
 

@@ -53,6 +53,12 @@ def test_few_rounds_say_nothing(tmp_path: Path) -> None:
     assert history.staleness("code") is None
 
 
+def test_a_file_that_knows_no_setup_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    path.write_text('{"chat": {"setup": [0, 0], "recent": [200, 1]}}')
+    assert PairHistory(path).findings() == []
+
+
 def test_it_recovers_when_the_draft_does(tmp_path: Path) -> None:
     history = after(tmp_path / "pair.json", 0.8, 0.4)
     assert history.staleness("chat") is not None

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.control.exact import ExactPolicy
-from edge_spec.control.policy import FixedPolicy, Plan
+from edge_spec.control.policy import FixedPolicy, Plan, cut
 from edge_spec.drafters.protocol import Budget
 from edge_spec.metrics import PlainReason
-from edge_spec.tree import TokenTree
+from edge_spec.tree import Siblings, TokenTree
 
 BUDGET = Budget(num_draft_tokens=10, num_rows=20)
 
@@ -198,3 +198,19 @@ def test_exact_mode_says_why_a_round_whose_guesses_do_not_fit_is_plain() -> None
     plan = ExactPolicy(FixedPolicy(), (1, 8)).choose([drafter], 0, Budget(2, 3))
     assert len(plan.tree) == 1
     assert plan.plain_reason is not None
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_k_seq_siblings_are_verified_as_such_only_together(rows: int) -> None:
+    """Cut, they are deterministic candidates, which hold whatever was dropped."""
+    probs = np.full(9, 1 / 9)
+    tree = TokenTree(
+        np.array([0, 1, 2, 3], np.int32),
+        np.array([-1, 0, 0, 0], np.int32),
+        np.array([1, 0.3, 0.3, 0.3], np.float32),
+        draft_probs=(None, probs, probs, probs),
+        siblings=Siblings.K_SEQ,
+    )
+    plan = cut(tree, Budget(4, rows), 0.1)
+    assert plan is not None and len(plan.tree) == rows
+    assert bool(plan.tree.draft_probs) == (rows == len(tree))

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
+from edge_spec.drafters.recycling import top_tokens
 from edge_spec.sampling import Draws, Purpose, Sampler, SamplingParams, _exponential, target_probs
 
 SMALLEST_P = 1e-6
@@ -124,30 +125,39 @@ def test_streams_are_independent_of_each_other() -> None:
     path=st.lists(st.integers(0, 9), max_size=4),
     count=st.integers(1, 12),
 )
-def test_the_likeliest_token_is_the_one_that_is_chosen(
+def test_the_order_of_preference_is_the_order_of_choice(
     seed: int, options: dict[str, Any], path: list[int], count: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, 10).astype(np.float32)
     sampler = Sampler(SamplingParams(seed=seed, **options), [1, 2])
     sampler.observe([3, 4, 3])
-    probabilities = sampler.probs(logits, path)
-    likeliest = sampler.likeliest(probabilities, len(path), count)
+    likeliest = ranked(sampler, logits, path, count)
     assert likeliest[0] == sampler.choose(logits, path).token
-    assert len(likeliest) == min(count, np.count_nonzero(probabilities))
-    assert len(set(likeliest)) == len(likeliest) and (probabilities[likeliest] > 0).all()
-    assert likeliest == sampler.likeliest(probabilities, len(path), 12)[:count]
-    # Without the first, the second is chosen: that is what "a little different" comes to.
+    assert len(set(likeliest)) == len(likeliest) <= count
+    assert likeliest == ranked(sampler, logits, path, 12)[:count]
+    if not sampler.params.greedy:
+        possible = sampler.probs(logits, path) > 0
+        assert possible[likeliest].all() and len(likeliest) == min(count, possible.sum())
+    if sampler.params.top_k or sampler.params.top_p < 1:
+        return  # others would come in where one is missing
+    # Without the first, the second is chosen.
+    without = logits.copy()
     for first, second in pairwise(likeliest):
-        if sampler.params.greedy:
-            break
-        probabilities[first] = 0
-        assert sampler.likeliest(probabilities, len(path), 1) == [second]
+        without[first] = -np.inf
+        assert sampler.choose(without, path).token == second
 
 
-def test_greedy_likeliest_tokens_come_in_the_order_of_their_probabilities() -> None:
+def ranked(sampler: Sampler, logits: np.ndarray, path: list[int], count: int) -> list[int]:
+    preference = sampler.preference(logits, path)
+    count = min(count, np.count_nonzero(preference))
+    ranked: list[int] = top_tokens(preference[None], count)[0].tolist()
+    return ranked
+
+
+def test_greedy_preference_is_in_the_order_of_the_logits() -> None:
     sampler = Sampler(SamplingParams(), [])
-    probabilities = np.array([0.1, 0.4, 0.0, 0.3, 0.2])
-    assert sampler.likeliest(probabilities, 0, 3) == [1, 3, 4]
+    logits = np.log(np.array([0.1, 0.4, 1e-9, 0.3, 0.2]))
+    assert ranked(sampler, logits, [], 3) == [1, 3, 4]
 
 
 @given(
@@ -206,5 +216,4 @@ def test_extreme_logits_and_temperatures_are_drawn_without_a_warning(temperature
         for sampler.num_chosen in range(20):
             token = sampler.choose(logits, []).token
             assert probabilities[token] > 0
-            assert sampler.likeliest(probabilities, 0, 3)[0] == token
             assert sampler.preference(logits, []).argmax() == token

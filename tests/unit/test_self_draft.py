@@ -134,7 +134,7 @@ def test_identity_sublayers_are_found_and_left_out() -> None:
 
 def test_an_exit_is_chosen_by_what_it_promises() -> None:
     with Judge(Layered(), [text(), text(90)], COSTS, CLOCK) as judge:
-        part = best_exit(judge, LAYERS)
+        part = best_exit(judge)
         tried = {layer: judge.exit(layer).forecast for layer in (1, 2, 3, 4, 5)}
     assert part.exit in tried and part.forecast == max(tried.values())
     assert part.skipped == ()
