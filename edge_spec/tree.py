@@ -119,6 +119,10 @@ class TokenTree:
             children.setdefault(parent, []).append(row)
         return children
 
+    @property
+    def is_sampled_anywhere(self) -> bool:
+        return any(probs is not None for probs in self.draft_probs)
+
     def is_sampled(self, row: int) -> bool:
         """Whether a child of `row` was sampled."""
         if not self.draft_probs:
@@ -166,6 +170,14 @@ class TokenTree:
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
         """Every row whose guess the text after the pending token decides, and whether it is right:
         the children of the rows that the text passes through."""
+        if self.is_chain:  # most rounds
+            for child, (guess, token) in enumerate(
+                zip(self.tokens[1:].tolist(), text, strict=False), start=1
+            ):
+                yield child, guess == token
+                if guess != token:
+                    return
+            return
         row: int | None = 0
         for token in text:
             if row is None:

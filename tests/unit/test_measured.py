@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.measured import Account, MeasuredPolicy
+from edge_spec.control.account import Account
+from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
 from edge_spec.metrics import PlainReason, RoundStats
