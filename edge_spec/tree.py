@@ -119,10 +119,6 @@ class TokenTree:
             children.setdefault(parent, []).append(row)
         return children
 
-    @property
-    def is_sampled_anywhere(self) -> bool:
-        return any(probs is not None for probs in self.draft_probs)
-
     def is_sampled(self, row: int) -> bool:
         """Whether a child of `row` was sampled."""
         if not self.draft_probs:

@@ -55,6 +55,14 @@ class RowCosts:
         drift = self.drift
         return drift.first * self._first_s + drift.further * (measured - self._first_s)
 
+    def further(self, rows: int) -> list[float]:
+        """What passes of 1, 2, ... `rows` rows take on top of one row's."""
+        known, first_s = self._known, self._first_s
+        if rows > _TABLE_ROWS:
+            known = [self._measured(each) for each in range(rows + 1)]
+        each_s = self.drift.further
+        return [each_s * (seconds - first_s) for seconds in known[1 : rows + 1]]
+
     @property
     def measured(self) -> dict[int, float]:
         """What it was made of: seconds by rows, without what was observed later."""

@@ -65,24 +65,31 @@ class Acceptance:
 
 def reach_of(acceptance: Acceptance, tree: TokenTree) -> list[float]:
     """Of each row: the chance that it and all rows above it are right."""
-    if tree.is_sampled_anywhere:  # the verdict on a sampled row depends on its drafter's word alone
+    if tree.draft_probs:  # the verdict on a sampled row depends on its drafter's word alone
         reach: list[float] = tree.reach.tolist()
         return reach
-    chances = [1.0]
-    confidence, parents = tree.confidence.tolist(), tree.parents.tolist()
-    depths = tree.depths.tolist()
+    chances, estimate = [1.0], acceptance.estimate
+    confidence: list[float] = tree.confidence.tolist()
+    if tree.is_chain:  # most rounds
+        chance = 1.0
+        for row in range(1, len(confidence)):
+            chance *= estimate(row, confidence[row])
+            chances.append(chance)
+        return chances
+    parents, depths = tree.parents.tolist(), tree.depths.tolist()
     for row in range(1, len(confidence)):
-        chance = acceptance.estimate(depths[row], confidence[row])
-        chances.append(chances[parents[row]] * chance)
+        chances.append(chances[parents[row]] * estimate(depths[row], confidence[row]))
     return chances
 
 
 def learn(acceptance: Acceptance, tree: TokenTree, text: Sequence[int]) -> None:
     """Counts the guesses that the text after the pending token decides."""
-    if tree.is_sampled_anywhere:
+    if tree.draft_probs:
         return
+    confidence: list[float] = tree.confidence.tolist()
     for row, right in tree.followed(text):
-        acceptance.observe(int(tree.depths[row]), float(tree.confidence[row]), right)
+        depth = row if tree.is_chain else int(tree.depths[row])
+        acceptance.observe(depth, confidence[row], right)
 
 
 def _bucket(depth: int, confidence: float) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from edge_spec.control.account import WITH_COSTLY, WITH_FREE, Account
 from edge_spec.control.baseline import Baseline
@@ -165,11 +164,11 @@ class MeasuredPolicy:
 
     def _best_rows(self, reach: Sequence[float]) -> int:
         """Steps in t(k) are real: a fourth row may be cheaper than a third."""
-        best, most, tokens = 1, 0.0, 0.0
-        rate, plain_s = _CAUTION / self._token_s, self.costs.at(1)
-        for row in range(1, len(reach)):
+        best, most, tokens = 1, 0.0, -1.0
+        rate = _CAUTION / self._token_s
+        for row, more_s in enumerate(self.costs.further(len(reach))):
             tokens += reach[row]
-            won = tokens - rate * (self.costs.at(row + 1) - plain_s)
+            won = tokens - rate * more_s
             if won > most:
                 best, most = row + 1, won
         return best
@@ -177,12 +176,16 @@ class MeasuredPolicy:
     def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
         """For one guess where it is not known what that takes."""
         account = self._account(drafter)
-        if account.measured:
-            limits = replace(limits, min_reach=worth, shape=self._shape(drafter, limits))
-        else:
-            limits = replace(limits, num_draft_tokens=1, min_reach=worth)
+        asked = Budget(
+            limits.num_draft_tokens if account.measured else 1,
+            limits.num_rows,
+            limits.branches,
+            limits.probes,
+            min_reach=worth,
+            shape=self._shape(drafter, limits) if account.measured else (),
+        )
         start = self._clock()
-        tree = drafter.propose(pending, limits)
+        tree = drafter.propose(pending, asked)
         taken_s = account.drafted(len(tree) - 1, self._clock() - start)
         self._asked[drafter.name] = taken_s, tree
         return tree

@@ -56,15 +56,18 @@ class LearntAcceptance:
         self._estimates[kind] = (long + self._recent_right[kind]) / seen
 
     def snapshot(self) -> np.ndarray:
-        """[2, kinds] float64: outcomes counted, and those that were right."""
-        return np.array([self._seen, self._right])
+        """[4, kinds] float64: outcomes counted and those that were right, of all and of late."""
+        return np.array([self._seen, self._right, self._recent_seen, self._recent_right])
 
     def restore(self, counts: np.ndarray) -> None:
         """Raises ValueError for what are no counts of such a drafter."""
-        if counts.shape != (2, len(self._seen)):
+        if counts.shape != (4, len(self._seen)):
             raise ValueError(f"acceptance counts of shape {counts.shape}")
-        seen, right = counts
-        if not (np.isfinite(seen) & (seen > 0) & (right >= 0) & (right <= seen)).all():
-            raise ValueError("acceptance counts that are none")
-        self._seen, self._right = counts.tolist()
-        self.begin_text()
+        for seen, right in (counts[:2], counts[2:]):
+            if not (np.isfinite(seen) & (right >= 0) & (right <= seen)).all():
+                raise ValueError("acceptance counts that are none")
+        if not (counts[0] > 0).all():
+            raise ValueError("acceptance counts without a prior")
+        self._seen, self._right, self._recent_seen, self._recent_right = counts.tolist()
+        for kind in range(len(self._seen)):
+            self._update(kind)
