@@ -29,11 +29,10 @@ def draw_chart(report: dict[str, Any], directory: Path) -> None:
     axes = figure.subplots()
     drawn = axes.bar(list(bars), heights, yerr=(below, above), capsize=4, color="0.75", ec="0")
     drawn[-1].set_hatch("//")
-    tops = [height + each for height, each in zip(heights, above, strict=True)]
-    for i, (height, top) in enumerate(zip(heights, tops, strict=True)):
-        axes.annotate(f"{height:.2f}", (i, top), (0, 4), textcoords="offset points", ha="center")
+    box = {"boxstyle": "round", "facecolor": "1", "edgecolor": "none"}
+    labels = [f"{height:.2f}" for height in heights]
+    axes.bar_label(drawn, labels, label_type="center", bbox=box)  # clear of line and whiskers
     axes.axhline(1.0, color="0", linestyle="--", linewidth=1)
-    axes.set_ylim(0, 1.12 * max(1.0, *tops))
     axes.set_ylabel("speedup over plain decoding")
     axes.tick_params(axis="x", rotation=20)
     settings = report["settings"]

@@ -37,7 +37,8 @@ class Run:
 class Side(Protocol):
     """A way of decoding, greedily."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
         """Raises SideError."""

@@ -55,7 +55,7 @@ def open_llama_cpp_python(job: Job) -> tuple[str, str, Decode]:
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    class Counting(LlamaPromptLookupDecoding):  # type: ignore[misc]
+    class Counting(LlamaPromptLookupDecoding):
         calls = guesses = 0
 
         def __call__(self, input_ids: Any, /, **options: Any) -> Any:
@@ -186,7 +186,8 @@ def main() -> None:
         library_version, settings, decode = OPENERS[sys.argv[1]](json.loads(sys.stdin.readline()))
         tell({"version": library_version, "settings": settings})
         for line in sys.stdin:
-            tell(decode(**json.loads(line)))
+            question = json.loads(line)
+            tell(decode(question["prompt"], question["max_tokens"]))
     except ImportError as error:
         tell({"error": str(error), "missing": True})
     except Exception as error:  # whatever a library raises, its user hears of it

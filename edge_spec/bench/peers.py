@@ -56,7 +56,7 @@ class PeerChoice:
 
 @dataclass
 class OpenPeer:
-    """plain, looking_up: its sides, None where it has none such or cannot run: the note says why."""
+    """plain, looking_up: its sides, None where it has no such or cannot run: the note says why."""
 
     peer: Peer
     weights: str

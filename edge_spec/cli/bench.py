@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,7 +72,8 @@ def bench(
         if not measured.tasks:
             raise KeyboardInterrupt
         settings = {
-            "model": engine.parts.name,
+            "model": Path(model).name,
+            "weights": (choice.gguf if choice else Path(engine.parts.name)).name,
             "runtime": engine.parts.runtime,
             "drafter": loading.drafter,
             "drafts": loading.draft or [],
@@ -89,24 +91,24 @@ def bench(
 def _measure(
     engine: Engine, plan: Plan, choice: PeerChoice | None
 ) -> tuple[Measured, list[OpenPeer]]:
-    from contextlib import nullcontext
+    from contextlib import ExitStack
 
     from edge_spec.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
     from edge_spec.bench.peers import open_peers
     from edge_spec.cli.progress import ProgressBar
 
     stop_ids = engine.parts.text.eos_ids
-    with (
-        ProgressBar() as progress,
-        open_peers(choice, plan, stop_ids, progress) if choice else nullcontext([]) as opened,
-    ):
+    with ProgressBar() as progress, ExitStack() as stack:
+        opened: list[OpenPeer] = []
+        if choice is not None:
+            opened = stack.enter_context(open_peers(choice, plan, stop_ids, progress))
         sides: list[Side] = [EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)]
         sides += [side for each in opened for side in each.sides]
         return measure(sides, plan, progress), opened
 
 
 def _peer_choice(
-    model: str, loading: options.ModelOptions, models: list[str], pythons: list[str]
+    model: str, loading: options.ModelOptions, models: Sequence[str], pythons: Sequence[str]
 ) -> PeerChoice:
     """With one GGUF file for all, ourselves included."""
     from edge_spec.bench.peers import PeerChoice, available_cores, parse_choices
