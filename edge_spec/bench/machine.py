@@ -8,7 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("edge-spec", "numpy", "onnxruntime", "llama-cpp-python", "ik-llama-cpp-python")
+_PACKAGES = (
+    *("edge-spec", "numpy", "onnxruntime", "tokenizers"),
+    *("llama-cpp-python", "ik-llama-cpp-python"),
+)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -48,7 +48,7 @@ def open_llamacpp(job: Job) -> tuple[str, str, Decode]:
             "seconds": stats.predicted_ms / 1e3,
         }
 
-    return version("llama-cpp-python"), f"{job['threads']} threads", decode
+    return version("llama-cpp-python"), f"threads: {job['threads']}", decode
 
 
 def open_llama_cpp_python(job: Job) -> tuple[str, str, Decode]:
@@ -88,7 +88,7 @@ def open_llama_cpp_python(job: Job) -> tuple[str, str, Decode]:
         return answer
 
     settings = "LlamaPromptLookupDecoding, 2 guesses, " if lookup else ""
-    return llama_cpp.__version__, f"{settings}{job['threads']} threads", decode
+    return llama_cpp.__version__, f"{settings}threads: {job['threads']}", decode
 
 
 def open_onnxruntime_genai(job: Job) -> tuple[str, str, Decode]:
@@ -123,7 +123,7 @@ def open_onnxruntime_genai(job: Job) -> tuple[str, str, Decode]:
         return answer
 
     settings = "n-gram speculation, 4 guesses, " if job["lookup"] else ""
-    return library.__version__, f"{settings}{job['threads']} threads", decode
+    return library.__version__, f"{settings}threads: {job['threads']}", decode
 
 
 def open_openvino_genai(job: Job) -> tuple[str, str, Decode]:
@@ -151,7 +151,7 @@ def open_openvino_genai(job: Job) -> tuple[str, str, Decode]:
         return {"tokens": tokens, "num_tokens": len(tokens) - 1, "seconds": taken_ms / 1e3}
 
     settings = "prompt lookup, 5 guesses, " if job["lookup"] else ""
-    return version("openvino-genai"), f"{settings}{job['threads']} threads", decode
+    return version("openvino-genai"), f"{settings}threads: {job['threads']}", decode
 
 
 def _timed(tokens: Iterator[int], stop_ids: list[int], max_tokens: int) -> Answer:

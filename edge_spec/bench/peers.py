@@ -45,10 +45,11 @@ PEERS = (
 
 @dataclass(frozen=True)
 class PeerChoice:
-    """gguf: what peers read that read GGUF files. models, pythons: by peer, what it reads instead,
-    and the interpreter that has it installed, if it is not this one."""
+    """gguf: what peers read that read GGUF files; weights: its name for the report. models,
+    pythons: by peer, what it reads instead, and the interpreter that has it, if not this one."""
 
     gguf: Path
+    weights: str
     models: Mapping[str, str]
     pythons: Mapping[str, str]
     threads: int
@@ -169,13 +170,13 @@ def open_peers(
 def _open(
     peer: Peer, choice: PeerChoice, plan: Plan, stop_ids: Sequence[int], stack: ExitStack
 ) -> OpenPeer:
-    model = choice.models.get(peer.name, str(choice.gguf) if peer.reads_gguf else None)
-    if model is None:
+    model = choice.models.get(peer.name)
+    if model is None and not peer.reads_gguf:
         return OpenPeer(peer, "", note=f"needs --peer-model {peer.name}=DIRECTORY")
-    opened = OpenPeer(peer, Path(model).name)
+    opened = OpenPeer(peer, Path(model).name if model else choice.weights)
     python = choice.pythons.get(peer.name, sys.executable)
     job = {
-        "model": model,
+        "model": model or str(choice.gguf),
         "threads": choice.threads,
         "context": plan.context_length,
         "stop_ids": list(stop_ids),

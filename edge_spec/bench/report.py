@@ -58,9 +58,9 @@ def markdown(report: Document) -> str:
         "",
         *(["**Partial: interrupted before all was measured.**", ""] if settings["partial"] else []),
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}.",
-        f"{total['prompts']} prompts ({settings['prompts']}), {settings['repetitions']} "
-        f"repetitions in turns with plain decoding, at most {settings['max_tokens']} tokens, "
-        "greedy, decoding alone.",
+        f"Weights: {settings['weights']}. Prompts: {total['prompts']} ({settings['prompts']}), in "
+        f"turns with plain decoding, repetitions: {settings['repetitions']}, at most "
+        f"{settings['max_tokens']} tokens, greedy, decoding alone.",
         "",
         *_speedups(report),
         "",

@@ -73,7 +73,7 @@ def bench(
             raise KeyboardInterrupt
         settings = {
             "model": Path(model).name,
-            "weights": (choice.gguf if choice else Path(engine.parts.name)).name,
+            "weights": choice.weights if choice else engine.parts.name,
             "runtime": engine.parts.runtime,
             "drafter": loading.drafter,
             "drafts": loading.draft or [],
@@ -121,13 +121,14 @@ def _peer_choice(
     with ProgressBar() as progress:
         source = Source(model, progress)
         own_file = not source.is_demo and source.path.is_file()
-        weights = LoadOptions(quantization=None if own_file else _PEER_WEIGHTS)
-        gguf = gguf_file(source, weights, progress)
-    return PeerChoice(gguf, *chosen, threads=loading.threads or available_cores())
+        quantization = None if own_file else _PEER_WEIGHTS
+        gguf = gguf_file(source, LoadOptions(quantization=quantization), progress)
+    weights = gguf.name if own_file else f"{source.name} as {quantization}"
+    return PeerChoice(gguf, weights, *chosen, threads=loading.threads or available_cores())
 
 
 def _require_forgetful(drafter: str, repeat: int) -> None:
-    if "ngram-cache" in drafter.split(",") and repeat > 1:
+    if repeat > 1 and "ngram-cache" in (name.strip() for name in drafter.split(",")):
         raise UsageError(
             "ngram-cache remembers answers, so repetitions would measure its memory",
             remedy="Add --repeat 1.",

@@ -83,7 +83,7 @@ def test_a_library_that_is_not_installed_is_listed_with_the_command(tmp_path: Pa
     absent = 'print(\'{"error": "No module named x", "missing": true}\', flush=True)'
     python = interpreter(tmp_path, absent)
     names = ("llamacpp", "llama-cpp-python", "onnxruntime-genai", "openvino-genai")
-    choice = PeerChoice(Path("a.gguf"), {}, dict.fromkeys(names, python), threads=1)
+    choice = PeerChoice(Path("a.gguf"), "a", {}, dict.fromkeys(names, python), threads=1)
     with open_peers(choice, plan(), [0], lambda what, fraction: None) as opened:
         notes = {each.peer.name: each.note for each in opened}
         assert not any(each.sides for each in opened)
