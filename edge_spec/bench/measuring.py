@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from edge_spec.bench.prompts import Prompt
@@ -84,14 +84,14 @@ class Plan:
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _GUESSES)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured:
     """runs: of each side, of each pass over the tasks, in their order; as many for every side."""
 
     plan: Plan
     runs: dict[str, list[list[Run]]]
-    failures: dict[str, str] = field(default_factory=dict)  # of sides that were given up
-    partial: bool = False  # interrupted: fewer prompts or repetitions than planned
+    failures: dict[str, str]  # of sides that were given up
+    partial: bool  # interrupted: fewer prompts or repetitions than planned
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -127,26 +127,27 @@ def measure(sides: Sequence[Side], plan: Plan, progress: Progress) -> Measured:
     would take it for the same conversation and know the answer. For one prompt alone, what is
     decoded before each pass stands between.
     """
-    measured = Measured(plan, {side.name: [] for side in sides})
+    passes: list[list[dict[str, Run]]] = []
+    failures: dict[str, str] = {}
+    partial = False
     try:
         for repetition in range(plan.repetitions):
-            _decode_all(sides, plan.warm_up, _WARM_UP_TOKENS, measured.failures)
-            for passes in measured.runs.values():
-                passes.append([])
+            _decode_all(sides, plan.warm_up, _WARM_UP_TOKENS, failures)
+            passes.append([])
             for i, task in enumerate(plan.tasks):
                 progress("Measuring", (repetition + i / len(plan.tasks)) / plan.repetitions)
                 order = [*sides[:2][:: -1 if (repetition + i) % 2 else 1], *sides[2:]]
-                runs = _decode_all(order, task.tokens, plan.max_tokens, measured.failures)
-                for name, run in runs.items():
-                    measured.runs[name][-1].append(run)
+                passes[-1].append(_decode_all(order, task.tokens, plan.max_tokens, failures))
     except KeyboardInterrupt:
-        measured.partial = True
-    for name in measured.failures:
-        del measured.runs[name]
-    for passes in measured.runs.values():
-        if passes and len(passes[-1]) < (len(plan.tasks) if len(passes) > 1 else 1):
-            del passes[-1]
-    return measured
+        partial = True
+    if passes and len(passes[-1]) < (len(plan.tasks) if len(passes) > 1 else 1):
+        del passes[-1]
+    runs = {
+        side.name: [[turn[side.name] for turn in of_pass] for of_pass in passes]
+        for side in sides
+        if side.name not in failures
+    }
+    return Measured(plan, runs, failures, partial)
 
 
 def _decode_all(

@@ -79,21 +79,17 @@ class PeerProcess:
     while others are measured, where the system can stop processes."""
 
     def __init__(self, name: str, python: str, peer: str, job: Mapping[str, Any]) -> None:
-        """Raises SideError where the library is missing or cannot open the model."""
+        """Raises SideError where the library or the interpreter is missing, or the model cannot be
+        opened."""
         self.name = name
         self._errors: IO[str] = tempfile.TemporaryFile(  # noqa: SIM115, closed by `close`
             "w+", encoding="utf-8", errors="replace"
         )
-        self._process = subprocess.Popen(
-            [python, str(_SCRIPT), peer],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            encoding="utf-8",
-            # Modules beside the script have common names.
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-            **_OWN_GROUP,
-        )
+        try:
+            self._process = self._start(python, peer)
+        except OSError as error:
+            self._errors.close()
+            raise self._error(f"{python} does not run: {error}") from None
         try:
             about = self._ask(job)
         except BaseException:
@@ -121,6 +117,18 @@ class PeerProcess:
             self._process.kill()
             self._process.communicate()
         self._errors.close()
+
+    def _start(self, python: str, peer: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [python, str(_SCRIPT), peer],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            encoding="utf-8",
+            # Modules beside the script have common names.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            **_OWN_GROUP,
+        )
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Raises SideError for an answer that is an error, or none."""

@@ -27,7 +27,7 @@ def bench(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with id, category, and prompt or turns.  [default: ours]"),
+        typer.Option(help="JSON lines with id, category, and prompt or turns; without it, ours."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 128,
     repeat: Annotated[int, typer.Option(help="How often each prompt is answered.", min=1)] = 3,

@@ -104,3 +104,10 @@ def test_choices_name_libraries_and_what_is_there(tmp_path: Path) -> None:
             parse_choices("--peer-model", [value])
     with pytest.raises(UsageError, match="there is no"):
         parse_choices("--peer-model", [f"openvino-genai={tmp_path / 'missing'}"])
+
+
+def test_an_interpreter_that_does_not_run_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    path.write_text("no program")
+    with pytest.raises(SideError, match="python does not run"):
+        PeerProcess("other plain", str(path), "any", {})

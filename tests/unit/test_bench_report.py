@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -53,6 +54,8 @@ def measured() -> Measured:
             DRAFTING: [[drafted(1.0), drafted(1.0)], [drafted(1.0), drafted(1.0)]],
             PLAIN: [[run(2.0), run(1.0)], [run(2.0), run(0.8)]],
         },
+        failures={},
+        partial=False,
     )
 
 
@@ -147,8 +150,8 @@ def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
 
 
 def test_a_partial_report_says_so(measured: Measured) -> None:
-    measured.partial = True
-    assert "Partial" in markdown(document(measured, SETTINGS, []))
+    partial = replace(measured, partial=True)
+    assert "Partial" in markdown(document(partial, SETTINGS, []))
 
 
 def test_the_chart_is_an_image_in_both_formats(report: dict[str, Any], tmp_path: Path) -> None:
