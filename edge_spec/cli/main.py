@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from edge_spec.cli.chat import chat
+from edge_spec.cli.devices import devices
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
 from edge_spec.cli.tune_skip import tune_skip
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(export)
+app.command()(devices)
 app.command()(tune_skip)
 
 

@@ -1,0 +1,59 @@
+"""Servers of llama.cpp's RPC backend, whose devices a model can be spread over.
+
+The library aborts the process where a server refuses it or speaks another version, and waits
+forever for one that serves another client: each is tried before, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from edge_spec.endpoint import Endpoint
+from edge_spec.errors import DeviceError, UsageError
+from edge_spec.placement.isolated import IsolatedError, isolated
+from edge_spec.runtimes.llamacpp import upstream
+from edge_spec.runtimes.llamacpp.library import Device, Library
+
+NO_RPC = "it was compiled without RPC"
+_CONNECT_S, _ANSWER_S = 3.0, 15.0  # the second with the start of a process
+
+
+def remote_devices(library: Library, servers: Sequence[str]) -> list[Device]:
+    """Raises UsageError where the library knows no servers, DeviceError where one does not serve,
+    both quickly."""
+    if not servers:
+        return []
+    if not library.takes_servers:
+        raise UsageError(
+            f"{library.name} cannot reach {', '.join(servers)}: {NO_RPC}",
+            remedy="Run: CMAKE_ARGS=-DGGML_RPC=ON pip install --force-reinstall "
+            "--no-binary llama-cpp-python llama-cpp-python, and use --runtime llamacpp.",
+        )
+    for server in servers:
+        reason = fault(server)
+        if reason is not None:
+            raise DeviceError(
+                f"the RPC server {server} cannot be used: {reason}",
+                remedy="Start it there (ggml-rpc-server, of the same llama.cpp), or leave it out.",
+            )
+    return [device for device in library.devices(*servers) if device.server]
+
+
+def fault(server: str) -> str | None:
+    """Why a server cannot be used, in one line; None where it can."""
+    endpoint = Endpoint.parse(server)
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S).close()
+    except OSError as error:
+        return f"no connection: {error}"
+    try:
+        isolated(_greet, server, timeout_s=_ANSWER_S)
+    except IsolatedError as error:
+        return f"{error}; a server has one client at a time, of its own version"
+    return None
+
+
+def _greet(server: str) -> int:
+    """The number of its devices."""
+    return len(upstream.library().devices(server))
