@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.model import Capabilities, RuntimeOptions
+from edge_spec.placement.devices import CPU, Device
 from edge_spec.runtimes.ort.devices import (
     add_providers,
     choose,
@@ -17,7 +18,6 @@ from edge_spec.runtimes.ort.devices import (
 )
 
 if TYPE_CHECKING:
-    from edge_spec.placement.devices import Device
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.session import OrtSession
 
@@ -97,7 +97,20 @@ class OrtRuntime:
     reads = "onnx"
 
     def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel:
-        return OrtModel(source, options)
+        """On other devices than the CPU a few scores are compared with the CPU's first, for which
+        it loads the model, too. Raises UsageError, BundleError, DeviceError."""
+        devices = choose(import_onnxruntime(), options.providers)
+        if all(device.name == CPU for device in devices):
+            return OrtModel(source, options)
+        from edge_spec.runtimes.ort import trial
+
+        on_cpu = OrtModel(source, replace(options, providers=()))
+        expected = trial.scores(on_cpu)
+        on_cpu.close()
+        model = OrtModel(source, options)
+        names = ", ".join(device.name for device in devices)
+        trial.require_same(trial.scores(model), expected, names)
+        return model
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         from edge_spec.runtimes.ort.listing import listed
