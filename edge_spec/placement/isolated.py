@@ -41,7 +41,7 @@ def isolated(work: Callable[..., Any], *arguments: str, timeout_s: float) -> Any
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        raise IsolatedError(f"there was no answer within {timeout_s:.0f} s") from None
+        raise IsolatedError(f"there was no answer within {timeout_s:g} s") from None
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
         raise IsolatedError(_crash(done))

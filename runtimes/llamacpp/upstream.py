@@ -173,7 +173,6 @@ def _devices(ggml: Any, servers: Sequence[str]) -> list[Device]:
     return found + [_device(ggml, handle) for handle in local]
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 def _end(message: bytes) -> None:
     """Called where the library is about to abort; it would start a debugger for a trace."""
     reason = message.decode("utf-8", "replace").split(": ", 1)[-1].strip()  # without its source
@@ -181,12 +180,15 @@ def _end(message: bytes) -> None:
     os._exit(1)
 
 
+_END = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_end)
+
+
 def _add_server(ggml: Any) -> Callable[[bytes], int | None]:
     """The second call for a server gives the same devices.
 
     Ends the process where a server does not answer, and from then on where one dies.
     """
-    ggml.ggml_set_abort_callback(_end)
+    ggml.ggml_set_abort_callback(_END)
     registry = ggml.ggml_backend_reg_by_name(b"RPC")
     address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
     found: Callable[[bytes], int | None] = ctypes.CFUNCTYPE(_HANDLE, ctypes.c_char_p)(address)

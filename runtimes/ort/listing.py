@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,11 @@ def listed() -> Iterator[Device]:
     onnxruntime = devices.import_onnxruntime()
     packages = devices.load_packages()
     found = devices.choices(onnxruntime)
-    others = [choice for choice in found.values() if choice.name != CPU]
     with ThreadPoolExecutor() as pool:
-        faults = pool.map(fault, [choice.name for choice in others])
-    yield processor(_RUNTIME)
-    for choice, reason in zip(others, faults, strict=True):
-        yield Device(_RUNTIME, choice.name, choice.kind, choice.description, fault=reason)
+        faults = dict(zip(found, pool.map(fault, found), strict=True))
+    for name, choice in found.items():
+        device = Device(_RUNTIME, name, choice.kind, choice.description)
+        yield replace(processor(_RUNTIME) if name == CPU else device, fault=faults[name])
     for package, reason in packages.items():
         yield Device(_RUNTIME, package, None, "package", fault=reason)
 
@@ -49,8 +49,9 @@ def _probe(name: str) -> None:
     onnxruntime = devices.import_onnxruntime()
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
-    settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     chosen = devices.choose(onnxruntime, [name])
+    if name != CPU:
+        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     weights = np.random.RandomState(0).standard_normal((_SIZE, _SIZE)).astype(np.float32)
     session = onnxruntime.InferenceSession(
         _matrix_product(weights), settings, providers=devices.add_providers(settings, chosen)
