@@ -1,7 +1,7 @@
 """Servers of llama.cpp's RPC backend, whose devices a model can be spread over.
 
-The library aborts the process where a server refuses it or speaks another version, and waits
-forever for one that serves another client: each is tried before, in a process of its own.
+The library ends the process where a server refuses it or speaks another version, and waits for
+ever for one that serves another client: each is tried before, in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.library import Device, Library
 
 NO_RPC = "it was compiled without RPC"
-_CONNECT_S, _ANSWER_S = 3.0, 15.0  # the second with the start of a process
+_CONNECT_S, _FREE_S = 3.0, 3.0
+_ANSWER_S = 10.0  # with the start of a process
 
 
 def remote_devices(library: Library, servers: Sequence[str]) -> list[Device]:
@@ -44,13 +45,22 @@ def fault(server: str) -> str | None:
     """Why a server cannot be used, in one line; None where it can."""
     endpoint = Endpoint.parse(server)
     try:
-        socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S).close()
+        connection = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
     except OSError as error:
         return f"no connection: {error}"
+    with connection:
+        # A server that is free ends a connection without requests at once. One that is busy would
+        # get to a request when nobody waits for the answer any more, which ends its process.
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(_FREE_S)
+        try:
+            connection.recv(1)
+        except OSError:
+            return "it serves another client, one at a time, or is no RPC server"
     try:
         isolated(_greet, server, timeout_s=_ANSWER_S)
     except IsolatedError as error:
-        return f"{error}; a server has one client at a time, of its own version"
+        return str(error)
     return None
 
 
