@@ -28,15 +28,15 @@ def remote_devices(library: Library, servers: Sequence[str]) -> list[Device]:
     if not library.takes_servers:
         raise UsageError(
             f"{library.name} cannot reach {', '.join(servers)}: {NO_RPC}",
-            remedy="Run: CMAKE_ARGS=-DGGML_RPC=ON pip install --force-reinstall "
-            "--no-binary llama-cpp-python llama-cpp-python, and use --runtime llamacpp.",
+            remedy="Run: CMAKE_ARGS=-DGGML_RPC=ON pip install --force-reinstall --no-cache-dir "
+            "--no-deps llama-cpp-python, and use --runtime llamacpp.",
         )
     for server in servers:
         reason = fault(server)
         if reason is not None:
             raise DeviceError(
                 f"the RPC server {server} cannot be used: {reason}",
-                remedy="Start it there (ggml-rpc-server, of the same llama.cpp), or leave it out.",
+                remedy="Start ggml-rpc-server there, of the same llama.cpp, or leave --rpc out.",
             )
     return [device for device in library.devices(*servers) if device.server]
 
