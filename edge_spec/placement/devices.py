@@ -13,7 +13,7 @@ from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.placement.memory import free_bytes, total_bytes
 
 CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: it is not told what serves there
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # more than a runtime takes to try a device
 _SERVER_TIMEOUT_S = 20.0  # more for each
 
 

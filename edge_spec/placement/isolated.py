@@ -12,7 +12,7 @@ from json import dumps, loads
 from typing import Any
 
 _MARK = "edge-spec answers: "  # libraries may print, too
-_MAX_LINE = 200  # characters of what a library printed last
+_MAX_LINE = 200  # characters of each of the two lines that a library printed last
 
 
 class IsolatedError(Exception):
@@ -45,10 +45,10 @@ def isolated(work: Callable[..., Any], *arguments: str, timeout_s: float) -> Any
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
         raise IsolatedError(_crash(done))
-    answer = loads(answers[-1].removeprefix(_MARK))
-    if "reason" in answer:
-        raise IsolatedError(answer["reason"])
-    return answer["result"]
+    outcome = loads(answers[-1].removeprefix(_MARK))
+    if "reason" in outcome:
+        raise IsolatedError(outcome["reason"])
+    return outcome["result"]
 
 
 def answer(work: Callable[..., Any]) -> None:
@@ -62,8 +62,9 @@ def answer(work: Callable[..., Any]) -> None:
 
 
 def _crash(done: subprocess.CompletedProcess[str]) -> str:
-    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    lines = [" ".join(line.split()) for line in done.stderr.splitlines() if line.strip()]
+    last = "; ".join(line[:_MAX_LINE] for line in lines[-2:]) or "it printed nothing"
     how = f"exit status {done.returncode}"
     if done.returncode < 0:
         how = signal.Signals(-done.returncode).name
-    return f"the library ended the process ({how}): {' '.join(last.split())[:_MAX_LINE]}"
+    return f"the library ended the process ({how}): {last}"

@@ -176,7 +176,8 @@ def _devices(ggml: Any, servers: Sequence[str]) -> list[Device]:
 def _end(message: bytes) -> None:
     """Called where the library is about to abort; it would start a debugger for a trace."""
     reason = message.decode("utf-8", "replace").split(": ", 1)[-1].strip()  # without its source
-    print(f"edge-spec: {NAME} cannot go on: {reason}", file=sys.stderr, flush=True)
+    remedy = "Start an RPC server that is gone again."
+    print(f"edge-spec: {NAME} cannot go on: {reason}. {remedy}", file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -14,7 +14,7 @@ from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.runtimes.ort import devices
 
 _RUNTIME = "ort"
-_PROBE_S = 60.0  # a driver may compile its kernels first
+_PROBE_S = 40.0  # a driver may compile its kernels first
 _OPSET, _IR_VERSION = 17, 8
 _SIZE = 64
 _TOLERANCE = 0.02  # of the largest product: devices may compute in float16

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,28 @@ def test_a_server_that_is_busy_or_no_server_is_refused_in_time(
             runtime.open(published, replace(options, rpc_servers=(name,)))
 
 
+def test_a_server_of_another_version_is_refused_with_its_version(
+    gguf: Callable[..., Path],
+) -> None:
+    """The library ends the process, so that it must not be this one."""
+    with socket.create_server(("127.0.0.1", 0)) as pretended:
+
+        def serve() -> None:
+            pretended.accept()[0].close()  # whether it is free
+            with pretended.accept()[0] as client:
+                client.recv(1024)
+                client.sendall((28).to_bytes(8, "little") + bytes([3, 2, 1]) + bytes(25))
+                client.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        name = f"127.0.0.1:{pretended.getsockname()[1]}"
+        options = RuntimeOptions(threads=1, rpc_servers=(name,))
+        with pytest.raises(DeviceError, match=r"RPC server version mismatch: 3\.2\.1"):
+            plugins.load_runtime("llamacpp").open(plugins.open_published(gguf()), options)
+        thread.join()
+
+
 DYING = """
 import os, signal, sys
 from pathlib import Path
@@ -198,5 +221,5 @@ def test_a_server_that_dies_ends_the_process_with_one_line(
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "edge-spec: llama.cpp cannot go on: Remote RPC server crashed or returned malformed "
-        "response\n"
+        "response. Start an RPC server that is gone again.\n"
     )
