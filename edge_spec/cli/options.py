@@ -78,9 +78,7 @@ class ModelOptions:
     ] = False
     device: Annotated[
         str | None,
-        _option(
-            _LOADING, "Where the model runs: names that edge-spec devices lists, joined by commas."
-        ),
+        _option(_LOADING, "Where the model runs: names from edge-spec devices, joined by commas."),
     ] = None
     threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
     context: Annotated[
