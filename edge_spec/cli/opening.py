@@ -32,6 +32,7 @@ def open_engine(model: str, options: ModelOptions) -> Engine:
         kv_type=options.kv_type,
         mmap=options.mmap,
         flash_attention=options.flash_attention,
+        rpc_servers=tuple(options.rpc or ()),
     )
     with ProgressBar() as progress:
         return load_engine(model, load_options, progress)
