@@ -21,6 +21,7 @@ class PlainReason(StrEnum):
     BELOW_BREAK_EVEN = "below_break_even"
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
+    SHARED = "shared"  # other conversations on the same target take all rows there may be
     BUDGET = "budget"  # no token or cache position left to guess for
 
 
@@ -45,6 +46,7 @@ class RoundStats:
     forward_s: float  # the target's pass
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
+    anticipated: bool = False  # it began with guesses made while the target scored the one before
 
 
 class PlainRate:
@@ -91,6 +93,7 @@ class Stats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
+    anticipated_n: int = 0  # rounds whose guesses were ready when they began
     plain_per_second: float | None = None
     draft_characters: int = 0  # of verified guesses of a draft with other tokens
     draft_characters_accepted: int = 0
@@ -105,6 +108,7 @@ class Stats:
         self.draft_ms += round_stats.draft_s * 1e3
         self.verify_ms += round_stats.forward_s * 1e3
         self.near_ties += round_stats.near_ties
+        self.anticipated_n += round_stats.anticipated
         for name, counts in round_stats.by_drafter.items():
             before = self.drafters.get(name, DraftCounts(0, 0))
             self.drafters[name] = DraftCounts(*map(add, before, counts))
@@ -162,6 +166,7 @@ class Stats:
             "verify_ms": round(self.verify_ms, 3),
             "overhead_ms": round(self.overhead_ms, 3),
             "near_ties": self.near_ties,
+            "anticipated_n": self.anticipated_n,
             "plain_per_second": self.plain_per_second,
             "speedup": self.speedup,
             "staleness": self.staleness,

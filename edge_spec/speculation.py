@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from edge_spec import plugins
+from edge_spec.anticipation import Anticipation
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.load import Load, SharedPolicy
 from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.numerics import Numerics
+from edge_spec.control.overlap import DraftOverlap, OverlapTrial
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
@@ -29,8 +32,11 @@ class Speculation:
     policy: Policy
     tie_margin: float = 0.0
     overlap: bool = False  # drafters have a device of their own
+    anticipation: Anticipation | None = None  # drafters guess on while the target scores
 
     def close(self) -> None:
+        if self.anticipation is not None:
+            self.anticipation.close()
         for drafter in self.drafters:
             if isinstance(drafter, Closing):
                 drafter.close()
@@ -56,6 +62,9 @@ class Speculator:
     numerics: Numerics
     exact: bool = False
     overlap: bool = False  # drafts have a device of their own
+    draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
+    load: Load = field(default_factory=Load)  # of the target
+    parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
 
     @property
@@ -77,10 +86,20 @@ class Speculator:
         if self.costs is not None and any(map(_is_costly, guarded)):
             guess_s = {name: self._step_s for name in plugins.PAIR_DRAFTERS if self._step_s}
             policy = MeasuredPolicy(self.costs(), guess_s, self._max_draft_tokens, branches, trees)
+        if self.parallel_rows is not None:
+            policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if self.exact:
             policy = ExactPolicy(policy, self.numerics.invariant_widths)
         tie_margin = self.numerics.tie_margin if guarded and not self.exact else 0.0
-        return Speculation(guarded, policy, tie_margin, self.overlap)
+        anticipation = self._anticipation(guarded)
+        return Speculation(guarded, policy, tie_margin, self.overlap, anticipation)
+
+    def _anticipation(self, drafters: Sequence[Drafter]) -> Anticipation | None:
+        paired = any(drafter.name in plugins.PAIR_DRAFTERS for drafter in drafters)
+        if self.draft_overlap is DraftOverlap.OFF or not paired:
+            return None
+        trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
+        return Anticipation(drafters, trial)
 
     @property
     def _step_s(self) -> float:

@@ -13,6 +13,7 @@ Cascade Speculative Drafting). Each level verifies what the level below guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -283,7 +284,8 @@ class DraftModelDrafter:
 
 
 class Draft:
-    """A draft that is open beside its target: one model with one session, until `close`.
+    """A draft that is open beside its target: one model with one session, until `close`, or
+    `close_session` where others go on with the model.
 
     vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
     level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
@@ -329,6 +331,15 @@ class Draft:
             name=name,
         )
 
-    def close(self) -> None:
+    def fork(self) -> Draft:
+        """The same model with a session of its own."""
+        other = copy(self)
+        other._session = self.model.open_session()
+        return other
+
+    def close_session(self) -> None:
         self._session.close()
+
+    def close(self) -> None:
+        self.close_session()
         self.model.close()

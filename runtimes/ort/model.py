@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.bundle import Bundle
@@ -50,6 +51,7 @@ class OrtModel:
         )
         self._inference: Any = self._open(GRAPH_FILE)
         self._partial: Any = None
+        self._lock = Lock()  # sessions may be used by threads of their own
 
     def open_session(self) -> OrtSession:
         from edge_spec.runtimes.ort.session import OrtSession
@@ -67,9 +69,10 @@ class OrtModel:
                 "for itself",
                 remedy="Export it again.",
             )
-        if self._partial is None:
-            self._partial = self._open(PARTIAL_FILE)
-        return self._partial
+        with self._lock:
+            if self._partial is None:
+                self._partial = self._open(PARTIAL_FILE)
+            return self._partial
 
     def _open(self, name: str) -> Any:
         graph = self._bundle.file(name)
