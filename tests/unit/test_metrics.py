@@ -95,5 +95,13 @@ def test_statistics_are_json_under_the_fields_names() -> None:
         *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
         *("draft_characters", "draft_characters_accepted", "staleness"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
-        *("draft_ms", "verify_ms", "overhead_ms", "near_ties", "plain_per_second", "speedup"),
+        *(
+            "draft_ms",
+            "verify_ms",
+            "overhead_ms",
+            "near_ties",
+            "anticipated_n",
+            "plain_per_second",
+            "speedup",
+        ),
     }
