@@ -9,11 +9,11 @@ from statistics import fmean, median
 from edge_spec.metrics import RoundStats
 
 _BLOCK = 8  # rounds in a row with it, or without
-_RECENT = 32  # rounds of one kind that are remembered
-_ENOUGH = 24  # rounds compared, with it and without, before anything is said
+_RECENT = 64  # rounds of one kind that are remembered
+_ENOUGH = 48  # rounds compared, with it and without, before anything is said
 _HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
 _RETRY_BLOCKS = 16  # of the faster way, for each block of the other: 6 % of the rounds
-_OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
+_OUTLIER = 3.0  # times the usual duration, beyond which something else was going on
 
 _Kind = tuple[int, tuple[str, ...]]
 
