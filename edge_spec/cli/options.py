@@ -88,7 +88,7 @@ class ModelOptions:
     ] = None
     parallel_rows: Annotated[
         int | None,
-        _option(_LOADING, "Most rows that all conversations together score in one pass each."),
+        _option(_LOADING, "Most rows that all conversations together score, a pass."),
     ] = None
     threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
     context: Annotated[

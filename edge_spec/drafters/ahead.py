@@ -25,6 +25,7 @@ import numpy as np
 Path = tuple[int, ...]
 
 _LEAST_CHANCE = 0.02  # that the text takes a path, below which reading it is a waste
+_MOST_READ = 64  # paths at a time: each may hold a distribution
 
 
 class Choice(NamedTuple):
@@ -74,14 +75,14 @@ class Ahead:
         max_length: int,
         stopped: Callable[[], bool],
     ) -> None:
-        """Reads the paths that the text is likeliest to take, until none is left or `stopped`,
-        which is asked before each.
+        """Reads the paths that the text is likeliest to take, until no likely one is left, there
+        are too many, or `stopped`, which is asked before each.
 
         estimate: the chance that a guess of a kind is right. max_length: of a path.
         """
         paths: list[tuple[float, int, Path]] = [(-1.0, 0, ())]
         pushed = 0
-        while paths and not stopped():
+        while paths and len(self._readings) < _MOST_READ and not stopped():
             negative, _, path = heappop(paths)
             if path not in self._readings:
                 self._readings[path] = read(path)

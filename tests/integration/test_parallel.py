@@ -151,7 +151,7 @@ def test_drafting_meanwhile_changes_no_text(
     assert texts["none"] == texts[drafter]
     assert not faults(engine)
     if patient:
-        assert ready > (10 if draft == "llama" else 0)
+        assert ready > 0
 
 
 def test_forks_with_drafts_that_anticipate_all_write_their_own_text(open_engine: Open) -> None:
