@@ -17,6 +17,7 @@ follows is left behind by the round that verifies it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -36,12 +37,22 @@ class Choice(NamedTuple):
     draft_probs: np.ndarray | None
 
 
-class Reading(NamedTuple):
-    """What the draft says behind a path: its guess, and (token, kind) of what is likeliest there,
-    in falling order."""
+Ranks = Sequence[tuple[int, int]]  # token and kind of what may follow, the likeliest first
 
-    guess: Choice
-    likeliest: Sequence[tuple[int, int]]
+
+class Reading:
+    """What the draft says behind a path: its guess, and what is likeliest there, which is looked
+    for when it is first asked for: not while a target waits for guesses."""
+
+    def __init__(self, guess: Choice, rank: Callable[[], Ranks]) -> None:
+        self.guess = guess
+        self._rank = rank
+
+    @cached_property
+    def likeliest(self) -> Ranks:
+        likeliest = self._rank()
+        del self._rank  # which holds a whole distribution
+        return likeliest
 
 
 class Ahead:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -208,9 +209,7 @@ class DraftModelDrafter:
         return Choice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
 
     def _reading(self, preference: np.ndarray) -> Reading:
-        likeliest = ranked(preference)
-        guess = self._choice(preference) if self._sampled else Choice(*likeliest[0], None)
-        return Reading(guess, likeliest)
+        return Reading(self._choice(preference), partial(ranked, preference))
 
     def _preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         """[vocab of the target] weights; probabilities, where the draft is sampled."""
@@ -233,7 +232,7 @@ class DraftModelDrafter:
     def _expand(self, path: Path) -> list[Guess[Path]]:
         """What may follow the text and these guesses."""
         if self._ahead is None:
-            return guesses_behind(path, self._read(path).likeliest)
+            return self._likeliest(self._score(path), path)
         reading = self._ahead.get(path)
         if reading is None:
             reading = self._read(path)
@@ -243,12 +242,16 @@ class DraftModelDrafter:
         return guesses_behind(path, reading.likeliest)
 
     def _read(self, path: Path) -> Reading:
-        """By a pass of one row where the row before it was the last to be read."""
+        return self._reading(self._preference(self._score(path), path))
+
+    def _score(self, path: Path) -> np.ndarray:
+        """[vocab] logits behind the text and these guesses, by a pass of one row where the row
+        before it was the last to be scored."""
         self._text.retract()
         self._text.guess(path)
         logits = self._text.score(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
-        return self._reading(self._preference(logits, path))
+        return logits
 
     def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
         return guesses_behind(path, ranked(self._preference(logits, path)))

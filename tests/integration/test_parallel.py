@@ -5,6 +5,7 @@ Both on real runtimes, whose calls leave Python's lock: what is shared and shoul
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -169,3 +170,21 @@ def test_forks_with_drafts_that_anticipate_all_write_their_own_text(open_engine:
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(converse, range(2))) == [alone] * 2
+
+
+def test_a_model_knows_all_caches_that_threads_opened(
+    gguf: Callable[..., Path], open_llama: Callable[..., Any]
+) -> None:
+    """It frees them before its weights: one that it forgot would read freed memory."""
+    pytest.importorskip("llama_cpp")
+    model = open_llama("llamacpp", gguf(), context_length=64)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            opened = list(threads.map(lambda _: model.open_session(), range(160)))
+    finally:
+        sys.setswitchinterval(before)
+    assert sum(free.alive for free in model._weights._contexts) == 160
+    model.close()
+    assert not any(session._opened.free.alive for session in opened)

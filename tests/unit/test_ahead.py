@@ -220,7 +220,7 @@ def test_the_likeliest_paths_are_read_first() -> None:
 
     def reading(path: tuple[int, ...]) -> Reading:
         read.append(path)
-        return Reading(Choice(1, 0, None), [(1, 0), (2, 1)])
+        return Reading(Choice(1, 0, None), lambda: [(1, 0), (2, 1)])
 
     Ahead().grow(reading, lambda kind: (0.7, 0.25)[kind], 2, passes(5))
     assert read == [(), (1,), (1, 1), (2,), (1, 2)]  # 1, 0.7, 0.49, 0.25, 0.175
