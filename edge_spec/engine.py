@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, Unpack, overload
 
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.protocol import Attached, CountingText, TextCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request

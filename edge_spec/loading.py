@@ -15,7 +15,7 @@ from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.drafters.corpus_text import open_corpus
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.protocol import Drafter

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.engine import Engine
 from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.model import Forward

@@ -13,7 +13,7 @@ from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.load import SharedPolicy
 from edge_spec.control.numerics import Numerics
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.setting import Setting
