@@ -119,9 +119,9 @@ class Engine:
         """Another conversation on the same weights, which another thread may use at the same time.
 
         It has caches, drafters and statistics of its own, and begins without a text; its drafters
-        are those of this engine now. What a pass costs is measured for all of them together. Each
-        is closed for itself, in any order: the last one closes the models. Raises UsageError on a
-        closed engine, DeviceMemoryError where there is too little memory for one more cache.
+        are those of this engine now. Each is closed for itself, in any order: the last one closes
+        the models. Raises UsageError on a closed engine, DeviceMemoryError where there is too
+        little memory for one more cache.
         """
         self._require_open()
         parts = self.parts
@@ -130,8 +130,7 @@ class Engine:
             for draft in parts.drafts:
                 drafts.append(draft.fork())
                 opened.callback(drafts[-1].close_session)
-            setting = replace(parts.speculator.setting, drafts=drafts)
-            speculator = replace(parts.speculator, setting=setting)
+            speculator = parts.speculator.forked(drafts)
             speculation = speculator.choose(self._drafter)
             opened.callback(speculation.close)
             parts = replace(parts, drafts=drafts, speculator=speculator, speculation=speculation)

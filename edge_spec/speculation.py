@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from edge_spec.control.numerics import Numerics
 from edge_spec.control.overlap import DraftOverlap, OverlapTrial
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.keeping import restore_into, snapshot_of
 from edge_spec.drafters.protocol import Closing, Drafter
@@ -71,6 +74,14 @@ class Speculator:
     def min_rows(self) -> int:
         """Of a pass."""
         return self.numerics.invariant_widths[0] if self.exact else 1
+
+    def forked(self, drafts: Sequence[Draft]) -> Speculator:
+        """For another conversation on the same target, with these drafts: its rounds correct row
+        costs of its own, which begin as those of this one are now."""
+        costs, measured = None, self.costs
+        if measured is not None:
+            costs = cache(lambda: deepcopy(measured()))
+        return replace(self, setting=replace(self.setting, drafts=drafts), costs=costs)
 
     def choose(self, names: str) -> Speculation:
         """Raises UsageError for names that `plugins.load_drafters` refuses."""

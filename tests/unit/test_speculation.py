@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge_spec.anticipation import Anticipation
+from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.load import SharedPolicy
 from edge_spec.control.numerics import Numerics
@@ -199,6 +200,22 @@ def test_threads_of_a_draft_are_those_of_its_target_if_not_its_own() -> None:
         options = LoadOptions(drafts=("d",), threads=4, draft_threads=draft_threads)
         assert options.draft_runtime_options.threads == threads
         assert options.runtime_options.threads == 4
+
+
+def test_a_fork_learns_for_itself_what_rows_cost() -> None:
+    measured = RowCosts({1: 1.0, 8: 2.0})
+    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), costs=lambda: measured)
+    for _ in range(40):
+        measured.observe(1, 1.5)
+    draft = Draft(MODEL, 9)
+    fork = made.forked([draft])
+    assert fork.setting.drafts == [draft] and fork.load is made.load
+    assert fork.costs is not None and fork.costs() is fork.costs()
+    assert fork.costs().at(1) == measured.at(1) > 1.2
+    before = measured.at(1)
+    for _ in range(40):
+        fork.costs().observe(1, 9.0)
+    assert fork.costs().at(1) > 2 * before and measured.at(1) == before
 
 
 @pytest.mark.parametrize("exact", [False, True])
