@@ -93,7 +93,7 @@ class Stats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
-    anticipated_n: int = 0  # rounds whose guesses were ready when they began
+    anticipated_n: int = 0  # speculative rounds whose guesses were ready when they began
     plain_per_second: float | None = None
     draft_characters: int = 0  # of verified guesses of a draft with other tokens
     draft_characters_accepted: int = 0
@@ -108,7 +108,6 @@ class Stats:
         self.draft_ms += round_stats.draft_s * 1e3
         self.verify_ms += round_stats.forward_s * 1e3
         self.near_ties += round_stats.near_ties
-        self.anticipated_n += round_stats.anticipated
         for name, counts in round_stats.by_drafter.items():
             before = self.drafters.get(name, DraftCounts(0, 0))
             self.drafters[name] = DraftCounts(*map(add, before, counts))
@@ -117,6 +116,7 @@ class Stats:
             self.plain_reasons[round_stats.plain_reason.value] += 1
         else:
             self.acceptance_histogram[round_stats.num_accepted] += 1
+            self.anticipated_n += round_stats.anticipated
 
     @property
     def predicted_per_second(self) -> float:

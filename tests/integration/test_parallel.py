@@ -87,9 +87,10 @@ def prompts(count: int) -> list[Text]:
     return [part * (1 + index % 3) for index, part in enumerate(parts)]
 
 
-def answer(engine: Engine, prompt: Text, **options: Any) -> Text:
+def answer(engine: Engine, prompt: Text | str, **options: Any) -> tuple[Text, str]:
+    """Its tokens and its text: tokenizers are shared, too."""
     result = engine.generate(prompt, max_tokens=NUM_TOKENS, **options)
-    return [token.id for token in result.tokens]
+    return [token.id for token in result.tokens], result.text
 
 
 def faults(engine: Engine) -> list[str]:
@@ -102,12 +103,12 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
     ways = ["none", "cascade", "recycling,ngram-cache", "suffix"]
     if engine.parts.runtime == "ort":
         ways.append("early-exit")
-    asked = prompts(6)
+    asked = [*prompts(5), "the cat sat on the mat, the cat sat", "Über 7 Brücken 😀"]
     engine.set_drafter("none")
     alone = [answer(engine, prompt) for prompt in asked]
     start = Barrier(NUM_THREADS, timeout=60)
 
-    def converse(thread: int) -> list[Text]:
+    def converse(thread: int) -> list[tuple[Text, str]]:
         with engine.fork() as fork:
             start.wait()
             texts = []
@@ -140,7 +141,7 @@ def test_drafting_meanwhile_changes_no_text(
             lambda drafter, stopped: anticipate(drafter, lambda: False),
         )
     engine = open_engine(draft, draft_overlap=DraftOverlap.ON)
-    texts: dict[str, list[Text]] = {"none": [], drafter: []}
+    texts: dict[str, list[tuple[Text, str]]] = {"none": [], drafter: []}
     ready = 0
     for way, written in texts.items():
         engine.set_drafter(way)
@@ -162,7 +163,7 @@ def test_forks_with_drafts_that_anticipate_all_write_their_own_text(open_engine:
     alone = [answer(engine, prompt) for prompt in asked]
     engine.set_drafter("draft-model")
 
-    def converse(thread: int) -> list[Text]:
+    def converse(thread: int) -> list[tuple[Text, str]]:
         with engine.fork() as fork:
             texts = [answer(fork, prompt) for prompt in asked]
             assert not faults(fork)

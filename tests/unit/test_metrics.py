@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,14 @@ def test_the_plain_rate_follows_recent_rounds() -> None:
     for total_s in [0.010] * 300 + [0.020] * 300:
         rate.observe(round_stats(reason=PlainReason.OFF, seconds=(0, 0, total_s)))
     assert rate.tokens_per_second == pytest.approx(50)
+
+
+def test_guesses_that_were_ready_count_where_they_were_verified() -> None:
+    stats = Stats()
+    stats.observe(replace(round_stats(4, 2), anticipated=True))
+    stats.observe(round_stats(4, 2))
+    stats.observe(replace(round_stats(reason=PlainReason.BELOW_BREAK_EVEN), anticipated=True))
+    assert stats.anticipated_n == stats.to_dict()["anticipated_n"] == 1
 
 
 def test_statistics_are_json_under_the_fields_names() -> None:
