@@ -57,10 +57,9 @@ class Anticipation:
 
     def _stop(self) -> None:
         assert self._running is not None
-        self._stopped.set()
         try:
-            wait([self._running])
+            self._stopped.set()
+            self._running.result()
         except KeyboardInterrupt:
             wait([self._running])  # nobody may use the draft before its pass has ended
             raise
-        self._running.result()

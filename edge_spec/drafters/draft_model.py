@@ -127,11 +127,8 @@ class DraftModelDrafter:
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
         if self._ahead is not None:
-            estimate = self._acceptance.estimate
-            try:
-                self._ahead.grow(self._read, estimate, self._text.room - 1, stopped)
-            finally:
-                self._text.retract()
+            estimate, longest = self._acceptance.estimate, self._text.room - 1
+            self._ahead.grow(self._read, estimate, longest, stopped)
 
     def sibling_acceptance(self) -> Sequence[float]:
         if not (self._sampled and self._trees):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_spec import anticipation
 from edge_spec.anticipation import Anticipation
 from edge_spec.control.overlap import OverlapTrial
 from edge_spec.control.policy import FixedPolicy
@@ -159,7 +162,7 @@ def test_a_slow_draft_delays_the_target_by_the_pass_that_it_is_in() -> None:
     pair.target._until = entered
     written = pair.text()
     pair.anticipation.close()
-    assert len(written) == 40
+    assert len(written) == 40 and pair.guarded.fault is None
     anticipating = sum(each.plain_reason is None for each in pair.rounds)
     assert 0 < pair.draft.passes_meanwhile <= anticipating
 
@@ -212,6 +215,38 @@ def test_after_an_interrupt_nobody_uses_the_draft_and_the_next_text_is_right(
     plain = decode(ScriptedModel(TARGET, VOCAB), PROMPT, max_tokens=40)
     assert pair.text() == plain.tokens
     pair.anticipation.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to a thread")
+def test_an_interrupt_of_the_wait_for_the_draft_waits_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair(TARGET)
+    entered, waited = threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def on_pass() -> None:
+        entered.set()
+        assert pair.anticipation._stopped.wait(WAIT_S)
+        signal.pthread_kill(main, signal.SIGINT)
+        assert waited.wait(WAIT_S)
+
+    def wait(running: Any) -> Any:
+        waited.set()
+        return futures.wait(running)
+
+    monkeypatch.setattr(anticipation, "wait", wait)
+    pair.draft.on_pass = on_pass  # type: ignore[method-assign]
+    pair.target._until = entered
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pair.text()
+        assert pair.anticipation._running is not None and pair.anticipation._running.done()
+    finally:
+        waited.set()
+        pair.anticipation.close()
+    assert pair.guarded.fault is None
 
 
 def test_a_text_that_is_ended_early_leaves_nothing_running() -> None:
