@@ -50,7 +50,7 @@ class Parts:
     numerics: Numerics
     speculation: Speculation
     speculator: Speculator  # composes it anew for other drafters
-    drafter: str = "auto"  # those that it was composed of, as the speculator knows them
+    drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any
     history: PairHistory | None = None  # of the first of them

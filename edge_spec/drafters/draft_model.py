@@ -245,7 +245,7 @@ class DraftModelDrafter:
         before it was the last to be scored."""
         self._text.retract()
         self._text.guess(path)
-        logits = self._text.score(TokenTree.chain(self._text.last))[0]
+        logits: np.ndarray = self._text.score(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
         return logits
 
