@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.protocol import Attached, CountingText, TextCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
@@ -21,6 +21,7 @@ from edge_spec.pair_history import PairHistory
 from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
+from edge_spec.shared import SharedModels
 from edge_spec.speculation import Speculation, Speculator
 from edge_spec.template import ChatTemplate, Message
 from edge_spec.tokenizer import TextCodec
@@ -49,6 +50,7 @@ class Parts:
     numerics: Numerics
     speculation: Speculation
     speculator: Speculator  # composes it anew for other drafters
+    drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any
     history: PairHistory | None = None  # of the first of them
@@ -64,21 +66,28 @@ class AnswerOptions(TypedDict, total=False):
 
 
 class Engine:
-    """One model with its drafters and one KV cache. Use it from one thread at a time.
+    """One model with its drafters and one KV cache. Use it from one thread at a time; `fork` makes
+    another one for another thread.
 
     Prompts that begin like the text before them reuse its part of the cache, so a conversation
     is continued by passing all of its messages. Starting a generation ends the one before it.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, models: SharedModels | None = None) -> None:
+        """models: those of `parts`, where other engines use them too."""
         self.parts = parts
         self.last: GenerationResult | None = None
+        drafts = [draft.model for draft in parts.drafts]
+        self._models = models or SharedModels([parts.model, *drafts])
+        self._drafter = parts.drafter
         self._session = parts.model.open_session()
         self._speculation = parts.speculation
         self._attach(parts.speculation)
-        self._conversation = Conversation(self._decoder(), PlainRate())
+        load = parts.speculator.load
+        self._conversation = Conversation(self._decoder(), PlainRate(), load)
         self._running: Generation | None = None
         self._closed = False
+        self._models.take()
 
     def __enter__(self) -> Engine:
         return self
@@ -92,16 +101,42 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees caches and models; answering afterwards raises UsageError."""
+        """Frees the caches, and the models where no other engine uses them; answering afterwards
+        raises UsageError."""
+        if self._closed:
+            return
         self._closed = True
         self._end_running()
         self._speculation.close()
         if self.parts.history is not None:
             self.parts.history.save()
         self._session.close()
-        self.parts.model.close()
         for draft in self.parts.drafts:
-            draft.close()
+            draft.close_session()
+        self._models.give_back()
+
+    def fork(self) -> Engine:
+        """Another conversation on the same weights, which another thread may use at the same time.
+
+        It has caches, drafters and statistics of its own, and begins without a text; its drafters
+        are those of this engine now. Each is closed for itself, in any order: the last one closes
+        the models. Raises UsageError on a closed engine, DeviceMemoryError where there is too
+        little memory for one more cache.
+        """
+        self._require_open()
+        parts = self.parts
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            drafts = []
+            for draft in parts.drafts:
+                drafts.append(draft.fork())
+                opened.callback(drafts[-1].close_session)
+            speculator = parts.speculator.forked(drafts)
+            speculation = speculator.choose(self._drafter)
+            opened.callback(speculation.close)
+            parts = replace(parts, drafts=drafts, speculator=speculator, speculation=speculation)
+            engine = Engine(replace(parts, drafter=self._drafter), self._models)
+            opened.pop_all()
+        return engine
 
     @overload
     def chat(
@@ -179,6 +214,7 @@ class Engine:
         self._attach(speculation)
         self._speculation.close()
         self._use(speculation)
+        self._drafter = names
 
     @contextmanager
     def without_drafting(self) -> Iterator[None]:
@@ -203,8 +239,7 @@ class Engine:
         return text.tokenizer.encode(ChatTemplate(text.chat_template, *names).render(messages))
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
-        if self._closed:
-            raise UsageError("this engine is closed", remedy="Load the model again.")
+        self._require_open()
         sampling = options.get("sampling", GREEDY)
         stop = options.get("stop", ())
         limits = self._limits(options.get("max_tokens"))
@@ -262,7 +297,13 @@ class Engine:
 
     def _decoder(self) -> Decoder:
         speculation = self._speculation
-        return Decoder(self._session, speculation.drafters, speculation.policy, speculation.overlap)
+        return Decoder(
+            self._session,
+            speculation.drafters,
+            speculation.policy,
+            speculation.overlap,
+            speculation.anticipation,
+        )
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:
@@ -285,6 +326,10 @@ class Engine:
                 f"{where} has a token outside the vocabulary",
                 remedy=f"Tokens are 0 to {vocab_size - 1}.",
             )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed", remedy="Load the model again.")
 
     def _end_running(self) -> None:
         if self._running is not None:
