@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,12 @@ from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.keeping import restore_into, snapshot_of
+from edge_spec.drafters.keeping import learnt_of, relearn_into, restore_into, snapshot_of
 from edge_spec.drafters.protocol import Closing, Drafter
 from edge_spec.drafters.setting import Setting
 from edge_spec.model import Capabilities
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,17 @@ class Speculation:
         for drafter in self.drafters:
             if isinstance(drafter, Closing):
                 drafter.close()
+
+    def learnt(self) -> dict[str, list[float]]:
+        """How often guesses of each kind were right, by drafter; of use to the next session."""
+        return {name: counts.ravel().tolist() for name, counts in learnt_of(self.drafters).items()}
+
+    def relearn(self, counts: Mapping[str, Sequence[float]]) -> None:
+        """What is of another version is left out."""
+        try:
+            relearn_into(self.drafters, {name: np.array(values) for name, values in counts.items()})
+        except ValueError as error:
+            _log.info("what was learnt is of another version: %s", error)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """What the drafters keep of their conversation."""

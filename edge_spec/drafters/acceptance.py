@@ -55,6 +55,17 @@ class LearntAcceptance:
         seen = LONG_WEIGHT + self._recent_seen[kind]
         self._estimates[kind] = (long + self._recent_right[kind]) / seen
 
+    def learnt(self) -> np.ndarray:
+        """[2, kinds] float64: outcomes counted and those that were right, of all texts."""
+        return np.array([self._seen, self._right])
+
+    def relearn(self, counts: np.ndarray) -> None:
+        """Raises ValueError for what are no counts of such a drafter."""
+        kinds = len(self._seen)
+        if counts.size != 2 * kinds:
+            raise ValueError(f"acceptance counts of {counts.size // 2} kinds instead of {kinds}")
+        self.restore(np.concatenate([counts.reshape(2, kinds), np.zeros((2, kinds))]))
+
     def snapshot(self) -> np.ndarray:
         """[4, kinds] float64: outcomes counted and those that were right, of all and of late."""
         return np.array([self._seen, self._right, self._recent_seen, self._recent_right])

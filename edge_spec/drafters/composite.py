@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.growth import Growth, nothing
-from edge_spec.drafters.keeping import restore_into, snapshot_of
+from edge_spec.drafters.keeping import learnt_of, relearn_into, restore_into, snapshot_of
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
 from edge_spec.drafters.protocol import Budget, Closing, Drafter
 from edge_spec.model import Forward
@@ -64,6 +64,14 @@ class CompositeDrafter:
         for drafter in self._drafters:
             if isinstance(drafter, Closing):
                 drafter.close()
+
+    def learnt(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.learnt(), **learnt_of(self._drafters)}
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if self.name in counts:
+            self._acceptance.relearn(counts[self.name])
+        relearn_into(self._drafters, counts)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         return {"acceptance": self._acceptance.snapshot(), **snapshot_of(self._drafters)}

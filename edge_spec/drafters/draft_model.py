@@ -12,7 +12,7 @@ Cascade Speculative Drafting). Each level verifies what the level below guesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -129,6 +129,13 @@ class DraftModelDrafter:
         if self._ahead is not None:
             estimate, longest = self._acceptance.estimate, self._text.room - 1
             self._ahead.grow(self._read, estimate, longest, stopped)
+
+    def learnt(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.learnt()}
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if self.name in counts:
+            self._acceptance.relearn(counts[self.name])
 
     def sibling_acceptance(self) -> Sequence[float]:
         if not (self._sampled and self._trees):

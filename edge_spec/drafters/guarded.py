@@ -17,6 +17,7 @@ from edge_spec.drafters.protocol import (
     CountingText,
     Drafter,
     Keeping,
+    Learning,
     Preparing,
     TextCounts,
 )
@@ -128,6 +129,16 @@ class GuardedDrafter:
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         if state and isinstance(self._drafter, Keeping):
             self._drafter.restore(state)
+
+    def learnt(self) -> dict[str, np.ndarray]:
+        """Empty for a drafter that was dropped or learns nothing."""
+        if self.fault is None and isinstance(self._drafter, Learning):
+            return self._drafter.learnt()
+        return {}
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if isinstance(self._drafter, Learning):
+            self._drafter.relearn(counts)
 
     def _checked(self, tree: TokenTree, pending: int) -> TokenTree:
         """Raises ValueError for a tree that would end the generation or change its text."""

@@ -1,4 +1,4 @@
-"""The state of several drafters in one snapshot, each under its own name."""
+"""The state of several drafters in one mapping, each under its own name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.drafters.protocol import Drafter, Keeping
+from edge_spec.drafters.protocol import Drafter, Keeping, Learning
 
 
 def snapshot_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
@@ -31,3 +31,19 @@ def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -
             prefix = f"{drafter.name}/"
             own = {name: array for name, array in state.items() if name.startswith(prefix)}
             drafter.restore({name.removeprefix(prefix): own[name] for name in own})
+
+
+def learnt_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
+    """How often their guesses were right, of all texts."""
+    counts: dict[str, np.ndarray] = {}
+    for drafter in drafters:
+        if isinstance(drafter, Learning):
+            counts |= drafter.learnt()
+    return counts
+
+
+def relearn_into(drafters: Sequence[Drafter], counts: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError for counts of another version."""
+    for drafter in drafters:
+        if isinstance(drafter, Learning):
+            drafter.relearn(counts)

@@ -127,6 +127,18 @@ class Keeping(Protocol):
 
 
 @runtime_checkable
+class Learning(Protocol):
+    """A drafter that learns how often guesses of each kind are right: the next session may begin
+    with that. It tells nothing about the texts."""
+
+    def learnt(self) -> dict[str, np.ndarray]:
+        """Counts by name."""
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        """Takes over its own. Raises ValueError for what is of another version."""
+
+
+@runtime_checkable
 class Closing(Protocol):
     """A drafter that has something to put away when the engine is closed or drafts otherwise."""
 

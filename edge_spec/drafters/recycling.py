@@ -111,6 +111,13 @@ class RecyclingDrafter:
         while len(self._table) > MAX_TABLE_TOKENS:
             self._table.popitem(last=False)
 
+    def learnt(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.learnt()}
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if self.name in counts:
+            self._acceptance.relearn(counts[self.name])
+
     def snapshot(self) -> dict[str, np.ndarray]:
         entries = list(self._table.values())
         return {

@@ -202,6 +202,13 @@ class SuffixDrafter:
     def retract(self, keep: int) -> None:
         del self._assumed[keep:]
 
+    def learnt(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.learnt()}
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if self.name in counts:
+            self._acceptance.relearn(counts[self.name])
+
     def snapshot(self) -> dict[str, np.ndarray]:
         return {"acceptance": self._acceptance.snapshot()}
 

@@ -232,3 +232,20 @@ def test_conversations_share_rows_where_a_limit_is_given(exact: bool) -> None:
     unlimited = speculator(EXACT_BRANCHES, exact)
     unlimited.load.active = 4
     assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1
+
+
+def test_what_one_session_learnt_is_where_the_next_begins() -> None:
+    """Through a drafter that is guarded and joined with others, as floats in a file."""
+    first, second = (speculator(EXACT_BRANCHES).choose("suffix,recycling") for _ in range(2))
+    counts = first.learnt()
+    assert set(counts) == {"suffix", "recycling", "suffix+recycling"}
+    raised = {name: [2 * value for value in values] for name, values in counts.items()}
+    second.relearn(raised)
+    assert second.learnt() == raised != first.learnt()
+
+
+def test_what_was_learnt_by_another_version_is_left_out() -> None:
+    speculation = speculator(EXACT_BRANCHES).choose("suffix")
+    before = speculation.learnt()
+    speculation.relearn({"suffix": [1.0, 2.0], "other": [3.0]})
+    assert speculation.learnt() == before
