@@ -12,7 +12,7 @@ Cascade Speculative Drafting). Each level verifies what the level below guesses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
