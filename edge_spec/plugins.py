@@ -9,7 +9,7 @@ A package adds one by declaring it, without touching this repository:
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ AUTO_DRAFTERS = ("suffix",)
 PAIR_DRAFTERS = ("draft-model", "cascade")  # that a second model makes possible
 SELF_DRAFTERS = ("early-exit", "layer-skip")  # that are a part of their target
 COSTLY_DRAFTERS = PAIR_DRAFTERS + SELF_DRAFTERS
+LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
+    "ort": ("onnxruntime", "onnxruntime-gpu"),
+    "llamacpp": ("llama-cpp-python",),
+    "ik": ("ik-llama-cpp-python",),
+}
 EXTRAS = {"llamacpp": "llamacpp", "ik": "ik"}  # that bring a plugin's library; else "cpu"
 
 
@@ -39,6 +44,18 @@ def load_runtime(name: str) -> Runtime:
         name = next(installed, AUTO_RUNTIMES[0][0])
     runtime: Runtime = _load("runtimes", name)()
     return runtime
+
+
+def library_version(runtime: str) -> str:
+    """Of the library that a runtime calls; for one that is not known here, the version of the
+    package that brings the runtime. "" where neither is installed."""
+    brought_by = [point.dist for point in entry_points(group="edge_spec.runtimes", name=runtime)]
+    for distribution in LIBRARIES.get(runtime, ()):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return next((dist.version for dist in brought_by if dist is not None), "")
 
 
 def load_exporter(name: str) -> Exporter:
