@@ -32,6 +32,7 @@ class LoadOptions:
     block_size: int | None = None
     exact: bool = False  # bit-identical to plain decoding in the same mode
     threads: int | None = None
+    draft_threads: int | None = None  # None: as many as the target's
     providers: tuple[str, ...] = ()
     context_length: int | None = None  # tokens; None: what the model was trained for
     # Of the target:
@@ -39,6 +40,7 @@ class LoadOptions:
     kv_type: str | None = None
     mmap: bool | None = None
     flash_attention: bool | None = None
+    plan: Path | None = None  # of `edge-spec plan`, which decides where models run and who drafts
 
     def __post_init__(self) -> None:
         if self.draft_n_max is not None and self.draft_n_max < 1:
@@ -46,7 +48,11 @@ class LoadOptions:
                 f"the largest number of draft tokens is {self.draft_n_max}",
                 remedy="It has to be 1 or more; --drafter none turns drafting off.",
             )
-        for name, value in (("threads", self.threads), ("context", self.context_length)):
+        for name, value in (
+            ("threads", self.threads),
+            ("draft-threads", self.draft_threads),
+            ("context", self.context_length),
+        ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}", remedy="It has to be 1 or more.")
         self._require_used()
@@ -109,7 +115,7 @@ class LoadOptions:
     @property
     def draft_runtime_options(self) -> RuntimeOptions:
         return RuntimeOptions(
-            threads=self.threads,
+            threads=self.draft_threads or self.threads,
             providers=self.draft_providers,
             context_length=self.context_length,
             takes_turns=True,

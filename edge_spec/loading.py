@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,7 +13,12 @@ from edge_spec import plugins
 from edge_spec.bundle import Bundle
 from edge_spec.cascade import level_of
 from edge_spec.control.cost import RowCosts, measure_rows
-from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
+from edge_spec.control.numerics import (
+    EXACT_WIDTHS,
+    MARGIN_WIDTHS,
+    Numerics,
+    measure_numerics,
+)
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft_model import Draft
 from edge_spec.drafters.fill import Fill
@@ -25,7 +31,18 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
 from edge_spec.pair_history import PairHistory
+from edge_spec.placement.background import EFFORT, IdleProfiler
 from edge_spec.placement.forecast import forecast
+from edge_spec.placement.measure import measuring
+from edge_spec.placement.pinning import planned
+from edge_spec.placement.profile import (
+    TYPICAL_TOKENS,
+    Profile,
+    ProfileKey,
+    load_profile,
+    profile_key,
+    save_profile,
+)
 from edge_spec.preparation import Prepared, prepare
 from edge_spec.self_speculation import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.sources import Source
@@ -51,6 +68,7 @@ def load(
     exact: bool = False,
     threads: int | None = None,
     context_length: int | None = None,
+    plan: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Engine:
     """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
@@ -64,6 +82,8 @@ def load(
     lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
     where the runtime needs it.
+    plan: a file of `edge-spec plan`; without one, the plan that the cache holds for this model
+    decides what is left to "auto". A model that has no profile is measured while it is idle.
     Raises an EdgeSpecError that names what is missing or wrong.
     """
     options = LoadOptions(
@@ -79,8 +99,10 @@ def load(
         exact=exact,
         threads=threads,
         context_length=context_length,
+        plan=None if plan is None else Path(plan),
     )
-    return load_engine(model, options, progress or (lambda what, fraction: None))
+    say = progress or (lambda what, fraction: None)
+    return load_engine(model, options, say, measure_when_idle=True)
 
 
 def named_drafts(names: Sequence[str]) -> tuple[str, ...]:
@@ -88,10 +110,16 @@ def named_drafts(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name != "none")
 
 
-def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
-    """Raises an EdgeSpecError that names what is missing or wrong."""
+def load_engine(
+    model: str, options: LoadOptions, progress: Progress, measure_when_idle: bool = False
+) -> Engine:
+    """measure_when_idle: makes the model's profile between answers, where the cache has none.
+
+    Raises an EdgeSpecError that names what is missing or wrong.
+    """
     with ExitStack() as opened:  # closes what is open already where the rest fails
         source = Source(model, progress)
+        options = planned(source, options, progress)
         target = prepare(source, options.runtime, options, progress)
         prepared = _prepare_drafts(target, options, progress)
         drafts = []
@@ -99,9 +127,12 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
             opened.callback(draft.close)
             drafts.append(draft)
 
+        key = profile_key(source, target, options.runtime_options)
+        profile = load_profile(key)
+
         @cache
         def costs() -> RowCosts:
-            return measure_rows(loaded)
+            return measure_rows(loaded) if profile is None else profile.costs(TYPICAL_TOKENS)
 
         setting = _setting(source, target, drafts, costs, options, progress)
         drafters = plugins.load_drafters(options.drafter, setting)
@@ -131,9 +162,23 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
             drafts=drafts,
             history=_history(source, options, progress),
         )
+        if measure_when_idle and profile is None:
+            parts = replace(parts, idle_work=_profiler(loaded, key, numerics))
         engine = Engine(parts)
         opened.pop_all()
     return engine
+
+
+def _profiler(model: Model, key: ProfileKey, numerics: Numerics) -> IdleProfiler:
+    """Started; the engine closes it."""
+
+    def save(profile: Profile) -> None:
+        branches = model.capabilities.trees and numerics.branch_invariant
+        save_profile(key, replace(profile, branches=branches))
+
+    profiler = IdleProfiler(partial(measuring, model, EFFORT), save)
+    profiler.start()
+    return profiler
 
 
 def _history(source: Source, options: LoadOptions, progress: Progress) -> PairHistory | None:

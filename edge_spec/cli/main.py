@@ -12,6 +12,7 @@ import typer
 from edge_spec.cli.chat import chat
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
+from edge_spec.cli.plan import plan
 from edge_spec.cli.tune_skip import tune_skip
 from edge_spec.errors import EdgeSpecError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(export)
+app.command()(plan)
 app.command()(tune_skip)
 
 

@@ -11,7 +11,7 @@ from edge_spec.loading import load_engine, named_drafts
 from edge_spec.sampling import SamplingParams
 
 
-def open_engine(model: str, options: ModelOptions) -> Engine:
+def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = False) -> Engine:
     """Raises an EdgeSpecError."""
     load_options = LoadOptions(
         runtime=options.runtime,
@@ -27,14 +27,16 @@ def open_engine(model: str, options: ModelOptions) -> Engine:
         exact=options.exact,
         providers=_names(options.device),
         threads=options.threads,
+        draft_threads=options.draft_threads,
         context_length=options.context,
         gpu_layers=options.gpu_layers,
         kv_type=options.kv_type,
         mmap=options.mmap,
         flash_attention=options.flash_attention,
+        plan=options.plan,
     )
     with ProgressBar() as progress:
-        return load_engine(model, load_options, progress)
+        return load_engine(model, load_options, progress, measure_when_idle)
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

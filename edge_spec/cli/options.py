@@ -79,6 +79,12 @@ class ModelOptions:
         _option(_LOADING, "Where the model runs, such as cpu or cuda; several joined by commas."),
     ] = None
     threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
+    draft_threads: Annotated[
+        int | None, _option(_LOADING, "CPU threads of the draft, if not the model's.")
+    ] = None
+    plan: Annotated[
+        Path | None, _option(_LOADING, "A file of edge-spec plan: where models run, who drafts.")
+    ] = None
     context: Annotated[
         int | None, _option(_LOADING, "Tokens of context, if not the model's own.")
     ] = None

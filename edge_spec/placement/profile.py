@@ -23,6 +23,8 @@ from edge_spec.preparation import Prepared
 from edge_spec.sources import EXPORT_VERSION, Source
 from edge_spec.storage import atomic_file, cache_directory
 
+TYPICAL_TOKENS = 256  # of context: of the costs that policies know
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MAX_FILE_BYTES = 4_000_000
 
@@ -75,6 +77,7 @@ class Profile:
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the least certain median
     num_experts: int = 0
     experts_used: int = 0
+    branches: bool = False  # whether guesses may branch without changing a number
     resident_bytes: int | None = None  # by which the process grew with the model, where known
 
     def seconds(self, context_tokens: int) -> dict[int, float]:

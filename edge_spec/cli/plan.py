@@ -1,0 +1,103 @@
+"""`edge-spec plan [MODEL]`: where a model runs best here, and whether speculation pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_spec.placement.plan import Placement, Plan
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    draft: Annotated[
+        str | None, typer.Option(help="A smaller model that may guess for it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure again what was measured before.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Measure where a model runs best on this machine, and what speculation would gain.
+
+    The plan is kept: from then on this model runs as it says, unless options say otherwise.
+    """
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.placement.candidates import list_devices
+    from edge_spec.placement.plan import plan_json, plan_path, save_plan
+    from edge_spec.placement.planner import Planner
+    from edge_spec.sources import Source
+
+    with ProgressBar() as progress:
+        target = Source(model, progress)
+        pair = None if draft in (None, "none") else Source(str(draft), progress)
+        planner = Planner(target, pair, list_devices(), progress, refresh)
+        made = planner.make()
+        kept = plan_path(target, pair)
+    for path in (kept, *((out,) if out else ())):
+        save_plan(made, path)
+    if json:
+        print(plan_json(made))
+        return
+    _print(made, planner.left_out)
+
+
+def _print(made: Plan, left_out: Sequence[str]) -> None:
+    best = made.placements[0]
+    for line in _table([_HEADINGS, *map(_cells, _shown(made.placements))]):
+        print(line)
+    for line in left_out:
+        print(f"left out: {line}")
+    print(f"best: {best} ({best.target.weights})")
+
+
+_HEADINGS = ("target", "weights", "draft", "drafter", "tokens/s", "speedup", "memory", "why not")
+
+
+def _shown(placements: Sequence[Placement]) -> list[Placement]:
+    """All ways to draft at the best place, and the best one at each other."""
+    best = placements[0]
+    seen = {(best.target, best.draft)}
+    shown = []
+    for each in placements:
+        place = (each.target, each.draft)
+        if each.target == best.target or place not in seen:
+            shown.append(each)
+        seen.add(place)
+    return shown
+
+
+def _cells(placement: Placement) -> tuple[str, ...]:
+    from edge_spec.placement.memory import format_bytes
+
+    rate, speedup, memory = placement.tokens_per_s, placement.speedup, placement.memory_bytes
+    return (
+        str(placement.target),
+        placement.target.weights,
+        "-" if placement.draft is None else str(placement.draft),
+        placement.drafter,
+        "-" if rate is None else f"{rate:.1f}",
+        "-" if speedup is None else f"{speedup:.2f}",
+        "-" if memory is None else format_bytes(memory),
+        placement.reason or "the best",
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns that line up; one that is empty but for its heading is left out."""
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]

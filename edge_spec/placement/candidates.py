@@ -1,0 +1,126 @@
+"""Where a model could run here: installed runtimes, their devices, numbers of threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from edge_spec import plugins
+from edge_spec.errors import EdgeSpecError
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import RuntimeOptions
+from edge_spec.placement.plan import Place
+from edge_spec.placement.profile import ProfileKey, profile_key, stored_weights
+from edge_spec.preparation import Prepared, is_prepared, prepare
+from edge_spec.sources import Source
+
+_CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
+
+
+class Device(NamedTuple):
+    """What a runtime can run models on; fault: why it cannot be used, None where it can."""
+
+    runtime: str
+    name: str
+    kind: str  # "cpu", "gpu" or "npu"
+    fault: str | None = None
+
+
+def list_devices() -> Sequence[Device]:
+    """The processor, for each runtime whose library is installed."""
+    return [
+        Device(name, "cpu", "cpu") for name, module in plugins.AUTO_RUNTIMES if find_spec(module)
+    ]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model at one place, ready to be opened with these options."""
+
+    prepared: Prepared
+    options: RuntimeOptions
+    key: ProfileKey
+    device: Device
+
+    @property
+    def place(self) -> Place:
+        return Place(
+            runtime=self.device.runtime,
+            device=self.device.name,
+            threads=self.options.threads,
+            weights=stored_weights(self.prepared),
+            library=self.key.library,
+        )
+
+
+def candidates(
+    source: Source,
+    options: LoadOptions,
+    devices: Sequence[Device],
+    progress: Callable[[str, float], None],
+    *,
+    is_draft: bool = False,
+) -> tuple[list[Candidate], list[str]]:
+    """Every place that this model, or a conversion that is there or cheap, can run at, the default
+    runtime's first; and a line for each place that it cannot run at.
+
+    Raises what `prepare` raises where there is no place at all.
+    """
+    found: list[Candidate] = []
+    refused: list[str] = []
+    fault: EdgeSpecError | None = None
+    prepared: dict[str, Prepared] = {}
+    for device in devices:
+        if device.fault is not None:
+            refused.append(f"{device.runtime} {device.name}: {device.fault}")
+            continue
+        try:
+            if device.runtime not in prepared:
+                if found and not _is_cheap(source, device.runtime, options):
+                    refused.append(f"{device.runtime}: {source.name} is not converted for it yet")
+                    continue
+                prepared[device.runtime] = prepare(source, device.runtime, options, progress)
+        except EdgeSpecError as error:
+            refused.append(f"{device.runtime} {device.name}: {error.message}")
+            fault = fault or error
+            continue
+        model = prepared[device.runtime]
+        found += [
+            Candidate(model, each, profile_key(source, model, each), device)
+            for each in _settings(device, options, is_draft)
+        ]
+    if not found and fault is not None:
+        raise fault
+    return found, refused
+
+
+def _settings(device: Device, options: LoadOptions, is_draft: bool) -> Iterator[RuntimeOptions]:
+    base = options.draft_runtime_options if is_draft else options.runtime_options
+    for threads in [options.threads] if options.threads else thread_counts(device, is_draft):
+        yield replace(base, providers=(device.name,), threads=threads)
+
+
+def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
+    """The runtime's choice, and half of the cores: small models, drafts above all, and processors
+    with two threads a core are often faster with fewer."""
+    cores = available_cores()
+    half = cores // 2
+    if device.kind != "cpu" or half < (1 if is_draft else 2):
+        return [None]
+    return [None, half]
+
+
+def available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _is_cheap(source: Source, runtime: str, options: LoadOptions) -> bool:
+    if is_prepared(source, runtime, options):
+        return True
+    files = source.path.iterdir() if source.path.is_dir() else [source.path]
+    return sum(file.stat().st_size for file in files) <= _CHEAP_BYTES

@@ -1,0 +1,48 @@
+"""The texts that forecasts are made on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import edge_spec
+from edge_spec.model import Progress
+from edge_spec.placement.candidates import Candidate
+from edge_spec.placement.replay import Recording, record
+
+PROMPTS = Path(edge_spec.__file__).parents[1] / "benchmarks" / "prompts.jsonl"
+TEXT_TOKENS = 64  # of each recorded answer
+
+
+def read_prompts(path: Path = PROMPTS) -> list[tuple[str, str]]:
+    """The first prompt of each category, behind its category."""
+    first: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        first.setdefault(entry["category"], entry["prompt"])
+    return list(first.items())
+
+
+def record_texts(
+    place: Candidate, prompts: Sequence[tuple[str, str]], progress: Progress
+) -> list[Recording]:
+    """Greedy answers of TEXT_TOKENS each, shorter where the context is."""
+    text = place.prepared.text
+    chats = text.chat_template is not None
+    model = place.prepared.open(place.options)
+    try:
+        session = model.open_session()
+        limit = model.config.context_length
+        recordings = []
+        for i, (category, prompt) in enumerate(prompts):
+            progress("Recording texts", i / len(prompts))
+            tokens = text.chat_prompt(prompt) if chats else text.tokenizer.encode(prompt)
+            tokens = tokens[: max(1, limit - TEXT_TOKENS)]
+            count = min(TEXT_TOKENS, limit - len(tokens))
+            recordings.append(record(session, tokens, count, text.eos_ids, category))
+        session.close()
+    finally:
+        model.close()
+    progress("Recording texts", 1.0)
+    return recordings
