@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edge_spec import plugins
 from edge_spec.errors import EdgeSpecError
 from edge_spec.load_options import LoadOptions
-from edge_spec.model import RuntimeOptions
+from edge_spec.model import Progress, RuntimeOptions
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key, stored_weights
 from edge_spec.preparation import Prepared, is_prepared, prepare
@@ -60,7 +60,7 @@ def candidates(
     source: Source,
     options: LoadOptions,
     devices: Sequence[Device],
-    progress: Callable[[str, float], None],
+    progress: Progress,
     *,
     is_draft: bool = False,
 ) -> tuple[list[Candidate], list[str]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -154,7 +155,7 @@ def _prefill(
         if start and watch.total_s > _PREFILL_SHARE * effort.max_s:
             return
         part = tokens[start : start + effort.prefill_tokens]
-        seconds.append(watch.time(lambda part=part: session.prefill(part)) / len(part))
+        seconds.append(watch.time(partial(session.prefill, part)) / len(part))
         yield min(1.0, watch.total_s / effort.max_s)
 
 

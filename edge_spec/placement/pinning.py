@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 from edge_spec import plugins
 from edge_spec.errors import UsageError
@@ -49,23 +50,26 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
 
 
 def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
-    """draft: the model that drafts where the placement has one."""
-    options = replace(
-        options,
-        plan=None,
-        runtime=placement.target.runtime,
-        providers=(placement.target.device,),
-        threads=placement.target.threads,
-    )
-    if placement.draft is None or draft is None:
-        return replace(options, drafter=placement.drafter, drafts=())
+    """draft: the model that drafts where the placement has one. A drafter that was asked for stays,
+    and so does "auto" where there are corpora, which no plan knows."""
+    own = options.drafter != "auto" or options.corpora
+    target, drafting = placement.target, placement.draft
+    on_draft: dict[str, Any] = {"drafts": ()}
+    if drafting is not None and draft is not None:
+        on_draft = {
+            "drafts": (draft,),
+            "draft_runtime": drafting.runtime,
+            "draft_providers": (drafting.device,),
+            "draft_threads": drafting.threads,
+        }
     return replace(
         options,
-        drafter=placement.drafter,
-        drafts=(draft,),
-        draft_runtime=placement.draft.runtime,
-        draft_providers=(placement.draft.device,),
-        draft_threads=placement.draft.threads,
+        plan=None,
+        drafter=options.drafter if own else placement.drafter,
+        runtime=target.runtime,
+        providers=(target.device,),
+        threads=target.threads,
+        **on_draft,
     )
 
 
@@ -97,9 +101,7 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     if placement is None:
         return options
     progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
-    found = applied(options, placement, plan.draft)
-    own_drafter = options.drafter != "auto" or options.corpora
-    return replace(found, drafter=options.drafter) if own_drafter else found
+    return applied(options, placement, plan.draft)
 
 
 def _usable(placements: tuple[Placement, ...]) -> Placement | None:
@@ -153,11 +155,12 @@ def _require_agreement(placement: Placement, plan: Plan, options: LoadOptions) -
     """Raises UsageError for an option that says something else than the plan."""
     default = LoadOptions()
     pinned = applied(default, placement, plan.draft)
-    if plan.draft is not None:  # naming the plan's own draft is no contradiction
-        pinned = replace(pinned, drafts=(plan.draft,))
     for name in ("drafter", "drafts", *_ASKED, *_CHANGED):
         given = getattr(options, name)
-        if given not in (getattr(default, name), getattr(pinned, name)):
+        agreeing = [getattr(default, name), getattr(pinned, name)]
+        if name == "drafts":  # the plan may leave out the draft that it was made for
+            agreeing.append((plan.draft,))
+        if given not in agreeing:
             option = {"providers": "device", "draft_providers": "draft-device", "drafts": "draft"}
             flag = option.get(name, name).replace("_", "-")
             raise UsageError(

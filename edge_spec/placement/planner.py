@@ -51,13 +51,14 @@ class Planner:
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
         targets = self._survey(self.source, LoadOptions())
-        opened = next((each.candidate for each in targets if each.profile is not None), None)
-        if opened is None:
+        opened = next((each for each in targets if each.profile is not None), None)
+        if opened is None or opened.profile is None:
             raise UsageError(
                 f"{self.source.name} fits nowhere: {format_bytes(self._free or 0)} are free",
                 remedy="Free memory, or choose a smaller model or quantization.",
             )
-        recordings = record_texts(opened, read_prompts(), self.progress)
+        step_s = opened.profile.costs(TYPICAL_TOKENS).at(1)
+        recordings = record_texts(opened.candidate, read_prompts(), step_s, self.progress)
         found = [each for target in targets for each in self._alone(target, recordings)]
         if self.draft is not None:
             found += self._paired(self.draft, recordings)

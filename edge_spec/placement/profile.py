@@ -131,7 +131,8 @@ def profile_key(source: Source, prepared: Prepared, options: RuntimeOptions) -> 
 def stored_weights(prepared: Prepared) -> str:
     if isinstance(prepared.source, Bundle):
         return prepared.source.manifest.quantization
-    return "+".join(sorted(prepared.source.weight_types))
+    types = prepared.source.weight_types
+    return "+".join(sorted(types - {"F32"} or types))  # norms are never quantized
 
 
 def cpu_name() -> str:

@@ -12,7 +12,7 @@ from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.memory import Sizing, resident_bytes
 from edge_spec.placement.profile import Profile, load_profile, save_profile
 
-MEASURE_S = 36.0  # for all places together that the cache does not know
+_MEASURE_S = 30.0  # for all places together that the cache does not know
 _MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
 
 
@@ -35,7 +35,7 @@ def survey(
     fitting = [place for place in places if fits(place, free)]
     known = {} if refresh else {each.key: load_profile(each.key) for each in fitting}
     new = {place.key: place for place in fitting if known.get(place.key) is None}
-    effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, len(new)))))
+    effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new)))))
     for key, place in new.items():
         known[key] = _measure(place, effort, progress)
     return [Measured(place, known.get(place.key)) for place in places]

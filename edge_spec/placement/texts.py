@@ -12,7 +12,8 @@ from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.replay import Recording, record
 
 PROMPTS = Path(edge_spec.__file__).parents[1] / "benchmarks" / "prompts.jsonl"
-TEXT_TOKENS = 64  # of each recorded answer
+_MOST_TOKENS, _LEAST_TOKENS = 64, 16  # of each recorded answer
+_RECORD_S = 8.0  # for all of them, after their prompts
 
 
 def read_prompts(path: Path = PROMPTS) -> list[tuple[str, str]]:
@@ -25,9 +26,14 @@ def read_prompts(path: Path = PROMPTS) -> list[tuple[str, str]]:
 
 
 def record_texts(
-    place: Candidate, prompts: Sequence[tuple[str, str]], progress: Progress
+    place: Candidate, prompts: Sequence[tuple[str, str]], step_s: float, progress: Progress
 ) -> list[Recording]:
-    """Greedy answers of TEXT_TOKENS each, shorter where the context is."""
+    """Greedy answers, the shorter the longer a step takes; what does not fit the context is cut.
+
+    Raises an EdgeSpecError.
+    """
+    affordable = int(_RECORD_S / (step_s * len(prompts)))
+    num_tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, affordable))
     text = place.prepared.text
     chats = text.chat_template is not None
     model = place.prepared.open(place.options)
@@ -38,8 +44,8 @@ def record_texts(
         for i, (category, prompt) in enumerate(prompts):
             progress("Recording texts", i / len(prompts))
             tokens = text.chat_prompt(prompt) if chats else text.tokenizer.encode(prompt)
-            tokens = tokens[: max(1, limit - TEXT_TOKENS)]
-            count = min(TEXT_TOKENS, limit - len(tokens))
+            tokens = tokens[: max(1, limit - num_tokens)]
+            count = min(num_tokens, limit - len(tokens))
             recordings.append(record(session, tokens, count, text.eos_ids, category))
         session.close()
     finally:
