@@ -143,6 +143,7 @@ class Decoder:
                 forward_s=scored - drafted,
                 total_s=ended - start,
                 by_drafter=_counts(verified, verdict),
+                tokens=verdict.tokens,
             ),
         )
 

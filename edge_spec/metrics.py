@@ -22,6 +22,7 @@ class PlainReason(StrEnum):
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
     BUDGET = "budget"  # no token or cache position left to guess for
+    BASELINE = "baseline"  # to see what a plain step takes now
 
 
 class DraftCounts(NamedTuple):
@@ -45,6 +46,7 @@ class RoundStats:
     forward_s: float  # the target's pass
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
+    tokens: tuple[int, ...] = ()  # those that were committed
 
 
 class PlainRate:

@@ -74,9 +74,11 @@ class Speculator:
         branches = trees and self.numerics.branch_invariant
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
-        if self.costs is not None and any(map(_is_costly, guarded)):
+        if self.costs is not None and guarded:
             guess_s = {name: self._step_s for name in plugins.PAIR_DRAFTERS if self._step_s}
-            policy = MeasuredPolicy(self.costs(), guess_s, self._max_draft_tokens, branches, trees)
+            free = {each.name for each in guarded if not _is_costly(each)}
+            limit = self._max_draft_tokens
+            policy = MeasuredPolicy(self.costs(), guess_s, free, limit, branches, trees)
         if self.exact:
             policy = ExactPolicy(policy, self.numerics.invariant_widths)
         tie_margin = self.numerics.tie_margin if guarded and not self.exact else 0.0

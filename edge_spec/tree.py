@@ -166,6 +166,14 @@ class TokenTree:
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
         """Every row whose guess the text after the pending token decides, and whether it is right:
         the children of the rows that the text passes through."""
+        if self.is_chain:  # most rounds
+            for child, (guess, token) in enumerate(
+                zip(self.tokens[1:].tolist(), text, strict=False), start=1
+            ):
+                yield child, guess == token
+                if guess != token:
+                    return
+            return
         row: int | None = 0
         for token in text:
             if row is None:

@@ -18,8 +18,12 @@ from edge_spec.tree import TokenTree
 WIDTHS = (1, 2, 4, 8)
 _REPETITIONS = 3
 _PROMPT_TOKENS = 16
-_DRIFT_WEIGHT = 1 / 16  # of one pass, in how much slower the machine has become
-_MAX_DRIFT = 2.0  # of one pass: beyond it something else was going on
+_MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
+_REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed
+_FAMILIARITY = 12.0  # passes that the measurement counts for at first
+_TOGETHER = 0.5  # weight of first and further rows changing alike: that of a dozen passes of 2 rows
+_LEAST_DRIFT = 0.05
+_TABLE_ROWS = 64  # that are asked for in every round
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 
 
@@ -29,22 +33,40 @@ class RowCosts:
     Between the measured widths it is interpolated, since steps are real; beyond them each row adds
     what the last ones added, or nothing where these were measured faster. A mixture of experts is
     different: its rows share experts, so the time follows the number of experts that they touch
-    (`experts_touched`). Passes that are observed later correct all widths by one factor, for a
-    longer context or a busier machine.
+    (`experts_touched`). Passes that are observed later correct all widths (`Drift`), for a longer
+    context or a busier machine.
     """
 
     def __init__(
         self, seconds: Mapping[int, float], num_experts: int = 0, experts_used: int = 0
     ) -> None:
+        self.drift = Drift()
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
-        self._drift = 1.0
         self._experts: Callable[[float], float] = lambda rows: rows
         if num_experts > experts_used > 0:
             self._experts = lambda rows: experts_touched(rows, num_experts, experts_used)
+        self._first_s = self._measured(1)
+        self._known = [self._measured(rows) for rows in range(_TABLE_ROWS + 1)]
 
     def at(self, rows: float) -> float:
-        return self._drift * self._measured(rows)
+        is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
+        measured = self._known[int(rows)] if is_known else self._measured(rows)
+        drift = self.drift
+        return drift.first * self._first_s + drift.further * (measured - self._first_s)
+
+    def further(self, rows: int) -> list[float]:
+        """What passes of 1, 2, ... `rows` rows take on top of one row's."""
+        known, first_s = self._known, self._first_s
+        if rows > _TABLE_ROWS:
+            known = [self._measured(each) for each in range(rows + 1)]
+        each_s = self.drift.further
+        return [each_s * (seconds - first_s) for seconds in known[1 : rows + 1]]
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """What it was made of: seconds by rows, without what was observed later."""
+        return dict(zip(self._rows, self._seconds, strict=True))
 
     @property
     def slope(self) -> float:
@@ -59,9 +81,10 @@ class RowCosts:
         return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
 
     def observe(self, rows: int, seconds: float) -> None:
-        ratio = seconds / self.at(rows)
-        ratio = min(max(ratio, 1 / _MAX_DRIFT), _MAX_DRIFT)
-        self._drift *= 1 + _DRIFT_WEIGHT * (ratio - 1)
+        expected = self.at(rows)
+        seconds = min(max(seconds, expected / _MAX_DRIFT), expected * _MAX_DRIFT)
+        further = (self._measured(rows) - self._first_s) / self._first_s
+        self.drift.observe(further, seconds / self._first_s)
 
     def _measured(self, rows: float) -> float:
         if len(self._rows) == 1:
@@ -73,6 +96,36 @@ class RowCosts:
         if share > 1:
             return self._seconds[right] + max(0.0, more_s) * (share - 1)
         return self._seconds[right - 1] + more_s * share
+
+
+class Drift:
+    """How many times dearer a pass's first row and its further rows have become.
+
+    They drift apart: a long context makes every row read more, another process takes the time of
+    those that only compute. Least squares over the passes observed, each of which counts less the
+    older it is; where the widths seen tell little about one of the two, it follows the other.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.further = 1.0
+        # Weighted sums over passes, with as many as settle it that were as measured: of 1, of x,
+        # x^2, y and x y, where y is the time of a pass and x that of its further rows as measured,
+        # both in first rows.
+        self._sums = (_FAMILIARITY, 0.0, 0.0, _FAMILIARITY, 0.0)
+
+    def observe(self, further: float, seconds: float) -> None:
+        """Of one pass, in the measured seconds of its first row; further: what all of its other
+        rows took when they were measured."""
+        new = (1.0, further, further**2, seconds, seconds * further)
+        count, x, xx, y, xy = (
+            _REMEMBERED * old + each for old, each in zip(self._sums, new, strict=True)
+        )
+        self._sums = (count, x, xx, y, xy)
+        # Minimizes the weighted squares plus _TOGETHER * (first - further)^2.
+        a, b, d = count + _TOGETHER, x - _TOGETHER, xx + _TOGETHER
+        determinant = a * d - b * b
+        self.first = max(_LEAST_DRIFT, (d * y - b * xy) / determinant)
+        self.further = max(_LEAST_DRIFT, (a * xy - b * y) / determinant)
 
 
 def measure_rows(

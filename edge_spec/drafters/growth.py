@@ -66,6 +66,8 @@ def grow(
 
     expand: what may follow a state, in no order and without equal tokens; asked for once a row.
     """
+    if not budget.branches:
+        return _grow_chain(drafter, pending, budget, acceptance, root, expand)
     tokens, parents, kinds = [pending], [-1], [0]
     confidence, reach, depth = [1.0], [1.0], [0]
     frontier: list[tuple[float, int, int, float, Guess[State]]] = []
@@ -78,8 +80,6 @@ def grow(
         rated = [(acceptance.estimate(guess.kind), guess) for guess in expand(state)]
         if len(rated) > 1:
             rated.sort(key=lambda pair: -pair[0])
-            if not budget.branches:
-                del rated[1:]
         left = 1.0  # siblings exclude each other
         for estimate, guess in rated:
             estimate = min(estimate, left)
@@ -106,6 +106,37 @@ def grow(
         elif len(tokens) < budget.num_rows:
             push(row, guess.state)
     return Growth(_tree(drafter, tokens, parents, confidence), kinds)
+
+
+def _grow_chain(
+    drafter: str,
+    pending: int,
+    budget: Budget,
+    acceptance: LearntAcceptance,
+    root: State,
+    expand: Expand[State],
+) -> Growth:
+    """The same without branches, which has no need of an order."""
+    tokens: list[int] = []
+    kinds: list[int | None] = [0]
+    confidence: list[float] = []
+    state, reach = root, 1.0
+    for _ in range(min(budget.num_draft_tokens, budget.num_rows - 1)):
+        best, most = None, -1.0
+        for guess in expand(state):
+            estimate = acceptance.estimate(guess.kind)
+            if estimate > most:
+                best, most = guess, estimate
+        if best is None:
+            break
+        tokens.append(best.token)
+        kinds.append(best.kind)
+        confidence.append(most)
+        reach *= most
+        if reach < budget.min_reach:
+            break
+        state = best.state
+    return Growth(TokenTree.chain(pending, tokens, confidence, drafter), kinds)
 
 
 def _tree(

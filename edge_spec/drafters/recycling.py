@@ -83,6 +83,7 @@ class RecyclingDrafter:
         """Forgets the table unless the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._table.clear()
+            self._acceptance.begin_text()
         self._prompt = tuple(prompt)
         self._growth = nothing(prompt[-1])
 

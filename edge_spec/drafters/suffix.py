@@ -178,6 +178,7 @@ class SuffixDrafter:
         known = self._index.tokens
         if known != list(prompt[: len(known)]):
             self._index = SuffixIndex()
+            self._acceptance.begin_text()
             known = self._index.tokens
         self._index.extend(prompt[len(known) :])
 

@@ -84,7 +84,7 @@ def test_outcomes_are_counted_by_kind_and_once() -> None:
     growth.teach(acceptance, [7, 8])
     growth.teach(acceptance, [8, 8])
     counts = acceptance.snapshot() - LearntAcceptance(PRIORS).snapshot()
-    assert counts.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+    assert counts[:2].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
 
 
 def test_an_estimate_begins_at_its_prior_and_follows_the_outcomes() -> None:
@@ -92,8 +92,22 @@ def test_an_estimate_begins_at_its_prior_and_follows_the_outcomes() -> None:
     assert [acceptance.estimate(kind) for kind in range(4)] == pytest.approx(PRIORS)
     for _ in range(int(PRIOR_WEIGHT)):
         acceptance.observe(1, True)
+    acceptance.begin_text()
     assert acceptance.estimate(1) == pytest.approx(0.8)  # half prior, half outcomes
     assert acceptance.estimate(0) == pytest.approx(0.9)
+
+
+def test_another_text_is_noticed_within_a_few_dozen_outcomes() -> None:
+    """What held for the text before is not unlearnt: it holds again for the next one."""
+    acceptance = LearntAcceptance(PRIORS)
+    for _ in range(300):
+        acceptance.observe(0, True)
+    usual = acceptance.estimate(0)
+    for _ in range(48):
+        acceptance.observe(0, False)
+    assert acceptance.estimate(0) < 0.4
+    acceptance.begin_text()
+    assert usual - 0.15 < acceptance.estimate(0) < usual
 
 
 def test_a_change_is_followed_however_long_the_past_was() -> None:

@@ -61,8 +61,8 @@ def write(drafter: NgramCacheDrafter, prompt: Sequence[int], *rounds: Sequence[i
 
 def kinds_seen(drafter: NgramCacheDrafter) -> dict[tuple[int, int], tuple[int, int]]:
     """Outcomes and right ones of each kind, (order, evidence), that was learnt about."""
-    seen, right = drafter.snapshot()["acceptance"]
-    fresh_seen, fresh_right = open_drafter(Path("unused")).snapshot()["acceptance"]
+    seen, right = drafter.snapshot()["acceptance"][:2]
+    fresh_seen, fresh_right = open_drafter(Path("unused")).snapshot()["acceptance"][:2]
     return {
         (1 + kind // KINDS, kind % KINDS): (
             round(seen[kind] - fresh_seen[kind]),
@@ -207,7 +207,7 @@ def test_a_round_teaches_about_every_guess_that_the_text_decides(path: Path) -> 
     drafter.observe(tree.first_rows(1), OUT, Verdict((4, 5, 7, 9), (), True))
     after = drafter.snapshot()["acceptance"]
     # 4 and 5 were seen twice each and right; 6 and 7 once each, and one of them was right.
-    assert (after - before).sum(axis=1).tolist() == [4, 3]
+    assert (after - before)[:2].sum(axis=1).tolist() == [4, 3]
 
 
 def test_a_round_that_did_not_ask_teaches_nothing(path: Path, make_tree: Any) -> None:

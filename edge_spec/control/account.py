@@ -1,0 +1,83 @@
+"""What a drafter has lost lately, and when it is to rest for that."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
+_FIRST_REST, _LONGEST_REST = 32, 65_536  # rounds
+_OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
+
+
+class Patience(NamedTuple):
+    """With one drafter."""
+
+    most_lost: float  # plain steps, before it rests
+    rest_per_loss: float  # rounds of rest for each of them
+
+
+# One that has nothing to catch up with loses only by wrong guesses, of which it makes fewer as it
+# learns: a long rest would cost more than it saves.
+WITH_FREE = Patience(8, 5)
+WITH_COSTLY = Patience(16, 50)  # 2 % of the time
+
+
+class Account:
+    """What one drafter has lost lately, and whether it rests.
+
+    guess_s: seconds a guess, where that is known. The first round after a rest tells nothing about
+    it, nor whether the drafter is of use, since it has a text to catch up with.
+    """
+
+    def __init__(self, guess_s: float | None, patience: Patience = WITH_COSTLY) -> None:
+        self._guess_s = guess_s
+        self._patience = patience
+        self.resting = 0  # rounds left
+        self._rest = _FIRST_REST
+        self._rounds = 0  # since it was at rest
+        self._first_lost_s = self._lost_s = 0.0  # in the first of them, and in the others
+
+    @property
+    def measured(self) -> bool:
+        return self._guess_s is not None
+
+    @property
+    def guess_s(self) -> float:
+        """Seconds a guess; 0 before it was measured."""
+        return self._guess_s or 0.0
+
+    def drafted(self, guesses: int, seconds: float) -> float:
+        """The seconds to charge it with: fewer where the machine was busy with something else."""
+        if self._rounds and self._guess_s is not None:
+            seconds = min(seconds, _OUTLIER * self._guess_s * max(guesses, 1))
+        if self._rounds and guesses:
+            now = seconds / guesses
+            known = now if self._guess_s is None else self._guess_s
+            self._guess_s = _MEMORY * known + (1 - _MEMORY) * now
+        return seconds
+
+    def observe(self, seconds: float, tokens: int, plain_s: float) -> None:
+        """Sends it to rest once it has lost too much since it last broke even (Page 1954,
+        Continuous Inspection Schemes: the cumulative sum). plain_s: seconds of a plain round."""
+        lost_s = self._lost_s + seconds - tokens * plain_s
+        self._rounds += 1
+        if self._rounds == 1:
+            self._first_lost_s = max(0.0, lost_s)
+        elif lost_s > 0:
+            self._lost_s = lost_s
+            if lost_s > self._patience.most_lost * plain_s:
+                self.rest(plain_s)
+        else:
+            self._rest = _FIRST_REST
+            self._first_lost_s = self._lost_s = 0.0
+
+    def rest(self, plain_s: float) -> None:
+        """Twice as long each time, or as long as it takes to win back what was lost, since a text
+        may change; then it is tried again, and measured anew. For good, more or less, where it was
+        too slow before it was asked: even to try it, it would have to read the whole text."""
+        lost_rounds = (self._first_lost_s + self._lost_s) / plain_s
+        rounds = max(self._rest, round(self._patience.rest_per_loss * lost_rounds))
+        self.resting = min(rounds, _LONGEST_REST) if self._rounds else _LONGEST_REST
+        self._rest *= 2
+        self._rounds, self._guess_s = 0, None
+        self._first_lost_s = self._lost_s = 0.0
