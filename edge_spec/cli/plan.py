@@ -49,15 +49,15 @@ def plan(
     if json:
         print(plan_json(made))
         return
-    _print(made, planner.left_out)
+    _print(made, planner.notes)
 
 
-def _print(made: Plan, left_out: Sequence[str]) -> None:
+def _print(made: Plan, notes: Sequence[str]) -> None:
     best = made.placements[0]
     for line in _table([_HEADINGS, *map(_cells, _shown(made.placements))]):
         print(line)
-    for line in left_out:
-        print(f"left out: {line}")
+    for line in notes:
+        print(f"note: {line}")
     print(f"best: {best} ({best.target.weights})")
 
 

@@ -25,6 +25,7 @@ _ROUND_STEPS = (
     70.0  # that a round of WIDTHS takes at both contexts, if a row adds a fifth of a step
 )
 _CONTEXTS = (32, 1024)  # tokens
+_LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
 _FIRST_STEPS = 3  # the first ones bind buffers
 _PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
@@ -33,7 +34,8 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop: once every median is certain to `spread`, or the passes took `max_s`.
+    """When to stop: once every median is certain to `spread`, or the passes took `max_s` and were
+    all measured twice.
 
     prefill_tokens: of one pass of a prefill, at most.
     """
@@ -173,7 +175,7 @@ def _rounds(
         if done > effort.min_rounds and samples.spread() <= effort.spread:
             return
         for i in rng.permutation(len(order)):
-            if done > 1 and watch.total_s >= effort.max_s:
+            if done > _LEAST_ROUNDS and watch.total_s >= effort.max_s:
                 return
             at, rows = order[i]
             first = int(rng.integers(len(tokens) - rows + 1))

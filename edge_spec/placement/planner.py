@@ -34,8 +34,8 @@ _SLOWER_STEP = 1.03  # times the best one's
 class Planner:
     """Plans for one model, and perhaps another that drafts for it.
 
-    left_out: a line for each place or drafter without a forecast. refresh: measures again what
-    the cache knows.
+    notes: a line for each place or drafter without a forecast, or with an uncertain one.
+    refresh: measures again what the cache knows.
     """
 
     source: Source
@@ -45,7 +45,7 @@ class Planner:
     refresh: bool = False
 
     def __post_init__(self) -> None:
-        self.left_out: list[str] = []
+        self.notes: list[str] = []
         self._free = free_bytes()
 
     def make(self) -> Plan:
@@ -75,10 +75,15 @@ class Planner:
         places, refused = candidates(
             source, options, self.devices, self.progress, is_draft=bool(role)
         )
-        self.left_out += [
-            f"{role}{line}" for line in refused if f"{role}{line}" not in self.left_out
-        ]
-        return survey(places, self._free, self.progress, self.refresh)
+        self.notes += [f"{role}{line}" for line in refused if f"{role}{line}" not in self.notes]
+        found = survey(places, self._free, self.progress, self.refresh)
+        for each in found:
+            if each.profile is not None and not each.profile.is_certain:
+                self.notes.append(
+                    f"{role}{each.candidate.place}: the machine was busy, the times are uncertain "
+                    f"by {each.profile.spread:.0%}: plan again when it is free"
+                )
+        return found
 
     def _alone(self, target: Measured, recordings: Sequence[Recording]) -> Iterator[Placement]:
         """No speculation, and every drafter that needs nothing but the text."""
@@ -98,7 +103,7 @@ class Planner:
             try:
                 stats = replay_drafters(name, candidate.prepared, profile, recordings)
             except EdgeSpecError as error:
-                self.left_out.append(f"{name}: {error.message}")
+                self.notes.append(f"{name}: {error.message}")
                 continue
             tokens_per_s = sum(each.predicted_n for each in stats) / (
                 sum(each.predicted_ms for each in stats) / 1e3
@@ -125,11 +130,11 @@ class Planner:
         drafts = self._survey(draft, options, "draft: ")
         reader = next((each.candidate for each in drafts if each.profile is not None), None)
         if reader is None:
-            self.left_out.append(f"draft: {draft.name} does not fit")
+            self.notes.append(f"draft: {draft.name} does not fit")
             return
         vocabularies = (each.prepared.vocabulary() for each in (targets[0].candidate, reader))
         if not same_vocabulary(*vocabularies):
-            self.left_out.append(f"draft: {draft.name} has other tokens: there is no forecast")
+            self.notes.append(f"draft: {draft.name} has other tokens: there is no forecast")
             return
         what = "Reading the texts with the draft"
         self.progress(what, 0.0)

@@ -25,6 +25,7 @@ from edge_spec.storage import atomic_file, cache_directory
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
+_MOST_SPREAD = 0.5
 _CPUINFO = Path("/proc/cpuinfo")
 _MAX_FILE_BYTES = 4_000_000
 
@@ -79,6 +80,11 @@ class Profile:
     experts_used: int = 0
     branches: bool = False  # whether guesses may branch without changing a number
     resident_bytes: int | None = None  # by which the process grew with the model, where known
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the machine was free enough for it to be used again."""
+        return self.spread <= _MOST_SPREAD
 
     def seconds(self, context_tokens: int) -> dict[int, float]:
         """t(k) between the measured contexts, and beyond the longest as it grew between them."""
@@ -144,9 +150,10 @@ def cpu_name() -> str:
 
 
 def load_profile(key: ProfileKey) -> Profile | None:
-    """None where there is none that holds for this key; one line says why, where there is one."""
+    """None where there is none that holds for this key and is certain; one line says why, where
+    there is one for something else."""
     file = _read(key.path)
-    if file is None or file.profile is None:
+    if file is None or file.profile is None or not file.profile.is_certain:
         return None
     if file.key != key:
         _log.warning(

@@ -137,12 +137,22 @@ def test_noise_is_measured_for_longer_and_told() -> None:
     assert noisy.spread > calm.spread
 
 
-def test_the_time_is_bounded_but_for_one_round() -> None:
+def test_the_time_is_bounded_but_for_two_rounds() -> None:
     noise = np.random.default_rng(2).lognormal(0.0, 1.0, 100_000)
     model = TimedModel(lambda n: noise[n])
-    profile = measured(model, max_s=4.0)
-    assert model.now_s < 6.0
-    assert profile.rounds >= 1
+    assert measured(model, max_s=6.0).rounds > 2
+    assert model.now_s < 7.0
+    assert measured(TimedModel(lambda n: 100 * noise[n]), max_s=4.0).rounds == 2
+
+
+def test_a_profile_of_a_busy_machine_is_not_used_again() -> None:
+    busy = np.random.default_rng(3).random(100_000) < 0.4
+    profile = measured(TimedModel(lambda n: 200.0 if busy[n] else 1.0), max_s=4.0)
+    assert not profile.is_certain
+    save_profile(KEY, profile)
+    assert load_profile(KEY) is None
+    save_profile(KEY, PROFILE)
+    assert PROFILE.is_certain and load_profile(KEY) == PROFILE
 
 
 def test_a_slow_model_is_measured_at_fewer_widths_and_a_shorter_context() -> None:
