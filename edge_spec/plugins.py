@@ -38,12 +38,15 @@ def names(kind: str) -> list[str]:
 
 
 def load_runtime(name: str) -> Runtime:
-    """ "auto" is the first of AUTO_RUNTIMES whose library is installed."""
-    if name == "auto":
-        installed = (runtime for runtime, module in AUTO_RUNTIMES if find_spec(module))
-        name = next(installed, AUTO_RUNTIMES[0][0])
-    runtime: Runtime = _load("runtimes", name)()
+    """ "auto" is `auto_runtime`."""
+    runtime: Runtime = _load("runtimes", auto_runtime() if name == "auto" else name)()
     return runtime
+
+
+def auto_runtime() -> str:
+    """The first of AUTO_RUNTIMES whose library is installed."""
+    installed = (runtime for runtime, module in AUTO_RUNTIMES if find_spec(module))
+    return next(installed, AUTO_RUNTIMES[0][0])
 
 
 def library_version(runtime: str) -> str:

@@ -40,10 +40,10 @@ def plan(
 
     with ProgressBar() as progress:
         target = Source(model, progress)
-        pair = None if draft in (None, "none") else Source(str(draft), progress)
+        pair = Source(draft, progress) if draft and draft != "none" else None
+        kept = plan_path(target, pair)  # both are there, before anything is measured
         planner = Planner(target, pair, list_devices(), progress, refresh)
         made = planner.make()
-        kept = plan_path(target, pair)
     for path in (kept, *((out,) if out else ())):
         save_plan(made, path)
     if json:

@@ -33,6 +33,11 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
     """
     if options.plan is None:
         return _from_cache(source, options, progress)
+    if not options.plan.is_file():
+        raise UsageError(
+            f"there is no plan {options.plan}",
+            remedy=f"Make one: edge-spec plan {source.model} --out {options.plan}.",
+        )
     plan = read_plan(options.plan)
     if plan.identity != source.identity:
         raise UsageError(
@@ -100,7 +105,8 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     placement = _usable(tuple(fitting))
     if placement is None:
         return options
-    progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
+    if placement.target.runtime != plugins.auto_runtime():  # perhaps with other weights
+        progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
     return applied(options, placement, plan.draft)
 
 

@@ -245,7 +245,20 @@ def test_the_plan_in_the_cache_decides_what_is_left_to_auto(source: Source) -> N
     said: list[str] = []
     options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
     assert (options.runtime, options.providers, options.drafter) == ("llamacpp", ("cpu",), "suffix")
-    assert len(said) == 1 and "int4 block 32" in said[0]
+    assert len(said) == 1 and "int4 block 32" in said[0]  # perhaps not the default's weights
+
+
+def test_where_the_plan_is_the_default_nothing_is_said(source: Source) -> None:
+    usual = placement(place(plugins.auto_runtime()), "none")
+    save_plan(plan_of(source, usual), plan_path(source, None))
+    said: list[str] = []
+    options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
+    assert options.drafter == "none" and said == []
+
+
+def test_a_plan_that_is_not_there_is_refused(source: Source, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no plan"):
+        planned(source, LoadOptions(plan=tmp_path / "plan.json"), quiet)
 
 
 @pytest.mark.parametrize(
