@@ -77,8 +77,10 @@ class Speculator:
         if self.costs is not None and guarded:
             guess_s = {name: self._step_s for name in plugins.PAIR_DRAFTERS if self._step_s}
             free = {each.name for each in guarded if not _is_costly(each)}
-            limit = self._max_draft_tokens
-            policy = MeasuredPolicy(self.costs(), guess_s, free, limit, branches, trees)
+            costs, limit = self.costs(), self._max_draft_tokens
+            if self.exact:
+                costs = costs.padded(self.numerics.invariant_widths)
+            policy = MeasuredPolicy(costs, guess_s, free, limit, branches, trees)
         if self.exact:
             policy = ExactPolicy(policy, self.numerics.invariant_widths)
         tie_margin = self.numerics.tie_margin if guarded and not self.exact else 0.0

@@ -36,10 +36,16 @@ class Account:
         self._rest = _FIRST_REST
         self._rounds = 0  # since it was at rest
         self._first_lost_s = self._lost_s = 0.0  # in the first of them, and in the others
+        self._seconds = self._tokens = 0.0  # means over its rounds
 
     @property
     def measured(self) -> bool:
         return self._guess_s is not None
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of its rounds; 0 before the first."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     @property
     def guess_s(self) -> float:
@@ -60,6 +66,8 @@ class Account:
         """Sends it to rest once it has lost too much since it last broke even (Page 1954,
         Continuous Inspection Schemes: the cumulative sum). plain_s: seconds of a plain round."""
         lost_s = self._lost_s + seconds - tokens * plain_s
+        self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * seconds
+        self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * tokens
         self._rounds += 1
         if self._rounds == 1:
             self._first_lost_s = max(0.0, lost_s)

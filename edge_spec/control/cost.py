@@ -21,7 +21,7 @@ _PROMPT_TOKENS = 16
 _MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
 _REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed
 _FAMILIARITY = 12.0  # passes that the measurement counts for at first
-_TOGETHER = 0.5  # weight of first and further rows changing alike: that of a dozen passes of 2 rows
+_TOGETHER = 0.1  # weight of first and further rows changing alike: that of 3 passes of 2 rows
 _LEAST_DRIFT = 0.05
 _TABLE_ROWS = 64  # that are asked for in every round
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
@@ -75,6 +75,14 @@ class RowCosts:
             return 0.0
         wider = self._rows[-1] - self._rows[0]
         return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
+
+    def padded(self, widths: Sequence[int]) -> RowCosts:
+        """Of passes that are widened to the next of these ascending widths, as they are now."""
+        wider = {
+            rows: self.at(next(width for width in widths if width >= rows))
+            for rows in range(1, widths[-1] + 1)
+        }
+        return RowCosts(wider)
 
     def widest_free(self, more: float = 0.25) -> int:
         """The widest measured pass that takes at most `more` of one row's time on top of it."""

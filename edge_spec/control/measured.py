@@ -41,7 +41,8 @@ def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
 
 
 class MeasuredPolicy:
-    """Asks drafters in their order until one has guesses that are worth their rows.
+    """Asks drafters in their order until one has guesses that are worth their rows, and goes on to
+    those whose rounds have been better than that.
 
     costs: of the target's rows. guess_s: seconds a guess of drafters, where that is known. free:
     drafters that have nothing to catch up with. The same rounds with the same times make the same
@@ -87,12 +88,14 @@ class MeasuredPolicy:
             return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
         if self._baseline.is_due:
             return Plan(TokenTree.chain(pending), PlainReason.BASELINE)
-        reason = PlainReason.NO_CANDIDATE
+        best, best_rate, reason = None, 0.0, PlainReason.NO_CANDIDATE
         for drafter in drafters:
             account = self._account(drafter)
             if account.resting:
                 account.resting -= 1
                 reason = PlainReason.COOLDOWN
+                continue
+            if best is not None and not account.rate > best_rate:
                 continue
             worth = self._worth(account.guess_s)
             if worth >= 1:
@@ -102,12 +105,12 @@ class MeasuredPolicy:
                 continue
             tree = self._ask(drafter, pending, limits, worth)
             plan = self._plan(drafter, tree, limits)
-            if plan is not None:
-                self._chosen = drafter.name
-                return plan
+            rate = self._rate(drafter, plan.tree) if plan is not None else 0.0
+            if rate > best_rate:
+                best, best_rate, self._chosen = plan, rate, drafter.name
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
-        return Plan(TokenTree.chain(pending), reason)
+        return best or Plan(TokenTree.chain(pending), reason)
 
     def wants(self, drafter: Drafter) -> bool:
         account = self._account(drafter)
@@ -161,6 +164,12 @@ class MeasuredPolicy:
         if tree.is_chain and not (tree.needed or tree.draft_probs):  # most rounds
             return Plan(tree.first_rows(num_rows), None) if num_rows > 1 else None
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
+
+    def _rate(self, drafter: Drafter, tree: TokenTree) -> float:
+        """Tokens a second that a round with this tree is expected to commit."""
+        reach = reach_of(self._acceptance_of(drafter.name), tree)
+        seconds = self.costs.at(len(tree)) + self._around_s + self._asked[drafter.name][0]
+        return sum(reach) / seconds
 
     def _best_rows(self, reach: Sequence[float]) -> int:
         """Steps in t(k) are real: a fourth row may be cheaper than a third."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.drafters.acceptance import MEMORY, PRIOR_WEIGHT
+from edge_spec.drafters.acceptance import MEMORY
 from edge_spec.drafters.parallel_text import ParallelText, PartCodec, num_shared
 from edge_spec.drafters.protocol import Budget, Closing, Drafter, TextCounts
 from edge_spec.model import Forward
@@ -26,6 +26,7 @@ from edge_spec.tree import TokenTree, Verdict
 # text that these were trained on: 0.99 with 30 and 8 thousand tokens, 0.9 with 2 thousand, 0.6 with
 # 500; on another model's text 0.5 to 0.9. Leaving that token out took 0 to 21 % more rounds.
 _OPEN_END = 0.9
+_PRIOR_WEIGHT = 12.0  # guesses that it counts for
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
@@ -34,8 +35,8 @@ class _OpenEnds:
     may join: the guess "inter" is one token, and so is "interest"."""
 
     def __init__(self) -> None:
-        self._expected = PRIOR_WEIGHT
-        self._right = PRIOR_WEIGHT * _OPEN_END
+        self._expected = _PRIOR_WEIGHT
+        self._right = _PRIOR_WEIGHT * _OPEN_END
 
     @property
     def factor(self) -> float:

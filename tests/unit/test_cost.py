@@ -243,3 +243,46 @@ def test_a_clock_that_stands_still_divides_by_nothing() -> None:
     costs.observe(2, 0.0)
     assert 0 < costs.at(1) < 1e-6
     assert forecast_speedup([0.5], costs, 0.0) == pytest.approx(1.5)
+
+
+# --- plain and further rows drift apart -------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "further"), [(1.5, 1.0), (1.0, 1.6), (2.0, 1.3), (0.8, 1.2)])
+def test_further_rows_may_become_dearer_than_the_first(first: float, further: float) -> None:
+    """Say with a long context, or where another process takes what they compute with."""
+    costs, rng = RowCosts(SECONDS), np.random.default_rng(1)
+    before = RowCosts(SECONDS)
+    plain_s = before.at(1)
+    for _ in range(50):
+        rows = int(rng.choice([1, 1, 2, 4, 8]))
+        costs.observe(rows, first * plain_s + further * (before.at(rows) - plain_s))
+    assert costs.at(1) == pytest.approx(first * plain_s, rel=0.03)
+    assert costs.at(8) - costs.at(1) == pytest.approx(further * (before.at(8) - plain_s), rel=0.15)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_where_one_width_was_seen_the_others_follow_it(rows: int) -> None:
+    """The better of two guesses: most of what slows one pass down slows all of them down."""
+    costs, before = RowCosts(SECONDS), RowCosts(SECONDS)
+    for _ in range(100):
+        costs.observe(rows, 1.5 * before.at(rows))
+    for width in (1, 4, 8):
+        assert costs.at(width) == pytest.approx(1.5 * before.at(width), rel=0.05)
+
+
+def test_further_rows_are_those_on_top_of_the_first() -> None:
+    costs = RowCosts(SECONDS)
+    for _ in range(20):
+        costs.observe(4, 3 * costs.at(4))
+    expected = [costs.at(rows) - costs.at(1) for rows in range(1, 100)]
+    assert costs.further(99) == pytest.approx(expected)
+    assert costs.further(5) == pytest.approx(expected[:5])
+
+
+def test_padded_passes_cost_what_the_next_width_does() -> None:
+    costs = RowCosts(SECONDS)
+    padded = costs.padded([2, 4, 8])
+    assert [padded.at(rows) for rows in range(1, 9)] == [
+        costs.at(rows) for rows in (2, 2, 4, 4, 8, 8, 8, 8)
+    ]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.control.account import WITH_FREE, Account
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.account import Account
 from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
@@ -330,6 +330,38 @@ def test_of_several_drafters_each_is_judged_by_what_it_does(order: str) -> None:
     assert len(useful.asked) > 0.85 * ROUNDS
     assert len(vain.asked) < 0.1 * ROUNDS
     assert PLAIN_S / result.token_s > 1.6
+
+
+def test_a_drafter_whose_rounds_are_better_is_asked_although_another_has_a_guess() -> None:
+    """A free guess that is barely worth its row stands back; a sure one does not."""
+    clock = Clock()
+    weak = Guessing(clock, 1e-4, 0.3, name="weak", candidates=0.7)
+    strong = Guessing(clock, 0.02, 0.9, name="strong")
+    simulate(clock, policy_of(clock), [weak, strong], rounds=600)
+    assert len([number for number in strong.asked if number >= 300]) > 270
+    weak.name = "sure"
+    weak._right = 0.97
+    sure = simulate(clock, policy_of(clock), [weak], rounds=600)
+    assert sure.token_s < 0.5 * PLAIN_S
+
+
+def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
+    """A kernel for four rows at a time: three cost as much as four, the fifth as much as all of
+    the four before."""
+    clock = Clock()
+    costs = RowCosts({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0, 7: 2.0, 8: 2.0})
+    policy = MeasuredPolicy(costs, {}, {"draft"}, branches=False, clock=clock)
+    drafter = Guessing(clock, 0.0, 0.7)
+    drafter._acceptance = LearntAcceptance([0.7])
+    assert len(policy.choose([drafter], 0, BUDGET).tree) == 4
+
+
+def test_a_free_drafter_that_loses_is_soon_asked_again() -> None:
+    """It has nothing to catch up with, and a text may begin to repeat itself at any token."""
+    account = Account(0.0, WITH_FREE)
+    for _ in range(30):
+        account.observe(1.4, 1, 1.0)
+    assert 0 < account.resting <= 64
 
 
 def test_a_drafter_is_not_charged_for_the_time_of_another() -> None:

@@ -160,7 +160,7 @@ def test_the_last_token_of_an_open_guess_is_less_certain_the_more_often_it_is_jo
         inner.guesses = draft.codec.encode(" othe")
         inner.confidence = [1.0] * len(inner.guesses)
         drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
-        for _ in range(60):
+        for _ in range(30):
             drafter.begin(prompt)
             tree = drafter.propose(prompt[-1], Budget(20, 21))
             drafter.observe(tree, HELP.OUT, HELP.outcome(tree, text))
