@@ -13,12 +13,7 @@ from edge_spec import plugins
 from edge_spec.bundle import Bundle
 from edge_spec.cascade import level_of
 from edge_spec.control.cost import RowCosts, measure_rows
-from edge_spec.control.numerics import (
-    EXACT_WIDTHS,
-    MARGIN_WIDTHS,
-    Numerics,
-    measure_numerics,
-)
+from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft_model import Draft
 from edge_spec.drafters.fill import Fill
@@ -31,18 +26,10 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
 from edge_spec.pair_history import PairHistory
-from edge_spec.placement.background import EFFORT, IdleProfiler
+from edge_spec.placement.background import profile_when_idle
 from edge_spec.placement.forecast import forecast
-from edge_spec.placement.measure import measuring
 from edge_spec.placement.pinning import planned
-from edge_spec.placement.profile import (
-    TYPICAL_TOKENS,
-    Profile,
-    ProfileKey,
-    load_profile,
-    profile_key,
-    save_profile,
-)
+from edge_spec.placement.profile import TYPICAL_TOKENS, load_profile, profile_key
 from edge_spec.preparation import Prepared, prepare
 from edge_spec.self_speculation import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.sources import Source
@@ -123,7 +110,7 @@ def load_engine(
         target = prepare(source, options.runtime, options, progress)
         prepared = _prepare_drafts(target, options, progress)
         drafts = []
-        for draft in _open_drafts(target, prepared, options):
+        for draft in _open_drafts(target, prepared, options, progress):
             opened.callback(draft.close)
             drafts.append(draft)
 
@@ -163,22 +150,11 @@ def load_engine(
             history=_history(source, options, progress),
         )
         if measure_when_idle and profile is None:
-            parts = replace(parts, idle_work=_profiler(loaded, key, numerics))
+            branches = loaded.capabilities.trees and numerics.branch_invariant
+            parts = replace(parts, idle_work=profile_when_idle(loaded, key, branches))
         engine = Engine(parts)
         opened.pop_all()
     return engine
-
-
-def _profiler(model: Model, key: ProfileKey, numerics: Numerics) -> IdleProfiler:
-    """Started; the engine closes it."""
-
-    def save(profile: Profile) -> None:
-        branches = model.capabilities.trees and numerics.branch_invariant
-        save_profile(key, replace(profile, branches=branches))
-
-    profiler = IdleProfiler(partial(measuring, model, EFFORT), save)
-    profiler.start()
-    return profiler
 
 
 def _history(source: Source, options: LoadOptions, progress: Progress) -> PairHistory | None:
@@ -249,10 +225,10 @@ def _prepare_drafts(target: Prepared, options: LoadOptions, progress: Progress) 
 
 
 def _open_drafts(
-    target: Prepared, drafts: Sequence[Prepared], options: LoadOptions
+    target: Prepared, drafts: Sequence[Prepared], options: LoadOptions, progress: Progress
 ) -> Iterator[Draft]:
     above = target
-    for draft in drafts:
+    for name, draft in zip(options.drafts, drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
         if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
@@ -261,7 +237,9 @@ def _open_drafts(
             translated = partial(RetokenizedDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
-        costs = measure_rows(model)
+        key = profile_key(Source(name, progress), draft, options.draft_runtime_options)
+        profile = load_profile(key)
+        costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(level_of, model, costs)
         yield Draft(model, vocab_size, costs.at(1), level, width, translated)

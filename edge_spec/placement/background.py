@@ -5,16 +5,29 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import partial
 from threading import Condition, Lock, Thread
 
-from edge_spec.placement.measure import Effort
-from edge_spec.placement.profile import Profile
+from edge_spec.model import Model
+from edge_spec.placement.measure import Effort, measuring
+from edge_spec.placement.profile import Profile, ProfileKey, save_profile
 
-# Passes stay short: an answer may have to wait for one.
-EFFORT = Effort(prefill_tokens=32)
+_EFFORT = Effort(prefill_tokens=32)  # passes stay short: an answer may have to wait for one
 _QUIET_S = 3.0  # after an answer, before the first pass: the next question may come at once
 
 _log = logging.getLogger(__name__)
+
+
+def profile_when_idle(model: Model, key: ProfileKey, branches: bool) -> IdleProfiler:
+    """Started; it saves the profile once it is complete."""
+
+    def save(profile: Profile) -> None:
+        save_profile(key, replace(profile, branches=branches))
+
+    profiler = IdleProfiler(partial(measuring, model, _EFFORT), save)
+    profiler.start()
+    return profiler
 
 
 class IdleProfiler:

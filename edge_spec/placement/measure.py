@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -88,13 +88,13 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """All of `measuring` at once. on_step: is told how much of it is done."""
-    steps = measuring(model, effort, clock)
-    while True:
-        try:
-            on_step(next(steps))
-        except StopIteration as end:
-            profile: Profile = end.value
-            return profile
+    with closing(measuring(model, effort, clock)) as steps:
+        while True:
+            try:
+                on_step(next(steps))
+            except StopIteration as end:
+                profile: Profile = end.value
+                return profile
 
 
 def measuring(

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from edge_spec import loading
 from edge_spec.cli.main import run
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
+from edge_spec.placement import background
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
@@ -136,7 +136,7 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
 def test_an_idle_engine_is_measured_and_the_next_one_knows(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "IdleProfiler", partial(IdleProfiler, quiet_s=0.0))
+    monkeypatch.setattr(background, "IdleProfiler", partial(IdleProfiler, quiet_s=0.0))
     options = LoadOptions(runtime="ort")
     with load_engine(model, options, quiet, measure_when_idle=True) as engine:
         engine.generate("the rain", max_tokens=4)
