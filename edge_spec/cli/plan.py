@@ -12,7 +12,7 @@ from edge_spec.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_spec.placement.plan import Placement, Plan
+    from edge_spec.placement.plan import Place, Placement, Plan
 
 
 def plan(
@@ -67,14 +67,10 @@ _HEADINGS = ("target", "weights", "draft", "drafter", "tokens/s", "speedup", "me
 def _shown(placements: Sequence[Placement]) -> list[Placement]:
     """All ways to draft at the best place, and the best one at each other."""
     best = placements[0]
-    seen = {(best.target, best.draft)}
-    shown = []
+    firsts: dict[Place, Placement] = {}
     for each in placements:
-        place = (each.target, each.draft)
-        if each.target == best.target or place not in seen:
-            shown.append(each)
-        seen.add(place)
-    return shown
+        firsts.setdefault(each.target, each)
+    return [each for each in placements if each.target == best.target or each in firsts.values()]
 
 
 def _cells(placement: Placement) -> tuple[str, ...]:

@@ -34,8 +34,9 @@ class Place:
     library: str  # the version of the runtime's library
 
     def __str__(self) -> str:
-        threads = "" if self.threads is None else f" {self.threads} threads"
-        return f"{self.runtime} {self.device}{threads}"
+        if self.threads is None:
+            return f"{self.runtime} {self.device}"
+        return f"{self.runtime} {self.device} {self.threads} thread{'s' * (self.threads > 1)}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Placement:
     speedup: _Rate | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified guesses
     row_share: Annotated[float, Field(ge=0)] | None = None  # what one row more costs of a step
+    guess_share: Annotated[float, Field(ge=0)] | None = None  # what a guess of the draft costs
     memory_bytes: int | None = None
     reason: str = ""  # why it is not the first
 

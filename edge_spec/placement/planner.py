@@ -159,7 +159,9 @@ class Planner:
         placement = replace(placement, memory_bytes=memory_bytes)
         if target.profile is None or draft.profile is None:
             return placement
-        draft_s = draft.profile.costs(TYPICAL_TOKENS).at(1)
+        draft_s, step_s = (
+            each.costs(TYPICAL_TOKENS).at(1) for each in (draft.profile, target.profile)
+        )
         best = best_walk(recordings, hits, draft_s, pass_costs(target.profile))
         return replace(
             placement,
@@ -167,6 +169,7 @@ class Planner:
             speedup=best.tokens_per_s / _plain_rate(target.profile, recordings),
             acceptance=best.acceptance,
             row_share=_row_share(target.profile),
+            guess_share=draft_s / step_s,
         )
 
     def _memory(
@@ -195,16 +198,17 @@ def _reason(each: Placement, best: Placement, free: int | None) -> str:
     slower = f"{1 - each.tokens_per_s / (best.tokens_per_s or 1.0):.0%} slower"
     step_ms, best_ms = _step_ms(each), _step_ms(best)
     if each.target != best.target and step_ms > _SLOWER_STEP * best_ms:
-        return f"{slower}: a step takes {step_ms:.1f} ms, not {best_ms:.1f}"
+        return f"{slower}: a step takes {step_ms:.3g} ms, not {best_ms:.3g}"
     if each.drafter == "none":
         return f"{slower}: nothing is guessed"
     if each.acceptance is None:
         return f"{slower}: it found nothing to guess here"
     if each.acceptance < _FEW_RIGHT:
         return f"{slower}: its guesses are right too seldom here ({each.acceptance:.0%})"
-    if each.draft is not None and best.draft is not None and each.draft != best.draft:
-        return f"{slower}: its draft is slower"
-    return f"{slower}: a row costs {each.row_share or 0.0:.2f} of a step"
+    row_share, guess_share = each.row_share or 0.0, each.guess_share or 0.0
+    if guess_share > row_share:
+        return f"{slower}: a guess takes {guess_share:.2f} of a step"
+    return f"{slower}: a row costs {row_share:.2f} of a step"
 
 
 def _step_ms(placement: Placement) -> float:

@@ -66,7 +66,7 @@ def test_the_fastest_that_fits_is_the_first() -> None:
         (replace(BEST, tokens_per_s=None), "does not fit: 100 MB of 500 MB free"),
         (
             placement(place("ort"), rate=100.0),
-            "50% slower: a step takes 12.5 ms, not 6.2",
+            "50% slower: a step takes 12.5 ms, not 6.25",
         ),
         (
             placement(place("llamacpp"), "none", 160.0, speedup=1.0),
@@ -83,6 +83,10 @@ def test_the_fastest_that_fits_is_the_first() -> None:
         (
             placement(place("llamacpp"), "lookahead", 180.0, speedup=1.125, row_share=0.25),
             "10% slower: a row costs 0.25 of a step",
+        ),
+        (
+            placement(place("llamacpp"), "draft-model", 180.0, speedup=1.125, guess_share=0.5),
+            "10% slower: a guess takes 0.50 of a step",
         ),
     ],
 )
