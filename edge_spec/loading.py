@@ -151,7 +151,9 @@ def load_engine(
         )
         if measure_when_idle and profile is None:
             branches = loaded.capabilities.trees and numerics.branch_invariant
-            parts = replace(parts, idle_work=profile_when_idle(loaded, key, branches))
+            profiler = profile_when_idle(loaded, key, branches)
+            opened.callback(profiler.close)
+            parts = replace(parts, idle_work=profiler)
         engine = Engine(parts)
         opened.pop_all()
     return engine

@@ -52,13 +52,15 @@ def auto_runtime() -> str:
 def library_version(runtime: str) -> str:
     """Of the library that a runtime calls; for one that is not known here, the version of the
     package that brings the runtime. "" where neither is installed."""
-    brought_by = [point.dist for point in entry_points(group="edge_spec.runtimes", name=runtime)]
-    for distribution in LIBRARIES.get(runtime, ()):
+    if runtime not in LIBRARIES:
+        found = entry_points(group="edge_spec.runtimes", name=runtime)
+        return next((point.dist.version for point in found if point.dist is not None), "")
+    for distribution in LIBRARIES[runtime]:
         try:
             return version(distribution)
         except PackageNotFoundError:
             continue
-    return next((dist.version for dist in brought_by if dist is not None), "")
+    return ""
 
 
 def load_exporter(name: str) -> Exporter:

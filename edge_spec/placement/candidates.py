@@ -73,7 +73,8 @@ def candidates(
     refused: list[str] = []
     fault: EdgeSpecError | None = None
     prepared: dict[str, Prepared] = {}
-    for device in devices:
+    usual = plugins.auto_runtime()
+    for device in sorted(devices, key=lambda device: device.runtime != usual):
         if device.fault is not None:
             refused.append(f"{device.runtime} {device.name}: {device.fault}")
             continue

@@ -21,9 +21,7 @@ from edge_spec.tree import TokenTree
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
-_ROUND_STEPS = (
-    70.0  # that a round of WIDTHS takes at both contexts, if a row adds a fifth of a step
-)
+_ROUND_STEPS = 70.0  # that a round of WIDTHS takes at both contexts, if a row adds 0.2 of one
 _CONTEXTS = (32, 1024)  # tokens
 _LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
 _FIRST_STEPS = 3  # the first ones bind buffers

@@ -87,7 +87,15 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     plan = cached_plan(plan_path(source, draft))
     if plan is None:
         return options
-    outdated = [each for each in _places(plan.placements[0]) if _is_outdated(each)]
+    paired = options.drafter in plugins.PAIR_DRAFTERS
+    if options.drafter != "auto":  # the user's drafter, at the best place for it
+        fitting = [each for each in plan.placements if (each.draft is not None) == paired]
+    else:
+        fitting = list(plan.placements)
+    placement = _usable(tuple(fitting))
+    if placement is None:
+        return options
+    outdated = [each for each in _places(placement) if _is_outdated(each)]
     if outdated:
         _log.warning(
             "the plan of %s was made with version %s of the library of %s: it is not used. "
@@ -96,14 +104,6 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
             outdated[0].library,
             outdated[0].runtime,
         )
-        return options
-    paired = options.drafter in plugins.PAIR_DRAFTERS
-    if options.drafter != "auto":  # the user's drafter, at the best place for it
-        fitting = [each for each in plan.placements if (each.draft is not None) == paired]
-    else:
-        fitting = list(plan.placements)
-    placement = _usable(tuple(fitting))
-    if placement is None:
         return options
     if placement.target.runtime != plugins.auto_runtime():  # perhaps with other weights
         progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)

@@ -16,6 +16,7 @@ from edge_spec.errors import UsageError
 from edge_spec.sources import Source
 from edge_spec.storage import atomic_file, cache_directory
 
+PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
 _MAX_FILE_BYTES = 4_000_000
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Placement:
 
     drafter: as after --drafter; "none" is no speculation. tokens_per_s: None where it was not
     measured, since it does not fit. speedup: over no speculation at the same place.
-    memory_bytes: of all its models with a full context, None where a runtime cannot tell.
+    memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime cannot tell.
     """
 
     target: Place
@@ -61,7 +62,9 @@ class Placement:
 
     def fits(self, free_bytes: int | None) -> bool:
         """True also where it is not known."""
-        return None in (free_bytes, self.memory_bytes) or self.memory_bytes <= free_bytes  # type: ignore[operator]
+        if free_bytes is None or self.memory_bytes is None:
+            return True
+        return self.memory_bytes <= free_bytes
 
     def __str__(self) -> str:
         draft = "" if self.draft is None else f", draft on {self.draft}"

@@ -17,7 +17,7 @@ from edge_spec.placement.drafting import pass_costs, replay_drafters
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.memory import format_bytes, free_bytes
 from edge_spec.placement.pinning import applied
-from edge_spec.placement.plan import Placement, Plan
+from edge_spec.placement.plan import PLANNED_TOKENS, Placement, Plan
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import Measured, survey
@@ -177,7 +177,7 @@ class Planner:
     ) -> int | None:
         options = applied(LoadOptions(), placement, self.draft.model if self.draft else None)
         drafts = [] if draft is None else [draft.prepared]
-        memory = forecast(target.prepared, drafts, options)
+        memory = forecast(target.prepared, drafts, options, PLANNED_TOKENS)
         return None if memory is None else memory.total
 
 

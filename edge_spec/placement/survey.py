@@ -10,6 +10,7 @@ from edge_spec.model import Progress
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.memory import Sizing, resident_bytes
+from edge_spec.placement.plan import PLANNED_TOKENS
 from edge_spec.placement.profile import Profile, load_profile, save_profile
 
 _MEASURE_S = 30.0  # for all places together that the cache does not know
@@ -46,7 +47,8 @@ def fits(place: Candidate, free: int | None) -> bool:
     runtime = place.prepared.runtime
     if free is None or not isinstance(runtime, Sizing):
         return True
-    return runtime.memory(place.prepared.source, place.options).total <= free
+    memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
+    return memory.total <= free
 
 
 def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:

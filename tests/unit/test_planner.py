@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,17 @@ def test_half_of_the_cores_is_tried_where_it_makes_sense(
 ) -> None:
     monkeypatch.setattr(candidates_module, "available_cores", lambda: cores)
     assert thread_counts(Device("ort", "x", kind), is_draft) == expected
+
+
+def test_a_runtime_s_library_has_a_version_and_a_missing_one_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert plugins.library_version("reference") == version("edge-spec")  # which brings it
+    monkeypatch.setitem(plugins.LIBRARIES, "ort", ("edge-spec",))
+    assert plugins.library_version("ort") == version("edge-spec")
+    monkeypatch.setitem(plugins.LIBRARIES, "ort", ("edge-spec-nonesuch",))
+    assert plugins.library_version("ort") == ""
+    assert plugins.library_version("nonesuch") == ""
 
 
 def test_a_device_with_a_fault_is_left_out_with_its_reason() -> None:
