@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from edge_spec.bench import prompts
+from edge_spec.bench.machine import describe_machine
 from edge_spec.engine import Engine
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
@@ -20,15 +19,10 @@ OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 def read_prompts(path: Path) -> list[dict[str, str]]:
-    """Lines with `category` and `prompt`, or Spec-Bench's `turns`, of which the first is taken."""
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """`id`, `category` and `prompt` of each."""
     return [
-        {
-            "id": str(entry["id"]),
-            "category": entry["category"],
-            "prompt": entry["prompt"] if "prompt" in entry else entry["turns"][0],
-        }
-        for entry in entries
+        {"id": prompt.id, "category": prompt.category, "prompt": prompt.text}
+        for prompt in prompts.read_prompts(path)
     ]
 
 
@@ -38,17 +32,6 @@ def open_engine(model: str, **options: Any) -> Engine:
 
 def machine() -> dict[str, Any]:
     """Where and with what a figure was measured."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    versions = {}
-    for package in ("edge-spec", "onnxruntime", "numpy", "tokenizers"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
@@ -59,10 +42,7 @@ def machine() -> dict[str, Any]:
     return {
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "commit": commit,
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "versions": versions,
+        **describe_machine(),
     }
 
 

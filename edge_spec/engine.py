@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -206,11 +207,18 @@ class Engine:
         self._end_running()
         self._attach(speculation)
         self._speculation.close()
-        if self._speculation.tie_margin > speculation.tie_margin:
-            # The cache may hold the noise of rows that plain decoding would not have scored so.
-            self._conversation.forget()
-        self._speculation = speculation
-        self._conversation.decoder = self._decoder()
+        self._use(speculation)
+
+    @contextmanager
+    def without_drafting(self) -> Iterator[None]:
+        """Answers that start within the block are plain; after it, drafters and policy go on with
+        what they learnt before it. The block must not call `set_drafter` or `close`."""
+        drafting = self._speculation
+        self._use(self.parts.speculator.choose("none"))
+        try:
+            yield
+        finally:
+            self._use(drafting)
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
         """The tokens that ask for the assistant's next message."""
@@ -264,6 +272,14 @@ class Engine:
         if history is not None and set(stats.drafters) <= set(PAIR_DRAFTERS):  # not others' guesses
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
+
+    def _use(self, speculation: Speculation) -> None:
+        self._end_running()
+        if self._speculation.tie_margin > speculation.tie_margin:
+            # The cache may hold the noise of rows that plain decoding would not have scored so.
+            self._conversation.forget()
+        self._speculation = speculation
+        self._conversation.decoder = self._decoder()
 
     def _attach(self, speculation: Speculation) -> None:
         for drafter in speculation.drafters:

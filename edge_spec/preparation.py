@@ -49,7 +49,7 @@ def prepare(source: Source, runtime: str, options: LoadOptions, progress: Progre
     if chosen.reads == "checkpoint":
         published: Published = plugins.open_checkpoint(source.path)
     elif chosen.reads == "gguf":
-        published = plugins.open_published(_gguf_file(source, options, progress))
+        published = plugins.open_published(gguf_file(source, options, progress))
     else:
         bundle = _bundle(source, chosen.reads, options, progress)
         text = _text_of_bundle(bundle)
@@ -70,7 +70,7 @@ def is_prepared(source: Source, runtime: str, options: LoadOptions) -> bool:
     return is_bundle(source.cached(reads, export_options))
 
 
-def _gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
+def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
     """A GGUF file as it is; anything else, or with another quantization, converted once."""
     if not source.is_demo and is_bundle(source.path):
         raise UsageError(

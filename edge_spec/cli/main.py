@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(export)
+app.command()(bench)
 app.command()(plan)
 app.command()(tune_skip)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from edge_spec import plugins
+from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Progress
@@ -21,7 +22,7 @@ from edge_spec.placement.plan import PLANNED_TOKENS, Placement, Plan
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import Measured, survey
-from edge_spec.placement.texts import read_prompts, record_texts
+from edge_spec.placement.texts import record_texts
 from edge_spec.sources import Source
 from edge_spec.vocabulary import same_vocabulary
 
@@ -57,8 +58,9 @@ class Planner:
                 f"{self.source.name} fits nowhere: {format_bytes(self._free or 0)} are free",
                 remedy="Free memory, or choose a smaller model or quantization.",
             )
+        prompts = read_prompts(OWN_PROMPTS, per_category=1)
         step_s = opened.profile.costs(TYPICAL_TOKENS).at(1)
-        recordings = record_texts(opened.candidate, read_prompts(), step_s, self.progress)
+        recordings = record_texts(opened.candidate, prompts, step_s, self.progress)
         found = [each for target in targets for each in self._alone(target, recordings)]
         if self.draft is not None:
             found += self._paired(self.draft, recordings)

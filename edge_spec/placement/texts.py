@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
-import edge_spec
+from edge_spec.bench.prompts import Prompt
 from edge_spec.model import Progress
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.replay import Recording, record
 
-PROMPTS = Path(edge_spec.__file__).parents[1] / "benchmarks" / "prompts.jsonl"
 _MOST_TOKENS, _LEAST_TOKENS = 64, 16  # of each recorded answer
 _RECORD_S = 8.0  # for all of them, after their prompts
 
 
-def read_prompts(path: Path = PROMPTS) -> list[tuple[str, str]]:
-    """The first prompt of each category, behind its category."""
-    first: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        first.setdefault(entry["category"], entry["prompt"])
-    return list(first.items())
-
-
 def record_texts(
-    place: Candidate, prompts: Sequence[tuple[str, str]], step_s: float, progress: Progress
+    place: Candidate, prompts: Sequence[Prompt], step_s: float, progress: Progress
 ) -> list[Recording]:
     """Greedy answers, the shorter the longer a step takes; what does not fit the context is cut.
 
@@ -41,12 +29,12 @@ def record_texts(
         session = model.open_session()
         limit = model.config.context_length
         recordings = []
-        for i, (category, prompt) in enumerate(prompts):
+        for i, prompt in enumerate(prompts):
             progress("Recording texts", i / len(prompts))
-            tokens = text.chat_prompt(prompt) if chats else text.tokenizer.encode(prompt)
+            tokens = text.chat_prompt(prompt.text) if chats else text.tokenizer.encode(prompt.text)
             tokens = tokens[: max(1, limit - num_tokens)]
             count = min(num_tokens, limit - len(tokens))
-            recordings.append(record(session, tokens, count, text.eos_ids, category))
+            recordings.append(record(session, tokens, count, text.eos_ids, prompt.category))
         session.close()
     finally:
         model.close()

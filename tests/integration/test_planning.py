@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edge_spec.bench.prompts import Prompt
 from edge_spec.cli.main import run
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
@@ -26,7 +27,10 @@ from edge_spec.placement.profile import load_profile, profile_key
 from edge_spec.preparation import prepare
 from edge_spec.sources import Source
 
-PROMPTS = [("conversation", "the rain in an inner"), ("qa", "then in the end")]
+PROMPTS = [
+    Prompt("1", "conversation", "the rain in an inner"),
+    Prompt("2", "qa", "then in the end"),
+]
 
 
 def quiet(what: str, fraction: float) -> None: ...
@@ -36,7 +40,7 @@ def quiet(what: str, fraction: float) -> None: ...
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, two short prompts, and little time."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(planner_module, "read_prompts", lambda: PROMPTS)
+    monkeypatch.setattr(planner_module, "read_prompts", lambda path, per_category: PROMPTS)
     monkeypatch.setattr(survey_module, "_MOST_S", 0.2)
     monkeypatch.setattr(survey_module, "_LEAST_S", 0.2)
     monkeypatch.setattr(profile_module, "_MOST_SPREAD", 1e9)  # however busy the machine is

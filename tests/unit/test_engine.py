@@ -240,3 +240,31 @@ def test_only_a_pairs_own_guesses_say_how_good_the_pair_is(
     result = engine.generate("hello", max_tokens=60)
     assert result.stats.draft_n_accepted > 0
     assert bool(history._domains) == counted
+
+
+def test_drafters_and_policy_survive_a_block_without_drafting(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    drafter, policy = SuffixDrafter(), FixedPolicy(min_confidence=0.0)
+    engine = make_engine(remembers_all(), [drafter], policy)
+    prompt = list(b"one two one two one two")
+    drafted = engine.generate(prompt, max_tokens=24)
+    learnt = drafter.snapshot()["acceptance"].copy()
+    with engine.without_drafting():
+        plain = engine.generate(prompt, max_tokens=24)
+    assert plain.stats.plain_reasons == {"off": plain.stats.rounds}
+    assert plain.stats.cached_n == len(prompt) - 1
+    assert [token.id for token in plain.tokens] == [token.id for token in drafted.tokens]
+    assert np.array_equal(drafter.snapshot()["acceptance"], learnt)
+    again = engine.generate(prompt, max_tokens=24)
+    assert again.stats.draft_n > 0
+    assert not np.array_equal(drafter.snapshot()["acceptance"], learnt)
+
+
+def test_a_block_without_drafting_ends_with_an_error_too(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all(), [SuffixDrafter()], FixedPolicy(min_confidence=0.0))
+    with pytest.raises(ContextFullError), engine.without_drafting():
+        engine.generate([1] * 1000, max_tokens=2)
+    assert engine.generate(list(b"abcabcabc"), max_tokens=8).stats.draft_n > 0

@@ -24,7 +24,7 @@ LAYERS = (
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
     {"cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"results", "pair_history", "generation", "engine"},
-    {"loading", "placement", "preparation"},
+    {"bench", "loading", "placement", "preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.

@@ -1,0 +1,63 @@
+"""The prompts of a benchmark: our own, or a file's."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_spec.errors import UsageError
+
+# Six a category, under the names of Spec-Bench's categories (Xia et al. 2024) and about as long as
+# its own.
+OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    id: str
+    category: str
+    text: str
+
+
+def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
+    """Lines of JSON with `id`, `category` and `prompt`, or Spec-Bench's `turns`, of which the first
+    is taken; of each category the first `per_category`. Raises UsageError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read prompts from {path}: {error}",
+            remedy="Give a file of JSON lines, or leave --prompts out.",
+        ) from None
+    found: list[Prompt] = []
+    counts: Counter[str] = Counter()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        prompt = _parse(line, f"line {number} of {path}")
+        counts[prompt.category] += 1
+        if per_category is None or counts[prompt.category] <= per_category:
+            found.append(prompt)
+    if not found:
+        raise UsageError(f"{path} has no prompts", remedy="Give one JSON object a line.")
+    return found
+
+
+def _parse(line: str, where: str) -> Prompt:
+    form = 'A line is {"id": ..., "category": "...", "prompt": "..."}.'
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON: {error}", remedy=form) from None
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where} is not a JSON object", remedy=form)
+    turns = entry.get("turns")
+    text = entry.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"{where} has no prompt", remedy=form)
+    for name, kinds in (("id", (str, int)), ("category", (str,))):
+        if not isinstance(entry.get(name), kinds):
+            raise UsageError(f"{where} has no {name}", remedy=form)
+    return Prompt(str(entry["id"]), entry["category"], text)

@@ -1,0 +1,168 @@
+"""`edge-spec bench [MODEL]`: what drafting gains on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_spec.cli import options
+from edge_spec.errors import EdgeSpecError, UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.bench.measuring import Measured, Plan
+    from edge_spec.bench.peers import OpenPeer, PeerChoice
+    from edge_spec.bench.report import Document
+    from edge_spec.engine import Engine
+
+_PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
+
+
+@options.with_groups
+def bench(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with id, category, and prompt or turns; without it, ours."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 128,
+    repeat: Annotated[int, typer.Option(help="How often each prompt is answered.", min=1)] = 3,
+    per_category: Annotated[
+        int | None, typer.Option(help="Most prompts of a category.", min=1)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A directory for report.md, report.json, chart.svg and chart.png."),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Measure other libraries that are installed, too.")
+    ] = False,
+    peer_model: Annotated[
+        list[str] | None,
+        typer.Option(help="What a library reads instead; may be repeated.", metavar="NAME=PATH"),
+    ] = None,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(help="The Python that has a library; may be repeated.", metavar="NAME=PYTHON"),
+    ] = None,
+    *,
+    loading: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """Measure drafting against plain decoding, in turns, by kind of text."""
+    from edge_spec.bench.measuring import make_plan
+    from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
+    from edge_spec.bench.report import document
+    from edge_spec.cli.opening import open_engine
+
+    entries = read_prompts(prompts or OWN_PROMPTS, per_category)
+    _require_forgetful(loading.drafter, repeat)
+    if out is not None:
+        _require_writable(out)
+    choice = _peer_choice(model, loading, peer_model or (), peer_python or ()) if peers else None
+    if not peers and (peer_model or peer_python):
+        raise UsageError("--peer-model and --peer-python need --peers", remedy="Add --peers.")
+    with open_engine(str(choice.gguf) if choice else model, loading) as engine:
+        plan = make_plan(engine, entries, max_tokens, repeat)
+        measured, opened = _measure(engine, plan, choice)
+        if not measured.tasks:
+            raise KeyboardInterrupt
+        settings = {
+            "model": Path(model).name,
+            "weights": choice.weights if choice else engine.parts.name,
+            "runtime": engine.parts.runtime,
+            "drafter": loading.drafter,
+            "drafts": loading.draft or [],
+            "exact": loading.exact,
+            "threads": loading.threads,
+            "prompts": prompts.name if prompts else "edge-spec's own",
+            "max_tokens": max_tokens,
+        }
+        report = document(measured, settings, opened)
+    _print(report, json, out)
+    if measured.partial:
+        raise KeyboardInterrupt
+
+
+def _measure(
+    engine: Engine, plan: Plan, choice: PeerChoice | None
+) -> tuple[Measured, list[OpenPeer]]:
+    from contextlib import ExitStack
+
+    from edge_spec.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
+    from edge_spec.bench.peers import open_peers
+    from edge_spec.cli.progress import ProgressBar
+
+    stop_ids = engine.parts.text.eos_ids
+    with ProgressBar() as progress, ExitStack() as stack:
+        opened: list[OpenPeer] = []
+        if choice is not None:
+            opened = stack.enter_context(open_peers(choice, plan, stop_ids, progress))
+        sides: list[Side] = [EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)]
+        sides += [side for each in opened for side in each.sides]
+        return measure(sides, plan, progress), opened
+
+
+def _peer_choice(
+    model: str, loading: options.ModelOptions, models: Sequence[str], pythons: Sequence[str]
+) -> PeerChoice:
+    """With one GGUF file for all, ourselves included."""
+    from edge_spec.bench.peers import PeerChoice, available_cores, parse_choices
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.load_options import LoadOptions
+    from edge_spec.preparation import gguf_file
+    from edge_spec.sources import Source
+
+    chosen = parse_choices("--peer-model", models), parse_choices("--peer-python", pythons)
+    with ProgressBar() as progress:
+        source = Source(model, progress)
+        own_file = not source.is_demo and source.path.is_file()
+        quantization = None if own_file else _PEER_WEIGHTS
+        gguf = gguf_file(source, LoadOptions(quantization=quantization), progress)
+    weights = gguf.name if own_file else f"{source.name} as {quantization}"
+    return PeerChoice(gguf, weights, *chosen, threads=loading.threads or available_cores())
+
+
+def _require_forgetful(drafter: str, repeat: int) -> None:
+    if repeat > 1 and "ngram-cache" in (name.strip() for name in drafter.split(",")):
+        raise UsageError(
+            "ngram-cache remembers answers, so repetitions would measure its memory",
+            remedy="Add --repeat 1.",
+        )
+
+
+def _require_writable(directory: Path) -> None:
+    """Now rather than when all is measured."""
+    from tempfile import TemporaryFile
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
+        ) from None
+
+
+def _print(report: Document, as_json: bool, out: Path | None) -> None:
+    from edge_spec.bench.chart import draw_chart
+    from edge_spec.bench.report import markdown
+
+    if as_json:
+        print(dumps(report, ensure_ascii=False))
+    elif out is None:
+        print(markdown(report), end="")
+    if out is None:
+        return
+    (out / "report.md").write_text(markdown(report), encoding="utf-8")
+    (out / "report.json").write_text(dumps(report, ensure_ascii=False, indent=2) + "\n", "utf-8")
+    try:
+        draw_chart(report, out)
+    except EdgeSpecError as error:
+        print(f"edge-spec: {error}", file=sys.stderr)
+    print(f"Written to {out}", file=sys.stderr)

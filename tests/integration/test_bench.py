@@ -1,0 +1,124 @@
+"""`edge-spec bench` on a tiny model, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.bench.measuring import EngineSide
+from edge_spec.cli.main import run
+
+PROMPTS = [
+    {"id": 1, "category": "a", "prompt": "one two one two one two"},
+    {"id": 2, "category": "b", "turns": ["the an in the an in", "not taken"]},
+    {"id": "long", "category": "b", "prompt": "more than 128 bytes " * 8},
+]
+SHORT = ["--max-tokens", "8", "--repeat", "2", "--threads", "1"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, PROMPTS)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def bench(
+    gguf: Callable[..., Path],
+    prompts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., tuple[int, str, str]]:
+    """bench(*arguments): status, stdout and stderr of the command on the reference runtime."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+    def measure(*arguments: str) -> tuple[int, str, str]:
+        model = ["bench", str(gguf()), "--runtime", "reference"]
+        status = run([*model, "--prompts", prompts, *SHORT, *arguments])
+        return status, *capsys.readouterr()
+
+    return measure
+
+
+def test_json_is_one_document(bench: Any) -> None:
+    status, out, _ = bench("--json")
+    report = json.loads(out)
+    assert status == 0
+    assert report["total"]["prompts"] == 2
+    assert report["total"]["differing_texts"] == 0
+    assert report["total"]["speedup_low"] <= report["total"]["speedup"]
+    assert list(report["categories"]) == ["a", "b"]
+    assert [each["id"] for each in report["prompts"]] == ["1", "2"]
+    assert all(each["predicted_n"] == 8 for each in report["prompts"])
+    settings = report["settings"]
+    assert settings["skipped_prompts"] == ["long"]
+    assert (settings["runtime"], settings["repetitions"]) == ("reference", 2)
+    assert not settings["partial"]
+    assert report["peers"] == {}
+
+
+def test_a_directory_gets_all_files(bench: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    status, out, _ = bench("--out", str(tmp_path / "new" / "folder"))
+    assert (status, out) == (0, "")
+    written = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
+    assert written == {"report.md", "report.json", "chart.svg", "chart.png"}
+
+
+def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, calls = EngineSide.decode, []
+
+    def interrupted(self: EngineSide, prompt: Any, max_tokens: int) -> Any:
+        calls.append(prompt)
+        if len(calls) == 5:  # two of the warm-up, two of the first prompt
+            raise KeyboardInterrupt
+        return decode(self, prompt, max_tokens)
+
+    monkeypatch.setattr(EngineSide, "decode", interrupted)
+    status, out, _ = bench()
+    assert status == 130
+    assert "Partial" in out
+    assert "| all | 1 |" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--repeat", "0"], "--repeat"),
+        (["--per-category", "0"], "--per-category"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--prompts", "missing.jsonl"], "missing.jsonl"),
+        (["--out", "/dev/null/folder"], "/dev/null/folder"),
+        (["--drafter", "ngram-cache"], "--repeat 1"),
+        (["--peer-python", "llamacpp=x"], "Add --peers"),
+        (["--peers", "--peer-python", "vllm=x"], "names no other library"),
+    ],
+)
+def test_a_mistake_is_noticed_before_anything_is_measured(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.delattr(EngineSide, "decode")
+    status, out, errors = bench(*arguments)
+    assert (status, out) == (2, "")
+    assert told in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_other_libraries_are_measured_in_the_same_turns(bench: Any) -> None:
+    pytest.importorskip("llama_cpp")
+    status, out, _ = bench("--peers", "--json")
+    assert status == 0
+    peers = json.loads(out)["peers"]
+    assert list(peers) == ["llamacpp", "llama-cpp-python", "onnxruntime-genai", "openvino-genai"]
+    ours = peers["llamacpp"]
+    assert ours["note"] is None and ours["plain_per_second"] > 0 and ours["ours_over_plain"] > 0
+    theirs = peers["llama-cpp-python"]
+    assert theirs["note"] is None and theirs["speedup"] > 0 and theirs["version"]
+    assert theirs["mean_accepted_length"] >= 1
+    assert "onnxruntime-genai=DIRECTORY" in peers["onnxruntime-genai"]["note"]
