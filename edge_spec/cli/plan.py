@@ -44,8 +44,12 @@ def plan(
         kept = plan_path(target, pair)  # both are there, before anything is measured
         planner = Planner(target, pair, list_devices(), progress, refresh)
         made = planner.make()
-    for path in (kept, *((out,) if out else ())):
-        save_plan(made, path)
+    if planner.is_certain:
+        save_plan(made, kept)
+    else:
+        planner.notes.append("this plan is not kept for later runs")
+    if out is not None:
+        save_plan(made, out)
     if json:
         print(plan_json(made))
         return

@@ -36,6 +36,7 @@ class Planner:
     """Plans for one model, and perhaps another that drafts for it.
 
     notes: a line for each place or drafter without a forecast, or with an uncertain one.
+    is_certain: whether all forecasts are, so that the plan is worth keeping; known after `make`.
     refresh: measures again what the cache knows.
     """
 
@@ -47,6 +48,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
+        self.is_certain = True
         self._free = free_bytes()
 
     def make(self) -> Plan:
@@ -59,8 +61,7 @@ class Planner:
                 remedy="Free memory, or choose a smaller model or quantization.",
             )
         prompts = read_prompts(OWN_PROMPTS, per_category=1)
-        step_s = opened.profile.costs(TYPICAL_TOKENS).at(1)
-        recordings = record_texts(opened.candidate, prompts, step_s, self.progress)
+        recordings = record_texts(opened.candidate, prompts, opened.profile, self.progress)
         found = [each for target in targets for each in self._alone(target, recordings)]
         if self.draft is not None:
             found += self._paired(self.draft, recordings)
@@ -81,6 +82,7 @@ class Planner:
         found = survey(places, self._free, self.progress, self.refresh)
         for each in found:
             if each.profile is not None and not each.profile.is_certain:
+                self.is_certain = False
                 self.notes.append(
                     f"{role}{each.candidate.place}: the machine was busy, the times are uncertain "
                     f"by {each.profile.spread:.0%}: plan again when it is free"

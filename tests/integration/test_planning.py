@@ -20,10 +20,12 @@ from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.background import IdleProfiler
-from edge_spec.placement.candidates import list_devices
+from edge_spec.placement.candidates import candidates, list_devices
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner
-from edge_spec.placement.profile import load_profile, profile_key
+from edge_spec.placement.profile import ContextCosts, Profile, load_profile, profile_key
+from edge_spec.placement.replay import Recording
+from edge_spec.placement.texts import record_texts
 from edge_spec.preparation import prepare
 from edge_spec.sources import Source
 
@@ -74,6 +76,22 @@ def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> N
     assert plan.placements[0].reason == "" and all(each.reason for each in plan.placements[1:])
     assert all(each.memory_bytes for each in plan.placements)
     assert planner.notes == []
+
+
+def test_a_slow_model_records_fewer_and_shorter_texts(model: str) -> None:
+    source = Source(model, quiet)
+    (place,), _ = candidates(source, LoadOptions(), one_device(), quiet)
+    prompts = [Prompt("0", "long", "the rain " * 8), *PROMPTS]
+
+    def recorded(step_s: float, tokens_per_s: float) -> list[Recording]:
+        profile = Profile((ContextCosts(0, {1: step_s}),), tokens_per_s, 0.0, 0.0, 2, 0.0)
+        return record_texts(place, prompts, profile, quiet)
+
+    fast, slow = recorded(1e-3, 1e6), recorded(10.0, 0.1)
+    assert [each.category for each in fast] == ["qa", "conversation", "long"]
+    assert [each.category for each in slow] == ["qa", "conversation"]
+    assert {len(each.tokens) for each in fast} == {64}
+    assert {len(each.tokens) for each in slow} == {16}
 
 
 def test_what_was_measured_is_not_measured_again_unless_asked(model: str, tmp_path: Path) -> None:
@@ -175,3 +193,17 @@ def test_the_command_prints_a_table_or_json_and_writes_the_plan(
     assert run(refused) == 2
     assert "--runtime contradicts the plan" in capsys.readouterr().err
     assert run(["generate", model, "the", "--plan", str(out), "--raw", "--max-tokens", "2"]) == 0
+
+
+def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profile_module, "_MOST_SPREAD", -1.0)
+    out = tmp_path / "plan.json"
+    assert run(["plan", model, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "the machine was busy" in printed and "this plan is not kept" in printed
+    assert out.exists() and not plan_path(Source(model, quiet), None).exists()
