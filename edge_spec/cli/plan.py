@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,18 +51,18 @@ def plan(
         planner.notes.append("this plan is not kept for later runs")
     if out is not None:
         save_plan(made, out)
+    for note in planner.notes:
+        print(f"note: {note}", file=sys.stderr)
     if json:
         print(plan_json(made))
-        return
-    _print(made, planner.notes)
+    else:
+        _print(made)
 
 
-def _print(made: Plan, notes: Sequence[str]) -> None:
+def _print(made: Plan) -> None:
     best = made.placements[0]
     for line in _table([_HEADINGS, *map(_cells, _shown(made.placements))]):
         print(line)
-    for line in notes:
-        print(f"note: {line}")
     print(f"best: {best} ({best.target.weights})")
 
 

@@ -204,6 +204,6 @@ def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
     monkeypatch.setattr(profile_module, "_MOST_SPREAD", -1.0)
     out = tmp_path / "plan.json"
     assert run(["plan", model, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "the machine was busy" in printed and "this plan is not kept" in printed
+    notes = capsys.readouterr().err
+    assert "the machine was busy" in notes and "this plan is not kept" in notes
     assert out.exists() and not plan_path(Source(model, quiet), None).exists()
