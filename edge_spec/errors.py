@@ -9,7 +9,8 @@
     ├── ExportError              an export failed or missed its quality bound
     ├── DownloadError            a model could not be fetched
     ├── MissingDependencyError   an optional library is not installed
-    ├── DeviceMemoryError        a device has too little memory for the model or its cache
+    ├── DeviceError              a device or a server cannot be used
+    │   └── DeviceMemoryError    it has too little memory for the model or its cache
     └── SessionError             a runtime failed while scoring
 
 Each says what is wrong and where, and carries a `remedy`: what the user can do about it.
@@ -64,7 +65,11 @@ class MissingDependencyError(EdgeSpecError):
     pass
 
 
-class DeviceMemoryError(EdgeSpecError):
+class DeviceError(EdgeSpecError):
+    pass
+
+
+class DeviceMemoryError(DeviceError):
     pass
 
 

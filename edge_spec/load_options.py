@@ -9,6 +9,7 @@ from edge_spec import plugins
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.setting import missing_draft
+from edge_spec.endpoint import Endpoint
 from edge_spec.errors import UsageError
 from edge_spec.model import RuntimeOptions
 
@@ -40,6 +41,7 @@ class LoadOptions:
     kv_type: str | None = None
     mmap: bool | None = None
     flash_attention: bool | None = None
+    rpc_servers: tuple[str, ...] = ()  # host:port
     plan: Path | None = None  # of `edge-spec plan`, which decides where models run and who drafts
 
     def __post_init__(self) -> None:
@@ -58,6 +60,7 @@ class LoadOptions:
         self._require_used()
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
+        self._require_consistent_devices()
 
     def _require_used(self) -> None:
         """An option for a drafter that was not asked for would silently do nothing."""
@@ -87,10 +90,26 @@ class LoadOptions:
                     remedy="Choose a smaller window or a larger --draft-n-max.",
                 )
 
+    def _require_consistent_devices(self) -> None:
+        """Devices that the rest of the options leave nothing for would silently do nothing."""
+        servers = {Endpoint.parse(server) for server in self.rpc_servers}
+        if len(servers) < len(self.rpc_servers):
+            raise UsageError("--rpc names a server twice", remedy="Name each once.")
+        on_cpu = bool(self.providers) and {name.lower() for name in self.providers} == {"cpu"}
+        device = f"--device {','.join(self.providers)}"
+        layers = f"--gpu-layers {self.gpu_layers}"
+        for first, second, contradict in (
+            (device, layers, on_cpu and bool(self.gpu_layers)),
+            (device, "--rpc", on_cpu and bool(servers)),
+            (layers, "--rpc", self.gpu_layers == 0 and bool(servers)),
+        ):
+            if contradict:
+                raise UsageError(f"{first} contradicts {second}", remedy="Leave one of them out.")
+
     @property
     def drafts_elsewhere(self) -> bool:
         """Whether drafts run on a device that the target does not use."""
-        targets = set(self.providers) or {"gpu" if self.gpu_layers else "cpu"}
+        targets = set(self.providers) or {"gpu" if self.gpu_layers or self.rpc_servers else "cpu"}
         return bool(self.drafts) and targets.isdisjoint(self.draft_providers or ("cpu",))
 
     @property
@@ -110,6 +129,7 @@ class LoadOptions:
             mmap=self.mmap,
             flash_attention=self.flash_attention,
             takes_turns=self.takes_turns,
+            rpc_servers=self.rpc_servers,
         )
 
     @property

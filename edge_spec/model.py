@@ -126,6 +126,8 @@ class RuntimeOptions:
     mmap: bool | None = None  # whether weights stay in their file, shared with other processes
     flash_attention: bool | None = None
     takes_turns: bool = False  # with other models: threads that wait for work would slow these down
+    # host:port of each, whose devices are added
+    rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
     def require_only(self, runtime: str, *known: str) -> None:
         """Raises UsageError if an option is set that the runtime does not know."""
@@ -134,8 +136,9 @@ class RuntimeOptions:
                 option.name not in (*known, "takes_turns")
                 and getattr(self, option.name) != option.default
             ):
+                name = option.metadata.get("option", option.name.replace("_", "-"))
                 raise UsageError(
-                    f"{runtime} has no option {option.name.replace('_', '-')}",
+                    f"{runtime} has no option {name}",
                     remedy="Leave it out, or choose another --runtime.",
                 )
 

@@ -11,6 +11,7 @@ import typer
 
 from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
+from edge_spec.cli.devices import devices
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
 from edge_spec.cli.plan import plan
@@ -30,6 +31,7 @@ app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(export)
 app.command()(bench)
+app.command()(devices)
 app.command()(plan)
 app.command()(tune_skip)
 

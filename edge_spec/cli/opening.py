@@ -33,6 +33,7 @@ def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = Fal
         kv_type=options.kv_type,
         mmap=options.mmap,
         flash_attention=options.flash_attention,
+        rpc_servers=tuple(options.rpc or ()),
         plan=options.plan,
     )
     with ProgressBar() as progress:

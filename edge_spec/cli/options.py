@@ -17,6 +17,8 @@ _LOADING = "Model and drafting"
 _LLAMACPP = "llama.cpp"
 _SAMPLING = "Sampling"
 
+ENDPOINT = "HOST:PORT"
+RPC_HELP = "A server of llama.cpp whose devices are used, too; may be repeated."
 MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle directory, or smollm2."
 
 
@@ -76,7 +78,7 @@ class ModelOptions:
     ] = False
     device: Annotated[
         str | None,
-        _option(_LOADING, "Where the model runs, such as cpu or cuda; several joined by commas."),
+        _option(_LOADING, "Where the model runs: names from edge-spec devices, joined by commas."),
     ] = None
     threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
     draft_threads: Annotated[
@@ -94,6 +96,7 @@ class ModelOptions:
     ] = None
     mmap: Annotated[bool | None, _option(_LLAMACPP, "Leave the weights in their file.")] = None
     flash_attention: Annotated[bool | None, _option(_LLAMACPP, "On unless turned off.")] = None
+    rpc: Annotated[list[str] | None, _option(_LLAMACPP, RPC_HELP, metavar=ENDPOINT)] = None
 
 
 @dataclass(frozen=True)

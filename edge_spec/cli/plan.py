@@ -34,7 +34,7 @@ def plan(
     The plan is kept: from then on this model runs as it says, unless options say otherwise.
     """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.placement.candidates import list_devices
+    from edge_spec.placement.devices import list_devices
     from edge_spec.placement.plan import plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
     from edge_spec.sources import Source

@@ -5,35 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from typing import NamedTuple
 
 from edge_spec import plugins
-from edge_spec.errors import EdgeSpecError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Progress, RuntimeOptions
+from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key, stored_weights
 from edge_spec.preparation import Prepared, is_prepared, prepare
 from edge_spec.sources import Source
 
+_ORACLE = "reference"  # slower than any other runtime, and not made for more than checks
 _CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
-
-
-class Device(NamedTuple):
-    """What a runtime can run models on; fault: why it cannot be used, None where it can."""
-
-    runtime: str
-    name: str
-    kind: str  # "cpu", "gpu" or "npu"
-    fault: str | None = None
-
-
-def list_devices() -> Sequence[Device]:
-    """The processor, for each runtime whose library is installed."""
-    return [
-        Device(name, "cpu", "cpu") for name, module in plugins.AUTO_RUNTIMES if find_spec(module)
-    ]
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,7 @@ def candidates(
     """Every place that this model, or a conversion that is there or cheap, can run at, the default
     runtime's first; and a line for each place that it cannot run at.
 
-    Raises what `prepare` raises where there is no place at all.
+    Raises what `prepare` raises where there is no place at all, or UsageError.
     """
     found: list[Candidate] = []
     refused: list[str] = []
@@ -75,8 +59,12 @@ def candidates(
     prepared: dict[str, Prepared] = {}
     usual = plugins.auto_runtime()
     for device in sorted(devices, key=lambda device: device.runtime != usual):
-        if device.fault is not None:
-            refused.append(f"{device.runtime} {device.name}: {device.fault}")
+        if device.runtime == _ORACLE:
+            continue
+        if device.name is None or device.fault is not None:
+            refused.append(
+                f"{' '.join(filter(None, (device.runtime, device.name)))}: {device.fault}"
+            )
             continue
         try:
             if device.runtime not in prepared:
@@ -93,8 +81,11 @@ def candidates(
             Candidate(model, each, profile_key(source, model, each), device)
             for each in _settings(device, options, is_draft)
         ]
-    if not found and fault is not None:
-        raise fault
+    if not found:
+        raise fault or UsageError(
+            f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
+            remedy='Run: pip install "edge-spec[cpu]".',
+        )
     return found, refused
 
 
@@ -109,7 +100,7 @@ def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
     with two threads a core are often faster with fewer."""
     cores = available_cores()
     half = cores // 2
-    if device.kind != "cpu" or half < (1 if is_draft else 2):
+    if device.kind != CPU or half < (1 if is_draft else 2):
         return [None]
     return [None, half]
 

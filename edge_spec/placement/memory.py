@@ -56,10 +56,19 @@ def resident_bytes() -> int | None:
 
 def free_bytes() -> int | None:
     """Main memory that can still be used; None where the system does not say."""
+    return _meminfo("MemAvailable")
+
+
+def total_bytes() -> int | None:
+    """Main memory; None where the system does not say."""
+    return _meminfo("MemTotal")
+
+
+def _meminfo(name: str) -> int | None:
     if not _MEMINFO.exists():
         return None
     for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None
 

@@ -12,14 +12,17 @@ from edge_spec import plugins
 from edge_spec.errors import UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Progress
-from edge_spec.placement.candidates import list_devices
+from edge_spec.placement.devices import list_devices
 from edge_spec.placement.memory import format_bytes, free_bytes
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan
 from edge_spec.sources import Source
 
 # With one of these, what a plan in the cache was made for is not what was asked for.
 _ASKED = ("runtime", "providers", "threads", "draft_runtime", "draft_providers", "draft_threads")
-_CHANGED = ("quantization", "block_size", "gpu_layers", "kv_type", "mmap", "flash_attention")
+_CHANGED = (
+    *("quantization", "block_size", "gpu_layers"),
+    *("kv_type", "mmap", "flash_attention", "rpc_servers"),
+)
 
 _log = logging.getLogger(__name__)
 

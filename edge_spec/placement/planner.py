@@ -12,8 +12,9 @@ from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Progress
-from edge_spec.placement.candidates import Candidate, Device, candidates
+from edge_spec.placement.candidates import Candidate, candidates
 from edge_spec.placement.chain import agreements, best_walk, walk
+from edge_spec.placement.devices import Device
 from edge_spec.placement.drafting import pass_costs, replay_drafters
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.memory import format_bytes, free_bytes

@@ -73,6 +73,7 @@ def library() -> Library:
         log=log,
         batch_type=bound.llama_batch,
         devices=lambda: _devices(unbound),
+        takes_servers=False,
         # Any other ends the process when the first token is scored.
         flash_kv_types=("f16", "q4_0", "q8_0"),
         plain_kv_types=("f16",),

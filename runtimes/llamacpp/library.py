@@ -42,6 +42,7 @@ class Device(NamedTuple):
     free_bytes: int
     total_bytes: int
     handle: int | None = None  # ggml_backend_dev_t, where the library has them
+    server: str | None = None  # host:port, of a device elsewhere
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Library:
     name: str  # as users know it
     log: LibraryLog
     batch_type: type[ctypes.Structure]
-    devices: Callable[[], list[Device]]
+    devices: Callable[..., list[Device]]  # of servers, as host:port, and of this machine
+    takes_servers: bool
     flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
     plain_kv_types: tuple[str, ...]  # and those that attention takes without it
     cpu_kv_type: str  # the default there: one that scores a row alike at all widths, if there is

@@ -18,10 +18,13 @@ from edge_spec.runtimes.llamacpp.library import (
     Library,
     ModelChoices,
 )
+from edge_spec.runtimes.llamacpp.listing import listed
+from edge_spec.runtimes.llamacpp.remote import remote_devices
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import Weights
 
 if TYPE_CHECKING:
+    from edge_spec.placement import devices as placement
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
@@ -41,7 +44,9 @@ class LlamaCppModel:
         if options.context_length is not None:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
-        devices = choose_devices(options.providers, library.devices())
+        remote = remote_devices(library, options.rpc_servers)
+        devices = choose_devices(options.providers, [*remote, *library.devices()])
+        _require_used(options, devices)
         on_device = bool(devices) and options.gpu_layers != 0
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
@@ -87,9 +92,12 @@ class LlamaCppRuntime:
     _library: Callable[[], Library] = staticmethod(upstream.library)
 
     def open(self, source: Published, options: RuntimeOptions) -> LlamaCppModel:
-        """Raises MissingDependencyError, UsageError for an unknown device or KV type,
-        DeviceMemoryError, UnsupportedModelError where the library cannot load the file."""
+        """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
+        UnsupportedModelError where the library cannot load the file."""
         return LlamaCppModel(self._library(), source, options)
+
+    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        return list(listed(self.name, self._library(), options.rpc_servers))
 
     def open_tokenizer(self, source: Published) -> LibraryTokenizer:
         """Raises MissingDependencyError, ModelFileError."""
@@ -107,6 +115,9 @@ class LlamaCppRuntime:
 class IkRuntime(LlamaCppRuntime):
     name = "ik"
     _library = staticmethod(ik.library)
+
+    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        return list(listed(self.name, self._library(), ()))  # it knows no servers
 
     def memory(
         self, source: Published, options: RuntimeOptions, num_tokens: int | None = None
@@ -136,6 +147,17 @@ def choose_devices(wanted: Sequence[str], devices: Sequence[Device]) -> tuple[De
                 raise UsageError(f"there is no device {name!r}", remedy=f"There are: {there}.")
         chosen += [device for device in found if device not in chosen]
     return tuple(chosen)
+
+
+def _require_used(options: RuntimeOptions, devices: Sequence[Device]) -> None:
+    """A server that was asked for and not chosen would silently do nothing."""
+    unused = set(options.rpc_servers) - {device.server for device in devices}
+    if unused:
+        raise UsageError(
+            f"--device {','.join(options.providers)} leaves nothing for --rpc "
+            f"{', '.join(sorted(unused))}",
+            remedy="Add rpc0 and so on to --device, or leave it out: edge-spec devices lists them.",
+        )
 
 
 def _available_cores() -> int:

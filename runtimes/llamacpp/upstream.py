@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -23,6 +25,7 @@ NAME = "llama.cpp"
 _CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 _WHOLE = 0  # llama_state_seq_flags
+_HANDLE, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 @cache
@@ -46,7 +49,8 @@ def library() -> Library:
         name=NAME,
         log=log,
         batch_type=api.llama_batch,
-        devices=lambda: _devices(libggml),
+        devices=lambda *servers: _devices(libggml, servers),
+        takes_servers=bool(api.llama_supports_rpc()),
         flash_kv_types=tuple(KV_TYPES),
         plain_kv_types=("f32", "f16"),
         # The kernel that shares a single row out among threads takes keys and values of one type
@@ -137,32 +141,71 @@ def _address_of(name: str, api: Any) -> Callable[[int], int | None]:
     return found
 
 
-def _devices(ggml: Any) -> list[Device]:
-    """llama-cpp-python binds none of these functions."""
-    for name, arguments, result in (
-        ("count", [], ctypes.c_size_t),
-        ("get", [ctypes.c_size_t], ctypes.c_void_p),
-        ("name", [ctypes.c_void_p], ctypes.c_char_p),
-        ("description", [ctypes.c_void_p], ctypes.c_char_p),
-        ("type", [ctypes.c_void_p], ctypes.c_int),
-        ("memory", [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2], None),
-    ):
-        function = getattr(ggml, f"ggml_backend_dev_{name}")
+_UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
+    ("dev_count", [], _SIZE),
+    ("dev_get", [_SIZE], _HANDLE),
+    ("dev_name", [_HANDLE], ctypes.c_char_p),
+    ("dev_description", [_HANDLE], ctypes.c_char_p),
+    ("dev_type", [_HANDLE], ctypes.c_int),
+    ("dev_memory", [_HANDLE, *[ctypes.POINTER(_SIZE)] * 2], None),
+    ("reg_by_name", [ctypes.c_char_p], _HANDLE),
+    ("reg_dev_count", [_HANDLE], _SIZE),
+    ("reg_dev_get", [_HANDLE, _SIZE], _HANDLE),
+    ("reg_get_proc_address", [_HANDLE, ctypes.c_char_p], _HANDLE),
+)
+
+
+def _devices(ggml: Any, servers: Sequence[str]) -> list[Device]:
+    """Those of servers first, as llama.cpp has them: fewer results cross the network.
+
+    llama-cpp-python binds none of these functions.
+    """
+    for name, arguments, result in _UNBOUND:
+        function = getattr(ggml, f"ggml_backend_{name}")
         function.argtypes, function.restype = arguments, result
     found = []
-    for i in range(ggml.ggml_backend_dev_count()):
-        handle = ggml.ggml_backend_dev_get(i)
-        is_cpu = ggml.ggml_backend_dev_type(handle) in (_CPU, _ACCELERATED_CPU)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
-        found.append(
-            Device(
-                name=ggml.ggml_backend_dev_name(handle).decode(),
-                description=ggml.ggml_backend_dev_description(handle).decode(),
-                is_cpu=is_cpu,
-                free_bytes=available_memory(free.value) if is_cpu else free.value,
-                total_bytes=total.value,
-                handle=handle,
-            )
-        )
+    for server in servers:
+        registry = _add_server(ggml)(server.encode())
+        count = ggml.ggml_backend_reg_dev_count(registry) if registry else 0
+        handles = [ggml.ggml_backend_reg_dev_get(registry, i) for i in range(count)]
+        found += [_device(ggml, handle, server) for handle in handles]
+    local = map(ggml.ggml_backend_dev_get, range(ggml.ggml_backend_dev_count()))
+    return found + [_device(ggml, handle) for handle in local]
+
+
+def _end(message: bytes) -> None:
+    """Called where the library is about to abort; it would start a debugger for a trace."""
+    reason = message.decode("utf-8", "replace").split(": ", 1)[-1].strip()  # without its source
+    remedy = "Start an RPC server that is gone again."
+    print(f"edge-spec: {NAME} cannot go on: {reason}. {remedy}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+_END = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_end)
+
+
+def _add_server(ggml: Any) -> Callable[[bytes], int | None]:
+    """The second call for a server gives the same devices.
+
+    Ends the process where a server does not answer, and from then on where one dies.
+    """
+    ggml.ggml_set_abort_callback(_END)
+    registry = ggml.ggml_backend_reg_by_name(b"RPC")
+    address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
+    found: Callable[[bytes], int | None] = ctypes.CFUNCTYPE(_HANDLE, ctypes.c_char_p)(address)
     return found
+
+
+def _device(ggml: Any, handle: int, server: str | None = None) -> Device:
+    is_cpu = ggml.ggml_backend_dev_type(handle) in (_CPU, _ACCELERATED_CPU)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        name=ggml.ggml_backend_dev_name(handle).decode(),
+        description=ggml.ggml_backend_dev_description(handle).decode(),
+        is_cpu=is_cpu,
+        free_bytes=available_memory(free.value) if is_cpu else free.value,
+        total_bytes=total.value,
+        handle=handle,
+        server=server,
+    )

@@ -106,9 +106,10 @@ class Weights:
     def _used_devices(self, on_device: bool) -> list[Device]:
         """With the memory that is free now."""
         names = {device.name for device in self._devices}
+        servers = {device.server for device in self._devices if device.server}
         return [
             device
-            for device in self.library.devices()
+            for device in self.library.devices(*servers)
             if (device.name in names if on_device else device.is_cpu)
         ]
 

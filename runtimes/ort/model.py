@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.bundle import Bundle
-from edge_spec.errors import BundleError, MissingDependencyError, UsageError
+from edge_spec.errors import BundleError, UsageError
 from edge_spec.model import Capabilities, RuntimeOptions
+from edge_spec.placement.devices import CPU, Device
+from edge_spec.runtimes.ort.devices import (
+    add_providers,
+    choose,
+    import_onnxruntime,
+    require_started,
+)
 
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
@@ -27,7 +33,7 @@ class OrtModel:
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
         options.require_only(OrtRuntime.name, "threads", "providers", "context_length")
-        onnxruntime = _import_onnxruntime()
+        onnxruntime = import_onnxruntime()
         from edge_spec.runtimes.ort.passes import MAX_ROWS
 
         self.capabilities = Capabilities(
@@ -37,7 +43,7 @@ class OrtModel:
         if options.context_length is not None:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
-        providers = _providers(options.providers, onnxruntime.get_available_providers())
+        self._devices = choose(onnxruntime, options.providers)
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         if options.takes_turns:  # waking them for each pass slows a model that runs alone
@@ -46,7 +52,9 @@ class OrtModel:
             settings.intra_op_num_threads = options.threads
         self._bundle = bundle
         self._load = partial(
-            onnxruntime.InferenceSession, sess_options=settings, providers=providers
+            onnxruntime.InferenceSession,
+            sess_options=settings,
+            providers=add_providers(settings, self._devices),
         )
         self._inference: Any = self._open(GRAPH_FILE)
         self._partial: Any = None
@@ -74,12 +82,14 @@ class OrtModel:
     def _open(self, name: str) -> Any:
         graph = self._bundle.file(name)
         try:
-            return self._load(graph)
+            session = self._load(graph)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
                 remedy="Export the model again, or update onnxruntime.",
             ) from error
+        require_started(session, self._devices)
+        return session
 
 
 class OrtRuntime:
@@ -87,7 +97,25 @@ class OrtRuntime:
     reads = "onnx"
 
     def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel:
-        return OrtModel(source, options)
+        """On other devices than the CPU a few scores are compared with the CPU's first, for which
+        it loads the model, too. Raises UsageError, BundleError, DeviceError."""
+        devices = choose(import_onnxruntime(), options.providers)
+        if all(device.name == CPU for device in devices):
+            return OrtModel(source, options)
+        from edge_spec.runtimes.ort import trial
+
+        on_cpu = OrtModel(source, replace(options, providers=()))
+        expected = trial.scores(on_cpu)
+        on_cpu.close()
+        model = OrtModel(source, options)
+        names = ", ".join(device.name for device in devices)
+        trial.require_same(trial.scores(model), expected, names)
+        return model
+
+    def devices(self, options: RuntimeOptions) -> list[Device]:
+        from edge_spec.runtimes.ort.listing import listed
+
+        return list(listed())
 
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
@@ -95,29 +123,3 @@ class OrtRuntime:
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)
-
-
-def _providers(wanted: Sequence[str], available: Sequence[str]) -> list[str]:
-    """Full names of execution providers; "cuda" stands for CUDAExecutionProvider."""
-    by_name = {name.lower().removesuffix("executionprovider"): name for name in available}
-    providers = []
-    for name in wanted or ("cpu",):
-        short = name.lower().removesuffix("executionprovider")
-        if short not in by_name:
-            raise UsageError(
-                f"onnxruntime has no device {name!r} here",
-                remedy=f"Available: {', '.join(sorted(by_name))}.",
-            )
-        providers.append(by_name[short])
-    return providers
-
-
-def _import_onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingDependencyError(
-            "onnxruntime is not installed",
-            remedy='Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).',
-        ) from None
-    return onnxruntime

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_spec.errors import UsageError
 from edge_spec.model import Capabilities, RuntimeOptions, Tensors
+from edge_spec.placement.devices import Device, processor
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.reference.session import ReferenceSession
@@ -72,6 +74,15 @@ class ReferenceRuntime:
     reads = "checkpoint"
 
     def open(self, source: Tensors, options: RuntimeOptions) -> ReferenceModel:
-        # It is one thread of numpy on the CPU, whatever threads and devices are asked for.
+        # It is one thread of numpy, whatever threads are asked for.
         options.require_only(self.name, "threads", "providers", "context_length")
+        others = [name for name in options.providers if name.lower() != "cpu"]
+        if others:
+            raise UsageError(
+                f"{self.name} has no device {', '.join(others)}",
+                remedy="It runs on the cpu; choose another --runtime for others.",
+            )
         return ReferenceModel(source, options.context_length)
+
+    def devices(self, options: RuntimeOptions) -> list[Device]:
+        return [processor(self.name)]

@@ -20,7 +20,8 @@ from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.background import IdleProfiler
-from edge_spec.placement.candidates import candidates, list_devices
+from edge_spec.placement.candidates import candidates
+from edge_spec.placement.devices import Device, list_devices, processor
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner
 from edge_spec.placement.profile import ContextCosts, Profile, load_profile, profile_key
@@ -53,8 +54,8 @@ def model(gguf: Callable[..., Path]) -> str:
     return str(gguf("llama"))
 
 
-def one_device() -> list[Any]:
-    return [device for device in list_devices() if device.runtime == "ort"]
+def one_device() -> list[Device]:
+    return [processor("ort")]
 
 
 def profiles(tmp_path: Path) -> dict[str, float]:
@@ -63,19 +64,18 @@ def profiles(tmp_path: Path) -> dict[str, float]:
 
 
 def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> None:
-    source = Source(model, quiet)
-    planner = Planner(source, None, list_devices(), quiet)
+    devices = list_devices()
+    planner = Planner(Source(model, quiet), None, devices, quiet)
     plan = planner.make()
-    assert {each.target.runtime for each in plan.placements} == {
-        device.runtime for device in list_devices()
-    }
+    runtimes = {device.runtime for device in devices if device.fault is None}
+    assert {each.target.runtime for each in plan.placements} == runtimes - {"reference"}
     drafters = {each.drafter for each in plan.placements}
     assert {"none", "suffix", "recycling", "lookahead", "jacobi", "ngram-cache"} <= drafters
     rates = [each.tokens_per_s for each in plan.placements]
     assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
     assert plan.placements[0].reason == "" and all(each.reason for each in plan.placements[1:])
     assert all(each.memory_bytes for each in plan.placements)
-    assert planner.notes == []
+    assert len(planner.notes) == sum(device.fault is not None for device in devices)
 
 
 def test_a_slow_model_records_fewer_and_shorter_texts(model: str) -> None:
@@ -145,9 +145,8 @@ def test_a_draft_with_other_tokens_is_left_out_and_said(
 
 def test_the_engine_runs_as_the_plan_says(model: str) -> None:
     source = Source(model, quiet)
-    devices = [device for device in list_devices() if device.runtime != "ort"]
-    if not devices:
-        pytest.skip("no runtime of GGUF files is installed")
+    pytest.importorskip("llama_cpp")
+    devices = [processor("llamacpp")]
     plan = Planner(source, None, devices, quiet).make()
     save_plan(plan, plan_path(source, None))
     with load_engine(model, LoadOptions(), quiet) as engine:

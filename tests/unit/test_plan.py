@@ -14,7 +14,7 @@ from edge_spec import plugins
 from edge_spec.errors import UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.placement import pinning
-from edge_spec.placement.candidates import Device
+from edge_spec.placement.devices import Device
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.plan import (
     Place,
@@ -55,6 +55,7 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, and as much memory as the tests say."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pinning, "free_bytes", lambda: FREE)
+    monkeypatch.setattr(pinning, "list_devices", list)
 
 
 @pytest.fixture
@@ -208,10 +209,10 @@ def test_a_draft_whose_device_is_gone_is_an_obstacle_too(
 def test_a_device_that_is_there_again_is_used(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [Device("llamacpp", "cuda", "gpu")]
+    found = [Device("llamacpp", "cuda", "gpu", "a card")]
     monkeypatch.setattr(pinning, "list_devices", lambda: found)
     assert pinned(source, tmp_path, elsewhere(BEST), NEXT).providers == ("cuda",)
-    found[0] = found[0]._replace(fault="the driver does not answer")
+    found[0] = replace(found[0], fault="the driver does not answer")
     assert pinned(source, tmp_path, elsewhere(BEST), NEXT).providers == ("cpu",)
 
 

@@ -13,10 +13,12 @@ from edge_spec import plugins
 from edge_spec.cli.plan import _shown, _table
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.errors import UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.placement import candidates as candidates_module
-from edge_spec.placement.candidates import Device, candidates, thread_counts
+from edge_spec.placement.candidates import candidates, thread_counts
 from edge_spec.placement.chain import agreements, best_walk, walk
+from edge_spec.placement.devices import Device
 from edge_spec.placement.drafting import RealTime, pass_costs
 from edge_spec.placement.plan import (
     Place,
@@ -128,7 +130,7 @@ def test_half_of_the_cores_is_tried_where_it_makes_sense(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(candidates_module, "available_cores", lambda: cores)
-    assert thread_counts(Device("ort", "x", kind), is_draft) == expected
+    assert thread_counts(Device("ort", "x", kind, ""), is_draft) == expected
 
 
 def test_a_runtime_s_library_has_a_version_and_a_missing_one_has_none(
@@ -142,10 +144,15 @@ def test_a_runtime_s_library_has_a_version_and_a_missing_one_has_none(
     assert plugins.library_version("nonesuch") == ""
 
 
-def test_a_device_with_a_fault_is_left_out_with_its_reason() -> None:
+def test_devices_with_a_fault_are_told_where_there_is_no_other() -> None:
     source = Source("m.gguf", quiet)
-    devices = [Device("ort", "cuda", "gpu", fault="no driver")]
-    assert candidates(source, LoadOptions(), devices, quiet) == ([], ["ort cuda: no driver"])
+    devices = [
+        Device("ort", "cuda", "gpu", "a card", fault="no driver"),
+        Device("ik", None, None, "", fault="not installed"),
+        Device("reference", "cpu", "cpu", "the processor"),
+    ]
+    with pytest.raises(UsageError, match="can run m.gguf: ort cuda: no driver; ik: not installed"):
+        candidates(source, LoadOptions(), devices, quiet)
 
 
 def test_a_drafter_is_charged_the_time_that_it_really_takes() -> None:

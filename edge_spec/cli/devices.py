@@ -1,0 +1,68 @@
+"""`edge-spec devices`: what models can run on here."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from edge_spec.placement.devices import Device
+
+_PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
+
+
+def devices(
+    rpc: Annotated[
+        list[str] | None, typer.Option(help=options.RPC_HELP, metavar=options.ENDPOINT)
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """List the devices that models can run on, and what keeps the others from it."""
+    from edge_spec.endpoint import Endpoint
+    from edge_spec.placement.devices import list_devices
+
+    for server in rpc or ():
+        Endpoint.parse(server)
+    found = list_devices(rpc or ())
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps({"devices": [asdict(device) for device in found]}, ensure_ascii=False))
+        return
+    _print(found)
+
+
+def _print(found: list[Device]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("runtime", "device", "kind", "memory", "description", box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for device in found:
+        about = [part for part in (device.description, device.fault) if part]
+        cells = (device.runtime, device.name or "-", device.kind or "-", _memory(device))
+        # Text: nothing that a driver or server says is read as markup.
+        table.add_row(
+            *map(Text, cells), Text(": ".join(about), style="red" if device.fault else "")
+        )
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
+    console.print(table)
+
+
+def _memory(device: Device) -> str:
+    from edge_spec.placement.memory import format_bytes
+
+    if device.free_bytes is None and device.total_bytes is None:
+        return "-"
+    free, total = (
+        "?" if size is None else format_bytes(size)
+        for size in (device.free_bytes, device.total_bytes)
+    )
+    return f"{free} free of {total}"

@@ -1,0 +1,80 @@
+"""Every device that the installed runtimes can put a model on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from edge_spec import plugins
+from edge_spec.model import RuntimeOptions
+from edge_spec.placement.isolated import IsolatedError, isolated
+from edge_spec.placement.memory import free_bytes, total_bytes
+
+CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: it is not told what serves there
+_TIMEOUT_S = 60.0  # more than a runtime takes to try a device
+_SERVER_TIMEOUT_S = 20.0  # more for each
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a runtime can run a model; or, without a name, why the runtime itself cannot.
+
+    name: what `--device` takes; None for `kind` and sizes: not known.
+    """
+
+    runtime: str
+    name: str | None
+    kind: str | None  # CPU, GPU, NPU or REMOTE
+    description: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    fault: str | None = None  # why it cannot be used, in one line
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """A runtime that knows its devices."""
+
+    def devices(self, options: RuntimeOptions) -> Sequence[Device]:
+        """All it can reach, those that do not work with their fault; no model is loaded.
+
+        What it has no use for in `options` is ignored. Raises MissingDependencyError.
+        """
+
+
+def processor(runtime: str) -> Device:
+    """The CPU, of a runtime that asks no library for its description."""
+    return Device(runtime, "cpu", CPU, "the processor", total_bytes(), free_bytes())
+
+
+def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
+    """Of every runtime, in the order of their names, those with a missing library included.
+
+    Each is asked in a process of its own, so that a driver that crashes or hangs is an entry with
+    a fault.
+    """
+    runtimes = plugins.names("runtimes")
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda runtime: _listed(runtime, rpc_servers), runtimes)
+        return [device for devices in found for device in devices]
+
+
+def _listed(runtime: str, rpc_servers: Sequence[str]) -> list[Device]:
+    timeout_s = _TIMEOUT_S + _SERVER_TIMEOUT_S * len(rpc_servers)
+    try:
+        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s)
+    except IsolatedError as error:
+        return [Device(runtime, None, None, "", fault=str(error))]
+    return [Device(**device) for device in found]
+
+
+def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
+    """In this process, as JSON has them. Raises EdgeSpecError, and whatever a library raises."""
+    loaded = plugins.load_runtime(runtime)
+    if not isinstance(loaded, Listing):
+        fault = "it does not list its devices"
+        return [asdict(Device(runtime, None, None, "", fault=fault))]
+    found = loaded.devices(RuntimeOptions(rpc_servers=rpc_servers))
+    return [asdict(device) for device in found]

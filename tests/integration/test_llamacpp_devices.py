@@ -1,0 +1,115 @@
+"""llama.cpp's devices as they are listed, and servers that cannot be used."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.errors import DeviceError, UsageError
+from edge_spec.model import RuntimeOptions
+from edge_spec.runtimes.llamacpp import LlamaCppModel, remote
+from edge_spec.runtimes.llamacpp.library import Device, Library
+from edge_spec.runtimes.llamacpp.listing import listed
+from edge_spec.runtimes.llamacpp.model import choose_devices
+
+Files = Callable[..., Path]
+OpenLlama = Callable[..., LlamaCppModel]
+
+GIB = 2**30
+CPU = Device("CPU", "a processor", True, 8 * GIB, 16 * GIB)
+BLAS = Device("BLAS", "a library", True, 8 * GIB, 16 * GIB)
+CUDA0 = Device("CUDA0", "a card", False, 20 * GIB, 24 * GIB, 1)
+RPC0 = Device("RPC0", "a:1", False, 5 * GIB, 6 * GIB, 2, "a:1")
+RPC1 = Device("RPC1", "b:1", False, 0, 0, 3, "b:1")
+
+
+@pytest.fixture
+def library(llama: str) -> Library:
+    found: Library = plugins.load_runtime(llama)._library()  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+    return port
+
+
+def test_the_kind_and_memory_of_each_device_are_listed(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [RPC0, RPC1, CPU, BLAS, CUDA0]
+    pretended = replace(library, devices=lambda *servers: there, takes_servers=True)
+    monkeypatch.setattr(remote, "fault", lambda server: None)
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.listing.fault", lambda server: None)
+    found = list(listed("llamacpp", pretended, ["a:1", "b:1"]))
+    assert [(device.name, device.kind) for device in found] == [
+        ("rpc0", "remote"),
+        ("rpc1", "remote"),
+        ("cpu", "cpu"),
+        ("cuda0", "gpu"),
+    ]
+    assert (found[0].free_bytes, found[0].total_bytes) == (5 * GIB, 6 * GIB)
+    assert (found[1].free_bytes, found[1].total_bytes) == (None, None)
+    for device in found:  # what is listed can be chosen
+        assert device.name is not None
+        choose_devices([device.name], there)
+
+
+def test_a_server_that_does_not_serve_is_listed_with_the_reason(
+    library: Library, closed_port: int
+) -> None:
+    """Nothing but its connection is tried: the library would end the process."""
+    server = f"127.0.0.1:{closed_port}"
+    asked: list[Any] = []
+
+    def devices(*servers: str) -> list[Device]:
+        asked.extend(servers)
+        return [CPU]
+
+    pretended = replace(library, devices=devices, takes_servers=True)
+    found = list(listed("llamacpp", pretended, [server]))
+    assert [device.name for device in found] == ["cpu", server]
+    assert "no connection: " in (found[1].fault or "")
+    assert not asked
+    with pytest.raises(DeviceError, match=f"RPC server {server} cannot be used: no connection"):
+        remote.remote_devices(pretended, [server])
+
+
+def test_a_library_without_servers_says_how_to_compile_one_with(
+    library: Library, gguf: Files, llama: str, open_llama: OpenLlama
+) -> None:
+    if library.takes_servers:
+        pytest.skip("this llama-cpp-python was compiled with RPC")
+    with pytest.raises(UsageError, match="compiled without RPC") as caught:
+        open_llama(llama, gguf(), rpc_servers=("127.0.0.1:1",))
+    assert "CMAKE_ARGS=-DGGML_RPC=ON pip install" in caught.value.remedy
+    found = list(listed(llama, library, ["127.0.0.1:1"]))
+    assert "compiled without RPC" in (found[-1].fault or "")
+
+
+def test_the_fork_knows_no_servers() -> None:
+    pytest.importorskip("ik_llama_cpp")
+    found = plugins.load_runtime("ik").devices(  # type: ignore[attr-defined]
+        RuntimeOptions(rpc_servers=("127.0.0.1:1",))
+    )
+    assert [device.fault for device in found] == [None] * len(found)
+
+
+def test_a_server_that_no_chosen_device_belongs_to_is_refused(
+    gguf: Files, open_llama: OpenLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(
+        "edge_spec.runtimes.llamacpp.model.remote_devices", lambda library, servers: [RPC0, RPC1]
+    )
+    with pytest.raises(UsageError, match="--device rpc1 leaves nothing for --rpc a:1"):
+        open_llama("llamacpp", gguf(), providers=("rpc1",), rpc_servers=("a:1", "b:1"))

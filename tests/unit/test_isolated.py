@@ -1,0 +1,91 @@
+"""Work in a process of its own: whatever happens to it is a reason in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.placement.isolated import IsolatedError, isolated
+
+DRIVERS = """
+import os, sys, time
+
+def adds(*parts):
+    print("a driver loads", flush=True)
+    return {"sum": "".join(parts)}
+
+def refuses():
+    raise ValueError("the driver is\\ntoo old")
+
+def says_nothing():
+    raise KeyError
+
+def aborts():
+    print("starting\\n\\nGPU  lost\\nat line 7" + 300 * "!", file=sys.stderr, flush=True)
+    os.abort()
+
+def ends():
+    os._exit(3)
+
+def hangs():
+    sys.stdin.close()
+    time.sleep(1000)
+
+def crashes_afterwards():
+    import atexit
+    atexit.register(os.abort)
+    return "done"
+"""
+
+
+@pytest.fixture
+def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module above, which the other process can import, too."""
+    (tmp_path / "pretended_drivers.py").write_text(DRIVERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    return import_module("pretended_drivers")
+
+
+def reason(work: Callable[..., Any], timeout_s: float = 60) -> str:
+    with pytest.raises(IsolatedError) as caught:
+        isolated(work, timeout_s=timeout_s)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_result_comes_back_whatever_else_is_printed(drivers: Any) -> None:
+    assert isolated(drivers.adds, "a b", "--c", "ü", timeout_s=60) == {"sum": "a b--cü"}
+
+
+def test_an_exception_is_its_text(drivers: Any) -> None:
+    assert reason(drivers.refuses) == "the driver is too old"
+    assert reason(drivers.says_nothing) == "KeyError"
+
+
+def test_a_crash_names_the_signal_and_the_last_words(drivers: Any) -> None:
+    shown = "at line 7" + 191 * "!"
+    assert reason(drivers.aborts) == f"the library ended the process (SIGABRT): GPU lost; {shown}"
+    assert "(exit status 3): it printed nothing" in reason(drivers.ends)
+
+
+def test_a_crash_after_the_answer_is_none(drivers: Any) -> None:
+    assert isolated(drivers.crashes_afterwards, timeout_s=60) == "done"
+
+
+def test_work_that_hangs_is_ended(drivers: Any) -> None:
+    assert reason(drivers.hangs, timeout_s=0.5) == "there was no answer within 0.5 s"
+
+
+def test_no_module_comes_from_the_working_directory(
+    drivers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    (hostile / "json.py").write_text("raise SystemExit('taken over')")
+    monkeypatch.chdir(hostile)
+    assert isolated(drivers.adds, timeout_s=60) == {"sum": ""}
