@@ -12,7 +12,7 @@ from edge_spec.load_options import LoadOptions
 from edge_spec.model import Progress, RuntimeOptions
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.plan import Place
-from edge_spec.placement.profile import ProfileKey, profile_key, stored_weights
+from edge_spec.placement.profile import ProfileKey, profile_key
 from edge_spec.preparation import Prepared, is_prepared, prepare
 from edge_spec.sources import Source
 
@@ -27,15 +27,14 @@ class Candidate:
     prepared: Prepared
     options: RuntimeOptions
     key: ProfileKey
-    device: Device
 
     @property
     def place(self) -> Place:
         return Place(
-            runtime=self.device.runtime,
-            device=self.device.name,
-            threads=self.options.threads,
-            weights=stored_weights(self.prepared),
+            runtime=self.key.runtime,
+            device=self.key.device,
+            threads=self.key.threads,
+            weights=self.key.weights,
             library=self.key.library,
         )
 
@@ -62,9 +61,8 @@ def candidates(
         if device.runtime == _ORACLE:
             continue
         if device.name is None or device.fault is not None:
-            refused.append(
-                f"{' '.join(filter(None, (device.runtime, device.name)))}: {device.fault}"
-            )
+            name = f" {device.name}" if device.name else ""
+            refused.append(f"{device.runtime}{name}: {device.fault}")
             continue
         try:
             if device.runtime not in prepared:
@@ -78,8 +76,8 @@ def candidates(
             continue
         model = prepared[device.runtime]
         found += [
-            Candidate(model, each, profile_key(source, model, each), device)
-            for each in _settings(device, options, is_draft)
+            Candidate(model, each, profile_key(source, model, each))
+            for each in _settings(device.name, thread_counts(device, is_draft), options, is_draft)
         ]
     if not found:
         raise fault or UsageError(
@@ -89,10 +87,12 @@ def candidates(
     return found, refused
 
 
-def _settings(device: Device, options: LoadOptions, is_draft: bool) -> Iterator[RuntimeOptions]:
+def _settings(
+    device: str, counts: Sequence[int | None], options: LoadOptions, is_draft: bool
+) -> Iterator[RuntimeOptions]:
     base = options.draft_runtime_options if is_draft else options.runtime_options
-    for threads in [options.threads] if options.threads else thread_counts(device, is_draft):
-        yield replace(base, providers=(device.name,), threads=threads)
+    for threads in counts:
+        yield replace(base, providers=(device,), threads=threads)
 
 
 def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:

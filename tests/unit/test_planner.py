@@ -151,7 +151,7 @@ def test_devices_with_a_fault_are_told_where_there_is_no_other() -> None:
         Device("ik", None, None, "", fault="not installed"),
         Device("reference", "cpu", "cpu", "the processor"),
     ]
-    with pytest.raises(UsageError, match="can run m.gguf: ort cuda: no driver; ik: not installed"):
+    with pytest.raises(UsageError, match=r"run m\.gguf: ort cuda: no driver; ik: not installed"):
         candidates(source, LoadOptions(), devices, quiet)
 
 
