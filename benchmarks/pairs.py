@@ -63,7 +63,8 @@ class Arms(Speculator):
         return speculation
 
 
-def open_pair(name: str) -> Engine:
+def pair_options(name: str) -> tuple[str, dict[str, Any]]:
+    """The target of a pair, and how it is opened with its draft; both are made where missing."""
     target, _, draft = name.partition("/")
     times, _, stored = target.partition("x-")
     format, _, quantization = stored.partition(":")
@@ -72,12 +73,16 @@ def open_pair(name: str) -> Engine:
         draft_path = make_draft(int(bits), draft_format)
     else:
         draft_path = make_target(1, draft_format, bits)
-    engine = open_engine(
-        str(make_target(int(times), format, quantization)),
-        runtime=RUNTIMES[format],
-        drafts=(str(draft_path),),
-        draft_runtime=RUNTIMES[draft_format],
-    )
+    return str(make_target(int(times), format, quantization)), {
+        "runtime": RUNTIMES[format],
+        "drafts": (str(draft_path),),
+        "draft_runtime": RUNTIMES[draft_format],
+    }
+
+
+def open_pair(name: str) -> Engine:
+    target, options = pair_options(name)
+    engine = open_engine(target, **options)
     engine.parts = replace(engine.parts, speculator=Arms(**vars(engine.parts.speculator)))
     return engine
 

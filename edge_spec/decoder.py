@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Thread
 from typing import NamedTuple
 
+from edge_spec.anticipation import Anticipation
 from edge_spec.control.policy import Policy
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
 from edge_spec.metrics import DraftCounts, RoundStats
@@ -53,6 +54,7 @@ class Decoder:
     drafters: Sequence[Drafter]
     policy: Policy
     overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
+    anticipation: Anticipation | None = None  # drafters guess on while the target scores
     clock: Callable[[], float] = time.perf_counter
 
     @contextmanager
@@ -102,6 +104,8 @@ class Decoder:
                 verified, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
                 decoded = _with_origins(verified, verdict)
                 self.policy.observe(round_stats)
+                if self.anticipation:
+                    self.anticipation.observe(round_stats)
                 on_round(round_stats)
                 num_tokens += len(verdict.tokens)
                 pending = verdict.next_token
@@ -119,7 +123,8 @@ class Decoder:
         plan = self.policy.choose(self.drafters, pending, budget)
         tree = plan.tree
         drafted = self.clock()
-        out = self.target.forward(tree.padded(plan.num_rows or 0))
+        with self.anticipation.meanwhile() if self.anticipation else nullcontext():
+            out = self.target.forward(tree.padded(plan.num_rows or 0))
         scored = self.clock()
         verified = tree.first_rows(plan.num_verified or len(tree))
         verdict = _cut(verify(verified, out, sampler), limits.stop_ids, left)
@@ -144,6 +149,7 @@ class Decoder:
                 total_s=ended - start,
                 by_drafter=_counts(verified, verdict),
                 tokens=verdict.tokens,
+                anticipated=bool(self.anticipation and self.anticipation.was_ready),
             ),
         )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, TypedDict, Unpack, overload
 
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.protocol import Attached, CountingText, TextCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
@@ -21,6 +21,7 @@ from edge_spec.pair_history import PairHistory
 from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
+from edge_spec.shared import SharedModels
 from edge_spec.speculation import Speculation, Speculator
 from edge_spec.template import ChatTemplate, Message
 from edge_spec.tokenizer import TextCodec
@@ -52,13 +53,13 @@ class TextFormat:
 
 
 class IdleWork(Protocol):
-    """Work with the model that is done while nothing is being answered."""
+    """Work with the model that is done while none of the engines that share it is answering."""
 
     def pause(self) -> None:
         """An answer begins. Returns when the model is free, at most one pass later."""
 
     def resume(self) -> None:
-        """An answer has ended."""
+        """That answer has ended."""
 
     def close(self) -> None:
         """Returns when nothing uses the model any more."""
@@ -75,6 +76,7 @@ class Parts:
     numerics: Numerics
     speculation: Speculation
     speculator: Speculator  # composes it anew for other drafters
+    drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any
     history: PairHistory | None = None  # of the first of them
@@ -91,21 +93,29 @@ class AnswerOptions(TypedDict, total=False):
 
 
 class Engine:
-    """One model with its drafters and one KV cache. Use it from one thread at a time.
+    """One model with its drafters and one KV cache. Use it from one thread at a time; `fork` makes
+    another one for another thread.
 
     Prompts that begin like the text before them reuse its part of the cache, so a conversation
     is continued by passing all of its messages. Starting a generation ends the one before it.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, models: SharedModels | None = None) -> None:
+        """models: those of `parts`, where other engines use them too."""
         self.parts = parts
         self.last: GenerationResult | None = None
+        drafts = [draft.model for draft in parts.drafts]
+        self._models = models or SharedModels([parts.model, *drafts])
+        self._drafter = parts.drafter
         self._session = parts.model.open_session()
         self._speculation = parts.speculation
         self._attach(parts.speculation)
-        self._conversation = Conversation(self._decoder(), PlainRate())
+        load = parts.speculator.load
+        self._conversation = Conversation(self._decoder(), PlainRate(), load)
         self._running: Generation | None = None
+        self._answering = False
         self._closed = False
+        self._models.take()
 
     def __enter__(self) -> Engine:
         return self
@@ -119,7 +129,10 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees caches and models; answering afterwards raises UsageError."""
+        """Frees the caches, and the models where no other engine uses them; answering afterwards
+        raises UsageError."""
+        if self._closed:
+            return
         self._closed = True
         self._end_running()
         if self.parts.idle_work is not None:
@@ -128,9 +141,32 @@ class Engine:
         if self.parts.history is not None:
             self.parts.history.save()
         self._session.close()
-        self.parts.model.close()
         for draft in self.parts.drafts:
-            draft.close()
+            draft.close_session()
+        self._models.give_back()
+
+    def fork(self) -> Engine:
+        """Another conversation on the same weights, which another thread may use at the same time.
+
+        It has caches, drafters and statistics of its own, and begins without a text; its drafters
+        are those of this engine now. Each is closed for itself, in any order: the last one closes
+        the models. Raises UsageError on a closed engine, DeviceMemoryError where there is too
+        little memory for one more cache.
+        """
+        self._require_open()
+        parts = self.parts
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            drafts = []
+            for draft in parts.drafts:
+                drafts.append(draft.fork())
+                opened.callback(drafts[-1].close_session)
+            speculator = parts.speculator.forked(drafts)
+            speculation = speculator.choose(self._drafter)
+            opened.callback(speculation.close)
+            parts = replace(parts, drafts=drafts, speculator=speculator, speculation=speculation)
+            engine = Engine(replace(parts, drafter=self._drafter), self._models)
+            opened.pop_all()
+        return engine
 
     @overload
     def chat(
@@ -208,6 +244,7 @@ class Engine:
         self._attach(speculation)
         self._speculation.close()
         self._use(speculation)
+        self._drafter = names
 
     @contextmanager
     def without_drafting(self) -> Iterator[None]:
@@ -225,8 +262,7 @@ class Engine:
         return self.parts.text.chat_prompt(messages)
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
-        if self._closed:
-            raise UsageError("this engine is closed", remedy="Load the model again.")
+        self._require_open()
         sampling = options.get("sampling", GREEDY)
         stop = options.get("stop", ())
         limits = self._limits(options.get("max_tokens"))
@@ -240,8 +276,7 @@ class Engine:
                 remedy="Shorten the prompt or begin a new conversation.",
             )
         self._end_running()
-        if self.parts.idle_work is not None:
-            self.parts.idle_work.pause()
+        self._set_answering(True)
         generation = Generation(
             self._conversation,
             Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
@@ -263,8 +298,7 @@ class Engine:
         return TextCounts(*map(sum, zip(*counts, strict=True))) if counts else TextCounts()
 
     def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
-        if self.parts.idle_work is not None:
-            self.parts.idle_work.resume()
+        self._set_answering(False)
         counts = self._text_counts()
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
@@ -272,6 +306,12 @@ class Engine:
         if history is not None and set(stats.drafters) <= set(PAIR_DRAFTERS):  # not others' guesses
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
+
+    def _set_answering(self, answering: bool) -> None:
+        work = self.parts.idle_work
+        if work is not None and answering != self._answering:
+            (work.pause if answering else work.resume)()
+        self._answering = answering
 
     def _use(self, speculation: Speculation) -> None:
         self._end_running()
@@ -288,7 +328,13 @@ class Engine:
 
     def _decoder(self) -> Decoder:
         speculation = self._speculation
-        return Decoder(self._session, speculation.drafters, speculation.policy, speculation.overlap)
+        return Decoder(
+            self._session,
+            speculation.drafters,
+            speculation.policy,
+            speculation.overlap,
+            speculation.anticipation,
+        )
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:
@@ -312,9 +358,12 @@ class Engine:
                 remedy=f"Tokens are 0 to {vocab_size - 1}.",
             )
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed", remedy="Load the model again.")
+
     def _end_running(self) -> None:
         if self._running is not None:
             self._running.close()
             self._running = None
-            if self.parts.idle_work is not None:  # one that never began does not tell its end
-                self.parts.idle_work.resume()
+            self._set_answering(False)  # one that never began does not tell its end

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
+from edge_spec.control.load import Load
 from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.metrics import PlainRate, RoundStats, Stats
 from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
@@ -28,9 +29,12 @@ class Request:
 
 
 class Conversation:
-    """The target's KV cache and the tokens that it holds, so that prompts share a prefix."""
+    """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
 
-    def __init__(self, decoder: Decoder, plain_rate: PlainRate) -> None:
+    load: of the target, of which other conversations may have a part."""
+
+    def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Load) -> None:
+        self.load = load
         self.decoder = decoder
         self.plain_rate = plain_rate
         self.tokens: list[int] = []  # those in the target's cache
@@ -77,7 +81,8 @@ class Generation(Iterator[Chunk]):
         self._chunks = self._generate()
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        with self._conversation.load.entered():
+            return next(self._chunks)
 
     def cancel(self) -> None:
         self._cancelled = True

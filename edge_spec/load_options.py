@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_spec import plugins
+from edge_spec.control.overlap import DraftOverlap
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.setting import missing_draft
@@ -24,6 +25,8 @@ class LoadOptions:
     # each other one for the one before
     draft_runtime: str = "auto"
     draft_providers: tuple[str, ...] = ()
+    draft_threads: int | None = None  # None: as many as the target
+    draft_overlap: DraftOverlap = DraftOverlap.AUTO  # drafting while the target verifies
     draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
     corpora: tuple[Path, ...] = ()  # texts that answers may quote, or their indices
     exit_layer: int | None = None  # of early exit; None: searched
@@ -32,8 +35,9 @@ class LoadOptions:
     quantization: str | None = None  # of a model that has to be converted
     block_size: int | None = None
     exact: bool = False  # bit-identical to plain decoding in the same mode
+    parallel_rows: int | None = None  # that all conversations on one target may score together,
+    # a pass; None: as many as pay
     threads: int | None = None
-    draft_threads: int | None = None  # None: as many as the target's
     providers: tuple[str, ...] = ()
     context_length: int | None = None  # tokens; None: what the model was trained for
     # Of the target:
@@ -54,6 +58,7 @@ class LoadOptions:
             ("threads", self.threads),
             ("draft-threads", self.draft_threads),
             ("context", self.context_length),
+            ("parallel-rows", self.parallel_rows),
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}", remedy="It has to be 1 or more.")
@@ -77,6 +82,15 @@ class LoadOptions:
                 raise UsageError(
                     f"{option} would not be used by --drafter {self.drafter}",
                     remedy=f"Add {users[0]} to --drafter, or leave the option out.",
+                )
+        for option, given in (
+            ("--draft-threads", self.draft_threads is not None),
+            ("--draft-overlap on", self.draft_overlap is DraftOverlap.ON),
+        ):
+            if given and not self.drafts:
+                raise UsageError(
+                    f"{option} is for a draft, and there is none",
+                    remedy="Name one with --draft, or leave the option out.",
                 )
         for name in plugins.PAIR_DRAFTERS:
             if name in names and not self.drafts:
@@ -111,6 +125,13 @@ class LoadOptions:
         """Whether drafts run on a device that the target does not use."""
         targets = set(self.providers) or {"gpu" if self.gpu_layers or self.rpc_servers else "cpu"}
         return bool(self.drafts) and targets.isdisjoint(self.draft_providers or ("cpu",))
+
+    @property
+    def anticipates(self) -> bool:
+        """Whether the first draft goes on while the target verifies."""
+        if self.draft_overlap is DraftOverlap.AUTO:
+            return self.drafts_elsewhere
+        return self.draft_overlap is DraftOverlap.ON
 
     @property
     def takes_turns(self) -> bool:

@@ -14,8 +14,9 @@ from edge_spec.bundle import Bundle
 from edge_spec.cascade import level_of
 from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
+from edge_spec.control.overlap import DraftOverlap
 from edge_spec.drafters.corpus_text import open_corpus
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.protocol import Drafter
@@ -53,6 +54,7 @@ def load(
     lookahead: str | None = None,
     jacobi: str | None = None,
     exact: bool = False,
+    parallel_rows: int | None = None,
     threads: int | None = None,
     context_length: int | None = None,
     plan: str | Path | None = None,
@@ -69,6 +71,7 @@ def load(
     lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
     where the runtime needs it.
+    parallel_rows: that all conversations on this model (`Engine.fork`) may score together, a pass.
     plan: a file of `edge-spec plan`; without one, the plan that the cache holds for this model
     decides what is left to "auto". A model that has no profile is measured while it is idle.
     Raises an EdgeSpecError that names what is missing or wrong.
@@ -84,6 +87,7 @@ def load(
         window=None if lookahead is None else WindowSize.parse(lookahead),
         fill=None if jacobi is None else Fill.parse(jacobi),
         exact=exact,
+        parallel_rows=parallel_rows,
         threads=threads,
         context_length=context_length,
         plan=None if plan is None else Path(plan),
@@ -135,6 +139,8 @@ def load_engine(
             numerics,
             exact=options.exact,
             overlap=options.drafts_elsewhere,
+            draft_overlap=options.draft_overlap if options.anticipates else DraftOverlap.OFF,
+            parallel_rows=options.parallel_rows,
             costs=costs,
         )
         parts = Parts(
@@ -145,6 +151,7 @@ def load_engine(
             numerics=numerics,
             speculation=speculator.compose(drafters),
             speculator=speculator,
+            drafter=options.drafter,
             min_rows=speculator.min_rows,
             drafts=drafts,
             history=_history(source, options, progress),
@@ -244,7 +251,8 @@ def _open_drafts(
         costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(level_of, model, costs)
-        yield Draft(model, vocab_size, costs.at(1), level, width, translated)
+        anticipates = options.anticipates and above is target and translated is None
+        yield Draft(model, vocab_size, costs.at(1), level, width, translated, anticipates)
         above = draft
 
 

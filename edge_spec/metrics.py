@@ -21,6 +21,7 @@ class PlainReason(StrEnum):
     BELOW_BREAK_EVEN = "below_break_even"
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
+    SHARED = "shared"  # other conversations on the same target take all rows there may be
     BUDGET = "budget"  # no token or cache position left to guess for
     BASELINE = "baseline"  # to see what a plain step takes now
 
@@ -47,6 +48,7 @@ class RoundStats:
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
     tokens: tuple[int, ...] = ()  # those that were committed
+    anticipated: bool = False  # it began with guesses made while the target scored the one before
 
 
 class PlainRate:
@@ -93,6 +95,7 @@ class Stats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
+    anticipated_n: int = 0  # speculative rounds whose guesses were ready when they began
     plain_per_second: float | None = None
     draft_characters: int = 0  # of verified guesses of a draft with other tokens
     draft_characters_accepted: int = 0
@@ -115,6 +118,7 @@ class Stats:
             self.plain_reasons[round_stats.plain_reason.value] += 1
         else:
             self.acceptance_histogram[round_stats.num_accepted] += 1
+            self.anticipated_n += round_stats.anticipated
 
     @property
     def predicted_per_second(self) -> float:
@@ -164,6 +168,7 @@ class Stats:
             "verify_ms": round(self.verify_ms, 3),
             "overhead_ms": round(self.overhead_ms, 3),
             "near_ties": self.near_ties,
+            "anticipated_n": self.anticipated_n,
             "plain_per_second": self.plain_per_second,
             "speedup": self.speedup,
             "staleness": self.staleness,

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from edge_spec.metrics import Stats
@@ -27,11 +28,12 @@ _log = logging.getLogger(__name__)
 class PairHistory:
     """Counts rounds whose first guess was accepted, which depends least on how many were made.
 
-    path: of the file; one that is missing or damaged begins anew.
+    path: of the file; one that is missing or damaged begins anew. Any thread may use it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = Lock()
         self._domains: dict[str, dict[str, list[float]]] = _read(path)
 
     def observe(self, domain: str, stats: Stats) -> None:
@@ -40,20 +42,22 @@ class PairHistory:
         right = rounds - stats.acceptance_histogram[0]
         if not rounds:
             return
-        counts = self._domains.setdefault(domain, {"setup": [0.0, 0.0], "recent": [0.0, 0.0]})
-        which = "setup" if counts["setup"][0] < SETUP_ROUNDS else "recent"
-        seen = counts[which]
-        if which == "recent" and seen[0] >= 2 * _RECENT_ROUNDS:
-            seen[:] = [count / 2 for count in seen]
-        seen[0] += rounds
-        seen[1] += right
+        with self._lock:
+            counts = self._domains.setdefault(domain, {"setup": [0.0, 0.0], "recent": [0.0, 0.0]})
+            which = "setup" if counts["setup"][0] < SETUP_ROUNDS else "recent"
+            seen = counts[which]
+            if which == "recent" and seen[0] >= 2 * _RECENT_ROUNDS:
+                seen[:] = [count / 2 for count in seen]
+            seen[0] += rounds
+            seen[1] += right
 
     def staleness(self, domain: str) -> str | None:
         """One line where guesses are accepted less often than when the pair was set up."""
-        counts = self._domains.get(domain)
-        if counts is None or min(counts["setup"][0], counts["recent"][0]) < _MIN_ROUNDS:
-            return None
-        (setup_rounds, setup_right), (rounds, right) = counts["setup"], counts["recent"]
+        with self._lock:
+            counts = self._domains.get(domain)
+            if counts is None or min(counts["setup"][0], counts["recent"][0]) < _MIN_ROUNDS:
+                return None
+            (setup_rounds, setup_right), (rounds, right) = counts["setup"], counts["recent"]
         before, now = setup_right / setup_rounds, right / rounds
         mean = (setup_right + right) / (setup_rounds + rounds)
         deviation = math.sqrt(mean * (1 - mean) * (1 / setup_rounds + 1 / rounds))
@@ -70,9 +74,11 @@ class PairHistory:
         return [line for line in found if line is not None]
 
     def save(self) -> None:
+        with self._lock:
+            content = json.dumps(self._domains)
         try:
             with atomic_file(self._path) as work:
-                work.write_text(json.dumps(self._domains) + "\n", encoding="utf-8")
+                work.write_text(content + "\n", encoding="utf-8")
         except OSError as error:
             _log.warning("the acceptance of this pair is not kept: %s", error)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
 from edge_spec import plugins
+from edge_spec.anticipation import Anticipation
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.load import Load, SharedPolicy
 from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.numerics import Numerics
+from edge_spec.control.overlap import DraftOverlap, OverlapTrial
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.keeping import restore_into, snapshot_of
 from edge_spec.drafters.protocol import Closing, Drafter
@@ -29,8 +35,11 @@ class Speculation:
     policy: Policy
     tie_margin: float = 0.0
     overlap: bool = False  # drafters have a device of their own
+    anticipation: Anticipation | None = None  # drafters guess on while the target scores
 
     def close(self) -> None:
+        if self.anticipation is not None:
+            self.anticipation.close()
         for drafter in self.drafters:
             if isinstance(drafter, Closing):
                 drafter.close()
@@ -56,12 +65,23 @@ class Speculator:
     numerics: Numerics
     exact: bool = False
     overlap: bool = False  # drafts have a device of their own
+    draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
+    load: Load = field(default_factory=Load)  # of the target
+    parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
 
     @property
     def min_rows(self) -> int:
         """Of a pass."""
         return self.numerics.invariant_widths[0] if self.exact else 1
+
+    def forked(self, drafts: Sequence[Draft]) -> Speculator:
+        """For another conversation on the same target, with these drafts: its rounds correct row
+        costs of its own, which begin as those of this one are now."""
+        costs, measured = None, self.costs
+        if measured is not None:
+            costs = cache(lambda: deepcopy(measured()))
+        return replace(self, setting=replace(self.setting, drafts=drafts), costs=costs)
 
     def choose(self, names: str) -> Speculation:
         """Raises UsageError for names that `plugins.load_drafters` refuses."""
@@ -81,10 +101,20 @@ class Speculator:
             if self.exact:
                 costs = costs.padded(self.numerics.invariant_widths)
             policy = MeasuredPolicy(costs, guess_s, free, limit, branches, trees)
+        if self.parallel_rows is not None:
+            policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if self.exact:
             policy = ExactPolicy(policy, self.numerics.invariant_widths)
         tie_margin = self.numerics.tie_margin if guarded and not self.exact else 0.0
-        return Speculation(guarded, policy, tie_margin, self.overlap)
+        anticipation = self._anticipation(guarded)
+        return Speculation(guarded, policy, tie_margin, self.overlap, anticipation)
+
+    def _anticipation(self, drafters: Sequence[Drafter]) -> Anticipation | None:
+        paired = any(drafter.name in plugins.PAIR_DRAFTERS for drafter in drafters)
+        if self.draft_overlap is DraftOverlap.OFF or not paired:
+            return None
+        trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
+        return Anticipation(drafters, trial)
 
     @property
     def _step_s(self) -> float:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from edge_spec.control.overlap import DraftOverlap
 from edge_spec.drafters.fill import Fill
 
 _LOADING = "Model and drafting"
@@ -51,6 +52,13 @@ class ModelOptions:
     ] = None
     draft_runtime: Annotated[str, _option(_LOADING, "The draft's runtime.")] = "auto"
     draft_device: Annotated[str | None, _option(_LOADING, "Where the draft runs.")] = None
+    draft_threads: Annotated[
+        int | None, _option(_LOADING, "CPU threads of the draft, if not the model's.")
+    ] = None
+    draft_overlap: Annotated[
+        DraftOverlap,
+        _option(_LOADING, "Draft while the model verifies: auto where devices differ."),
+    ] = DraftOverlap.AUTO
     draft_n_max: Annotated[
         int | None, _option(_LOADING, "Most tokens guessed a round.", "--draft-n-max")
     ] = None
@@ -80,10 +88,11 @@ class ModelOptions:
         str | None,
         _option(_LOADING, "Where the model runs: names from edge-spec devices, joined by commas."),
     ] = None
-    threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
-    draft_threads: Annotated[
-        int | None, _option(_LOADING, "CPU threads of the draft, if not the model's.")
+    parallel_rows: Annotated[
+        int | None,
+        _option(_LOADING, "Most rows that all conversations together score, a pass."),
     ] = None
+    threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
     plan: Annotated[
         Path | None, _option(_LOADING, "A file of edge-spec plan: where models run, who drafts.")
     ] = None

@@ -12,41 +12,34 @@ Cascade Speculative Drafting). Each level verifies what the level below guesses.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.ahead import Ahead, Choice, Reading
+from edge_spec.drafters.draft_guess import (
+    FIRST,
+    PRIORS,
+    SAMPLED,
+    SIBLING_KINDS,
+    Line,
+    guesses_behind,
+    kind_of,
+    ranked,
+)
 from edge_spec.drafters.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
 from edge_spec.drafters.growth import Growth, Guess, grow, nothing
 from edge_spec.drafters.in_step import InStep
 from edge_spec.drafters.level import Level, NoLevel
-from edge_spec.drafters.protocol import Budget, Drafter, Tentative
-from edge_spec.drafters.recycling import top_tokens
+from edge_spec.drafters.protocol import Budget
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Purpose, Sampler, SamplingParams
 from edge_spec.tree import TokenTree, Verdict
 
-_SIBLINGS = 4  # most children of a row
-
-# Kinds of guess: candidates by their share of what the draft prefers, the draft's first choice and
-# others apart; sampled ones by the largest probability that they were sampled with, since what was
-# sampled must not decide. Acceptance before anything was seen: the share itself.
-_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-_MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
-_FIRST, _OTHER, _SAMPLED, _SIBLING = range(4)
-_SIBLING_PRIORS = (0.75, 0.12, 0.05, 0.02)  # of the first, second, ... sampled child of a row
-_PRIORS = [*_MIDDLES, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES), *_SIBLING_PRIORS]
-_SIBLING_KINDS = range(_SIBLING * len(_MIDDLES), len(_PRIORS))
-
-
-class _Guess(NamedTuple):
-    token: int
-    kind: int
-    draft_probs: np.ndarray | None  # [vocab of the target], where it was sampled
+_NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
 class DraftModelDrafter:
@@ -55,7 +48,8 @@ class DraftModelDrafter:
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
     proposed, and where the target writes one the draft reads another token in its place.
     level: what guesses for the draft. width: rows of a tree that are read in one pass. shared: the
-    session reads its target's own cache.
+    session reads its target's own cache. anticipates: it reads on while the target verifies, on a
+    session that nobody else needs meanwhile; not the trees that it reads level by level.
     """
 
     def __init__(
@@ -67,6 +61,7 @@ class DraftModelDrafter:
         *,
         width: int = 1,
         shared: bool = False,
+        anticipates: bool = False,
         name: str = "draft-model",
     ) -> None:
         self.name = name
@@ -78,16 +73,19 @@ class DraftModelDrafter:
         self._level = level or NoLevel()
         self._width = width
         self._trees = draft.capabilities.trees
-        self._acceptance = LearntAcceptance(_PRIORS)
+        self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
         self._sampler = Sampler(SamplingParams(), ())
         self._sampled = False
+        self._ahead = Ahead() if anticipates else None
+        self.anticipates = self.was_ready = False
 
     def choose_like(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._sampled = sampler.sampled_drafts
         # A sample cannot be foreseen: the level below guesses what is likeliest.
         self._level.choose_like(Sampler(SamplingParams(), ()) if self._sampled else sampler)
+        self._forget()
 
     def prepare(self, prompt: Sequence[int]) -> None:
         if len(prompt) <= self._text.context_length:  # otherwise it never guesses
@@ -99,18 +97,23 @@ class DraftModelDrafter:
         self._growth = nothing(prompt[-1])
         self._text.begin(self._readable(prompt))
         self._level.begin(prompt)
+        self._forget()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         # The draft reads the text and all guesses but the last.
         count = min(budget.num_draft_tokens, self._text.room)
         assumed = self._text.guesses
+        self.was_ready = False
         if count <= 0:
             self._growth = nothing(pending)
             return self._growth.tree
-        if budget.branches and not assumed and (budget.shape or not self._sampled):
+        branches = budget.branches and not assumed and (budget.shape or not self._sampled)
+        if branches:
             self._growth = self._tree(pending, replace(budget, num_draft_tokens=count))
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
+        by_level = branches and (self._sampled or self._width > 1)
+        self.anticipates = self._ahead is not None and not by_level
         self.retract(len(assumed))
         return self._growth.tree
 
@@ -118,11 +121,19 @@ class DraftModelDrafter:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text.extend(self._readable(verdict.tokens))
         self._level.extend(tree, out, verdict)
+        self.anticipates = False
+        if self._ahead is not None:
+            self._ahead.follow(verdict.tokens)
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        if self._ahead is not None:
+            estimate, longest = self._acceptance.estimate, self._text.room - 1
+            self._ahead.grow(self._read, estimate, longest, stopped)
 
     def sibling_acceptance(self) -> Sequence[float]:
         if not (self._sampled and self._trees):
             return ()
-        return [self._acceptance.estimate(kind) for kind in _SIBLING_KINDS]
+        return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
 
     def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
@@ -134,44 +145,72 @@ class DraftModelDrafter:
         self._level.retract(keep)
 
     def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
-        """What the draft writes; the level below guesses for it as it guesses for the target."""
-        guesses: list[_Guess] = []
-        confidence: list[float] = []
-        reach = 1.0
-        while len(guesses) < count and reach >= min_reach:
-            ahead = self._level.propose(self._text.last, count - len(guesses) - 1)
-            ahead = self._readable_rows(ahead)
-            logits = self._text.score(ahead)
-            path = self._text.guesses
-            row: int | None = 0
-            rows: list[int] = []
-            while row is not None and len(guesses) < count and reach >= min_reach:
-                guess = self._choose(logits[row], path)
-                path.append(guess.token)
-                guesses.append(guess)
-                confidence.append(self._acceptance.estimate(guess.kind))
-                reach *= confidence[-1]
-                rows.append(row)
-                row = ahead.child(row, guess.token)
-            self._text.keep(rows)
-            written = path[-len(rows) :]
-            self._text.guess(written)
-            self._level.learn(ahead, logits, written)
-        tree = TokenTree.chain(pending, [each.token for each in guesses], confidence, self.name)
+        """What the draft writes, after what it has written while the target scored."""
+        line = Line(count, min_reach, self._acceptance)
+        if self._ahead is not None:
+            self._take_over(line, self._ahead)
+        while line.goes_on:
+            self._write(line)
+        choices = line.choices
+        tokens = [choice.token for choice in choices]
+        tree = TokenTree.chain(pending, tokens, line.confidence, self.name)
         if self._sampled:
-            tree = replace(tree, draft_probs=(None, *(each.draft_probs for each in guesses)))
-        return Growth(tree, (None, *(each.kind for each in guesses)))
+            tree = replace(tree, draft_probs=(None, *(choice.draft_probs for choice in choices)))
+        return Growth(tree, (None, *(choice.kind for choice in choices)))
 
-    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> _Guess:
-        logits = self._fitted(logits)
+    def _take_over(self, line: Line, ahead: Ahead) -> None:
+        while line.goes_on:
+            reading = ahead.get(self._text.guesses)
+            if reading is None:
+                return
+            line.add(reading.guess)
+            written = (reading.guess.token,)
+            verdict = Verdict(written, (), exhausted=True)
+            self._level.assume(TokenTree.chain(self._text.last), _NO_SCORES, verdict)
+            self._text.guess(written)
+            self.was_ready = True
+
+    def _write(self, line: Line) -> None:
+        """By one pass; the level below guesses for the draft as it guesses for the target."""
+        ahead = self._level.propose(self._text.last, line.room - 1)
+        ahead = self._readable_rows(ahead)
+        logits = self._text.score(ahead)
+        path = self._text.guesses
+        row: int | None = 0
+        rows: list[int] = []
+        while row is not None and line.goes_on:
+            choice = self._choose(logits[row], path)
+            path.append(choice.token)
+            line.add(choice)
+            rows.append(row)
+            row = ahead.child(row, choice.token)
+        self._text.keep(rows)
+        written = path[-len(rows) :]
+        self._text.guess(written)
+        self._level.learn(ahead, logits, written)
+
+    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
+        preference = self._preference(logits, path)
+        if self._ahead is None:
+            return self._choice(preference)
+        reading = self._reading(preference)
+        self._ahead.add(path, reading)
+        return reading.guess
+
+    def _choice(self, preference: np.ndarray) -> Choice:
         if self._sampled:
-            probs = self._sampler.probs(logits, path)
-            token = self._sampler.draw(probs, Purpose.DRAFT)
-            kind = _kind(_SAMPLED, float(probs.max()))
-            return _Guess(token, kind, probs)
-        preference = self._sampler.preference(logits, path)
+            token = self._sampler.draw(preference, Purpose.DRAFT)
+            return Choice(token, kind_of(SAMPLED, float(preference.max())), preference)
         token = int(preference.argmax())
-        return _Guess(token, _kind(_FIRST, preference[token] / preference.sum()), None)
+        return Choice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
+
+    def _reading(self, preference: np.ndarray) -> Reading:
+        return Reading(self._choice(preference), partial(ranked, preference))
+
+    def _preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        """[vocab of the target] weights; probabilities, where the draft is sampled."""
+        weigh = self._sampler.probs if self._sampled else self._sampler.preference
+        return weigh(self._fitted(logits), path)
 
     def _tree(self, pending: int, budget: Budget) -> Growth:
         """Row after row, the likeliest first, or level after level where a pass of several rows
@@ -187,23 +226,31 @@ class DraftModelDrafter:
         return grow(self.name, pending, budget, self._acceptance, root, self._expand)
 
     def _expand(self, path: Path) -> list[Guess[Path]]:
-        """What may follow the text and these guesses, by a pass of one row where the row before
-        it was the last to be expanded."""
-        self._text.retract(0)
+        """What may follow the text and these guesses."""
+        if self._ahead is None:
+            return self._likeliest(self._score(path), path)
+        reading = self._ahead.get(path)
+        if reading is None:
+            reading = self._read(path)
+            self._ahead.add(path, reading)
+        elif not path:
+            self.was_ready = True
+        return guesses_behind(path, reading.likeliest)
+
+    def _read(self, path: Path) -> Reading:
+        return self._reading(self._preference(self._score(path), path))
+
+    def _score(self, path: Path) -> np.ndarray:
+        """[vocab] logits behind the text and these guesses, by a pass of one row where the row
+        before it was the last to be scored."""
+        self._text.retract()
         self._text.guess(path)
-        logits = self._text.score(TokenTree.chain(self._text.last))[0]
+        logits: np.ndarray = self._text.score(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
-        return self._likeliest(logits, path)
+        return logits
 
     def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
-        preference = self._sampler.preference(self._fitted(logits), path)
-        count = min(_SIBLINGS, int(np.count_nonzero(preference)))
-        likeliest = top_tokens(preference[None], count)[0]
-        shares = preference[likeliest] / preference.sum()
-        return [
-            Guess(token, _kind(_OTHER if rank else _FIRST, share), (*path, token))
-            for rank, (token, share) in enumerate(zip(likeliest.tolist(), shares, strict=True))
-        ]
+        return guesses_behind(path, ranked(self._preference(logits, path)))
 
     def _draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
         probs = self._sampler.probs(self._fitted(logits), path)
@@ -211,7 +258,7 @@ class DraftModelDrafter:
         for _ in range(min(count, int(np.count_nonzero(probs)))):
             tokens.append(self._sampler.draw(left, Purpose.DRAFT))
             left[tokens[-1]] = 0
-        return Draw(tokens, _SIBLING_KINDS[: len(tokens)], probs)
+        return Draw(tokens, SIBLING_KINDS[: len(tokens)], probs)
 
     def _fitted(self, logits: np.ndarray) -> np.ndarray:
         """[vocab of the target]: what the draft does not know cannot be next. Raises ValueError
@@ -222,57 +269,14 @@ class DraftModelDrafter:
         missing = self._target_vocab - len(logits)
         return np.pad(logits, (0, missing), constant_values=-np.inf) if missing else logits
 
+    def _forget(self) -> None:
+        self.anticipates = self.was_ready = False
+        if self._ahead is not None:
+            self._ahead.clear()
+
     def _readable(self, tokens: Sequence[int]) -> list[int]:
         return [token if token < self._vocab_size else 0 for token in tokens]
 
     def _readable_rows(self, chain: TokenTree) -> TokenTree:
         unknown = np.flatnonzero(chain.tokens >= self._vocab_size)
         return chain.first_rows(int(unknown[0])) if len(unknown) else chain
-
-
-class Draft:
-    """A draft that is open beside its target: one model with one session, until `close`.
-
-    vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
-    level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
-    in one pass. translated: makes a drafter whose guesses the target can read, where the draft has
-    other tokens.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        vocab_size: int,
-        step_s: float = 0.0,
-        level: Callable[[Sequence[Tentative]], Level] | None = None,
-        width: int = 1,
-        translated: Callable[[Drafter], Drafter] | None = None,
-    ) -> None:
-        self.model = model
-        self.step_s = step_s
-        self._vocab_size = vocab_size
-        self._level = level
-        self._width = width
-        self._translated = translated
-        self._session = model.open_session()
-
-    def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
-        """Takes over the session from the drafter made before. below: guess for the draft."""
-        if self._translated is not None:
-            return self._translated(self.make_level(below, name))
-        return self.make_level(below, name)
-
-    def make_level(self, below: Sequence[Tentative], name: str) -> DraftModelDrafter:
-        """One that a level above reads, in the draft's own tokens."""
-        level = self._level(below) if self._level and below else None
-        return DraftModelDrafter(
-            self.model, self._session, self._vocab_size, level, width=self._width, name=name
-        )
-
-    def close(self) -> None:
-        self._session.close()
-        self.model.close()
-
-
-def _kind(table: int, share: float) -> int:
-    return table * len(_MIDDLES) + bisect_right(_SHARES, share)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from edge_spec.drafters.protocol import (
+    Anticipating,
     Attached,
     Branching,
     Budget,
@@ -85,6 +86,22 @@ class GuardedDrafter:
         if self.fault is None:
             try:
                 self._drafter.observe(tree, out, verdict)
+            except Exception as error:
+                self._drop(error)
+
+    @property
+    def anticipates(self) -> bool:
+        anticipating = isinstance(self._drafter, Anticipating) and self._drafter.anticipates
+        return anticipating and self.fault is None
+
+    @property
+    def was_ready(self) -> bool:
+        return isinstance(self._drafter, Anticipating) and self._drafter.was_ready
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        if self.fault is None and isinstance(self._drafter, Anticipating):
+            try:
+                self._drafter.anticipate(stopped)
             except Exception as error:
                 self._drop(error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -82,6 +82,23 @@ class Attached(Protocol):
 
     def attach(self, model: Model, session: Session) -> None:
         """Before the first `begin`. Raises UsageError where they do not offer what it needs."""
+
+
+@runtime_checkable
+class Anticipating(Protocol):
+    """A drafter that can go on guessing on another thread while the target scores a tree."""
+
+    @property
+    def anticipates(self) -> bool:
+        """Whether it has something to go on from in this round."""
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the last proposal began with a guess that was made meanwhile."""
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        """Between `propose` and `observe`, for likely outcomes, until `stopped`, which is asked
+        between two passes. Proposes nothing, and changes no guess, only when it is made."""
 
 
 class TextCounts(NamedTuple):

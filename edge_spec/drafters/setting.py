@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.fill import Fill
 from edge_spec.drafters.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize

@@ -31,8 +31,8 @@ def profile_when_idle(model: Model, key: ProfileKey, branches: bool) -> IdleProf
 
 
 class IdleProfiler:
-    """Starts `quiet_s` after the first answer, and rests whenever one is being written: that
-    answer waits for one pass at most, in `pause`. `close` ends it; what was measured is then lost.
+    """Starts `quiet_s` after the first answer, and rests while any is being written: an answer
+    waits for one pass at most, in `pause`. `close` ends it; what was measured is then lost.
 
     measuring: makes the passes' generator, which returns the profile. save: is told it.
     """
@@ -48,7 +48,8 @@ class IdleProfiler:
         self._quiet_s = quiet_s
         self._changed = Condition()
         self._passing = Lock()  # held during a pass
-        self._busy = True  # the first answer is not disturbed
+        self._num_answers = 0  # that are being written
+        self._has_answered = False  # the first answer is not disturbed
         self._closed = False
         self._quiet = False  # since the last answer, for long enough
         self._thread = Thread(target=self.run, name="edge-spec-profile", daemon=True)
@@ -61,15 +62,17 @@ class IdleProfiler:
     def pause(self) -> None:
         """An answer begins; returns when no pass is running."""
         with self._changed:
-            self._busy, self._quiet = True, False
+            self._num_answers += 1
+            self._quiet = False
             self._changed.notify_all()
         with self._passing:
             pass
 
     def resume(self) -> None:
-        """An answer has ended."""
+        """That answer has ended."""
         with self._changed:
-            self._busy = self._quiet = False
+            self._num_answers -= 1
+            self._has_answered, self._quiet = True, False
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -96,6 +99,10 @@ class IdleProfiler:
             _log.info("the model was not measured while it was idle: %s", error)
         finally:
             steps.close()
+
+    @property
+    def _busy(self) -> bool:
+        return self._num_answers > 0 or not self._has_answered
 
     def _wait_until_quiet(self) -> bool:
         """False once it is closed."""

@@ -84,7 +84,8 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
 def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
     default = LoadOptions()
     chosen = any(getattr(options, name) != getattr(default, name) for name in _ASKED + _CHANGED)
-    if chosen or options.exact or len(options.drafts) > 1:
+    chosen = chosen or options.exact or options.draft_overlap != default.draft_overlap
+    if chosen or len(options.drafts) > 1:
         return options
     draft = Source(options.drafts[0], progress) if options.drafts else None
     plan = cached_plan(plan_path(source, draft))

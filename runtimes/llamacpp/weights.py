@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from edge_spec.architecture import ModelConfig
@@ -45,6 +46,7 @@ class Weights:
         self._handle = handle
         self._free = weakref.finalize(self, library.free_model, handle)
         self._contexts: list[weakref.finalize[..., Any]] = []
+        self._lock = Lock()  # threads may open contexts, each its own, at the same time
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.hidden_size(handle)
         if self.vocab_size != config.vocab_size:
@@ -77,7 +79,8 @@ class Weights:
         handle = self.library.open_context(self._handle, choices)
         if handle is not None:
             free = weakref.finalize(owner, self.library.free_context, handle)
-            self._contexts = [*(other for other in self._contexts if other.alive), free]
+            with self._lock:
+                self._contexts = [*(other for other in self._contexts if other.alive), free]
             return OpenContext(handle, free)
         errors = log.errors_after(known)
         if _OUT_OF_MEMORY.search(errors):

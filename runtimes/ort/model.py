@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.bundle import Bundle
@@ -58,6 +59,7 @@ class OrtModel:
         )
         self._inference: Any = self._open(GRAPH_FILE)
         self._partial: Any = None
+        self._lock = Lock()  # sessions may be used by threads of their own
 
     def open_session(self) -> OrtSession:
         from edge_spec.runtimes.ort.session import OrtSession
@@ -75,9 +77,10 @@ class OrtModel:
                 "for itself",
                 remedy="Export it again.",
             )
-        if self._partial is None:
-            self._partial = self._open(PARTIAL_FILE)
-        return self._partial
+        with self._lock:
+            if self._partial is None:
+                self._partial = self._open(PARTIAL_FILE)
+            return self._partial
 
     def _open(self, name: str) -> Any:
         graph = self._bundle.file(name)

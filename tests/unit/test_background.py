@@ -62,6 +62,12 @@ def profiler(passes: Passes, saved: list[Profile]) -> Iterator[IdleProfiler]:
     profiler.close()
 
 
+def start_after_an_answer(profiler: IdleProfiler) -> None:
+    profiler.start()
+    profiler.pause()
+    profiler.resume()
+
+
 def ended(profiler: IdleProfiler) -> bool:
     """Waits for it."""
     profiler._thread.join(PATIENCE_S)
@@ -71,8 +77,7 @@ def ended(profiler: IdleProfiler) -> bool:
 def test_after_an_answer_all_is_measured_and_saved_once(
     profiler: IdleProfiler, passes: Passes, saved: list[Profile]
 ) -> None:
-    profiler.start()
-    profiler.resume()
+    start_after_an_answer(profiler)
     for _ in range(3):
         passes.let_go.release()
     assert ended(profiler)
@@ -90,8 +95,7 @@ def test_nothing_runs_before_the_first_answer_has_ended(
 
 def test_nothing_runs_until_it_was_quiet_for_long_enough(passes: Passes) -> None:
     profiler = IdleProfiler(passes, lambda profile: None, quiet_s=LONG_S)
-    profiler.start()
-    profiler.resume()
+    start_after_an_answer(profiler)
     profiler.close()
     assert passes.num_begun == 0
 
@@ -99,8 +103,7 @@ def test_nothing_runs_until_it_was_quiet_for_long_enough(passes: Passes) -> None
 def test_an_answer_waits_for_the_running_pass_and_no_other_begins(
     profiler: IdleProfiler, passes: Passes
 ) -> None:
-    profiler.start()
-    profiler.resume()
+    start_after_an_answer(profiler)
     passes.wait_for_begin()
     ended_before: list[int] = []
 
@@ -111,7 +114,7 @@ def test_an_answer_waits_for_the_running_pass_and_no_other_begins(
     answering = threading.Thread(target=answer)
     with profiler._changed:
         answering.start()
-        assert profiler._changed.wait_for(lambda: profiler._busy, PATIENCE_S)
+        assert profiler._changed.wait_for(lambda: profiler._num_answers, PATIENCE_S)
     passes.let_go.release()
     answering.join(PATIENCE_S)
     assert ended_before == [1]
@@ -124,8 +127,7 @@ def test_an_answer_waits_for_the_running_pass_and_no_other_begins(
 def test_it_goes_on_after_the_answer(
     profiler: IdleProfiler, passes: Passes, saved: list[Profile]
 ) -> None:
-    profiler.start()
-    profiler.resume()
+    start_after_an_answer(profiler)
     passes.wait_for_begin()
     passes.let_go.release()
     profiler.pause()
@@ -136,14 +138,28 @@ def test_it_goes_on_after_the_answer(
     assert saved == [PROFILE]
 
 
+def test_of_several_answers_the_last_has_to_end(
+    profiler: IdleProfiler, passes: Passes, saved: list[Profile]
+) -> None:
+    profiler.start()
+    profiler.pause()
+    profiler.pause()  # of another engine on the same model
+    profiler.resume()
+    assert profiler._busy
+    profiler.resume()
+    assert not profiler._busy
+    for _ in range(3):
+        passes.let_go.release()
+    assert ended(profiler) and saved == [PROFILE]
+
+
 def test_a_failing_measurement_harms_nobody(saved: list[Profile]) -> None:
     def failing() -> Generator[float, None, Profile]:
         yield 0.0
         raise RuntimeError("the device is gone")
 
     profiler = IdleProfiler(failing, saved.append, quiet_s=0.0)
-    profiler.start()
-    profiler.resume()
+    start_after_an_answer(profiler)
     assert ended(profiler)
     profiler.pause()
     profiler.resume()
@@ -206,3 +222,15 @@ def test_a_stream_that_is_still_read_is_an_answer(engine: Engine, recorder: Reco
     assert recorder.calls == ["pause"]
     stream.close()
     assert recorder.calls == ["pause", "resume"]
+
+
+def test_engines_that_share_a_model_share_its_idle_work(engine: Engine, recorder: Recorder) -> None:
+    with engine.fork() as other:
+        stream, others = (
+            each.generate("hello", max_tokens=4, stream=True) for each in (engine, other)
+        )
+        next(stream), next(others)
+        stream.close()
+        assert recorder.calls == ["pause", "pause", "resume"]
+        others.close()
+        assert recorder.calls == ["pause", "pause", "resume", "resume"]

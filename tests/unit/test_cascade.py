@@ -14,7 +14,8 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.decoder import Decoder, Limits
-from edge_spec.drafters.draft_model import Draft, DraftModelDrafter
+from edge_spec.drafters.draft import Draft
+from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.metrics import RoundStats

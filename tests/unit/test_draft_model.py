@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.drafters.draft_model import Draft, DraftModelDrafter
+from edge_spec.drafters.draft import Draft
+from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.in_step import MAX_CATCH_UP
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.suffix import SuffixDrafter

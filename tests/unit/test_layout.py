@@ -22,8 +22,8 @@ LAYERS = (
     | {"tokenizer", "vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
-    {"cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"results", "pair_history", "generation", "engine"},
+    {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
+    {"results", "pair_history", "shared", "generation", "engine"},
     {"bench", "loading", "placement", "preparation"},
     {"cli"},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -82,6 +83,14 @@ def test_the_plain_rate_follows_recent_rounds() -> None:
     assert rate.tokens_per_second == pytest.approx(50)
 
 
+def test_guesses_that_were_ready_count_where_they_were_verified() -> None:
+    stats = Stats()
+    stats.observe(replace(round_stats(4, 2), anticipated=True))
+    stats.observe(round_stats(4, 2))
+    stats.observe(replace(round_stats(reason=PlainReason.BELOW_BREAK_EVEN), anticipated=True))
+    assert stats.anticipated_n == stats.to_dict()["anticipated_n"] == 1
+
+
 def test_statistics_are_json_under_the_fields_names() -> None:
     stats = Stats(prompt_n=7, cached_n=3)
     stats.observe(round_stats(4, 2))
@@ -95,5 +104,13 @@ def test_statistics_are_json_under_the_fields_names() -> None:
         *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
         *("draft_characters", "draft_characters_accepted", "staleness"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
-        *("draft_ms", "verify_ms", "overhead_ms", "near_ties", "plain_per_second", "speedup"),
+        *(
+            "draft_ms",
+            "verify_ms",
+            "overhead_ms",
+            "near_ties",
+            "anticipated_n",
+            "plain_per_second",
+            "speedup",
+        ),
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +102,28 @@ def test_plain_answers_are_not_counted(tmp_path: Path) -> None:
     history = PairHistory(tmp_path / "pair.json")
     history.observe("chat", Stats())
     assert history.findings() == []
+
+
+def test_what_threads_count_is_what_one_would_have_counted(tmp_path: Path) -> None:
+    """Old rounds count half now and then, which takes several steps."""
+    together, alone = (PairHistory(tmp_path / name) for name in ("together.json", "alone.json"))
+    for history in (together, alone):
+        history.observe("any", answer(SETUP_ROUNDS, 0))
+
+    def count(history: PairHistory) -> None:
+        for _ in range(3000):
+            history.observe("any", answer(100, 1))
+
+    for _ in range(8):
+        count(alone)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(count, [together] * 8))
+    finally:
+        sys.setswitchinterval(before)
+    for history in (together, alone):
+        history.save()
+    kept = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("together", "alone")]
+    assert kept[0] == kept[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_spec import plugins
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.setting import Setting
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.errors import MissingDependencyError, UsageError

@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.anticipation import Anticipation
+from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.load import SharedPolicy
 from edge_spec.control.numerics import Numerics
-from edge_spec.drafters.draft_model import Draft
+from edge_spec.control.overlap import DraftOverlap
+from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.setting import Setting
 from edge_spec.errors import UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import check_capabilities
+from edge_spec.metrics import PlainReason
 from edge_spec.speculation import Speculation, Speculator
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -149,8 +154,81 @@ def test_a_round_larger_than_a_pass_is_refused_when_the_model_is_opened(
             {"window": WindowSize(4, 3, 4), "drafter": "lookahead", "draft_n_max": 3},
             "up to 15 tokens a round, and at most 3",
         ),
+        ({"draft_threads": 2}, "--draft-threads is for a draft, and there is none"),
+        ({"draft_overlap": DraftOverlap.ON}, "--draft-overlap on is for a draft"),
+        ({"draft_threads": 0, "drafts": ("d",)}, "draft-threads is 0"),
+        ({"parallel_rows": 0}, "parallel-rows is 0"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         LoadOptions(**options)
+
+
+@pytest.mark.parametrize("names", ["draft-model", "cascade", "suffix,cascade"])
+@pytest.mark.parametrize("overlap", DraftOverlap)
+def test_a_draft_that_is_asked_goes_on_meanwhile_where_that_is_wanted(
+    names: str, overlap: DraftOverlap
+) -> None:
+    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), draft_overlap=overlap)
+    anticipation = made.choose(names).anticipation
+    assert isinstance(anticipation, Anticipation) == (overlap is not DraftOverlap.OFF)
+    if anticipation is not None:
+        assert (anticipation._trial is not None) == (overlap is DraftOverlap.AUTO)
+    assert made.choose("suffix").anticipation is None
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, False),  # on one device
+        ({"draft_providers": ("cuda",)}, True),
+        ({"providers": ("cuda",)}, True),
+        ({"providers": ("cuda",), "draft_providers": ("cuda",)}, False),
+        ({"draft_overlap": DraftOverlap.ON}, True),
+        ({"draft_overlap": DraftOverlap.OFF, "draft_providers": ("cuda",)}, False),
+    ],
+)
+def test_a_draft_goes_on_meanwhile_where_it_has_a_device_of_its_own(
+    options: dict[str, Any], wanted: bool
+) -> None:
+    assert LoadOptions(drafts=("d",), **options).anticipates == wanted
+
+
+def test_threads_of_a_draft_are_those_of_its_target_if_not_its_own() -> None:
+    for draft_threads, threads in ((None, 4), (1, 1)):
+        options = LoadOptions(drafts=("d",), threads=4, draft_threads=draft_threads)
+        assert options.draft_runtime_options.threads == threads
+        assert options.runtime_options.threads == 4
+
+
+def test_a_fork_learns_for_itself_what_rows_cost() -> None:
+    measured = RowCosts({1: 1.0, 8: 2.0})
+    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), costs=lambda: measured)
+    for _ in range(40):
+        measured.observe(1, 1.5)
+    draft = Draft(MODEL, 9)
+    fork = made.forked([draft])
+    assert fork.setting.drafts == [draft] and fork.load is made.load
+    assert fork.costs is not None and fork.costs() is fork.costs()
+    assert fork.costs().at(1) == measured.at(1) > 1.2
+    before = measured.at(1)
+    for _ in range(40):
+        fork.costs().observe(1, 9.0)
+    assert fork.costs().at(1) > 2 * before and measured.at(1) == before
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_conversations_share_rows_where_a_limit_is_given(exact: bool) -> None:
+    """Within the widths of exact mode, which pads what is left."""
+    limited = replace(speculator(EXACT_BRANCHES, exact), parallel_rows=4)
+    limited.load.active = 4
+    speculation = limited.choose("suffix")
+    [drafter] = speculation.drafters
+    drafter.begin([1, 2, 3, 1, 2, 3, 1, 2])
+    plan = speculation.policy.choose([drafter], 2, Budget(8, 16))
+    assert plan.plain_reason is PlainReason.SHARED and len(plan.tree) == 1
+    assert isinstance(speculation.policy, ExactPolicy if exact else SharedPolicy)
+    unlimited = speculator(EXACT_BRANCHES, exact)
+    unlimited.load.active = 4
+    assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1

@@ -1,0 +1,97 @@
+"""Whether drafting while the target verifies is faster than drafting after it, measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from enum import StrEnum
+from statistics import fmean, median
+
+from edge_spec.metrics import RoundStats
+
+_BLOCK = 8  # rounds in a row with it, or without
+_RECENT = 64  # rounds of one kind that are remembered
+_ENOUGH = 48  # rounds compared, with it and without, before anything is said
+_HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
+_RETRY_BLOCKS = 16  # of the faster way, for each block of the other: 6 % of the rounds
+_OUTLIER = 3.0  # times the usual duration, beyond which something else was going on
+
+_Kind = tuple[int, tuple[str, ...]]
+
+
+class DraftOverlap(StrEnum):
+    """When drafting for the next round goes on while the target verifies."""
+
+    AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
+    ON = "on"
+    OFF = "off"
+
+
+class OverlapTrial:
+    """Runs blocks of rounds with and without it, and then the faster way, with a block of the other
+    now and then, since texts and machines change.
+
+    Compared are rounds that verified as many guesses of the same drafters: what overlap changes is
+    their time, and their number would hide that. What was guessed in advance is right in some
+    rounds and useless in others, so it is the mean that counts, without outliers.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self._faster: bool | None = None  # with it; None: not known yet
+        self._left = _BLOCK  # rounds of the block
+        self._blocks_since = 0  # of the faster way, since the other was tried
+        self._first = True  # of a block: its guesses were made in the one before
+        self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
+            way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
+        }
+
+    def observe(self, round_stats: RoundStats) -> None:
+        """A round that ran as `on` said; rounds without a guess tell nothing."""
+        if round_stats.plain_reason is not None:
+            return
+        if not self._first:
+            kind = round_stats.num_draft_tokens, tuple(sorted(round_stats.by_drafter))
+            self._seconds[self.on][kind].append(round_stats.total_s)
+        self._first = False
+        self._left -= 1
+        if not self._left:
+            self._judge()
+            self._next_block()
+
+    def _next_block(self) -> None:
+        self._left, before = _BLOCK, self.on
+        if self._faster is None:
+            self.on = not self.on
+        elif self.on is not self._faster or self._blocks_since < _RETRY_BLOCKS:
+            self.on = self._faster
+            self._blocks_since += 1
+        else:
+            self.on = not self._faster
+            self._blocks_since = 0
+        self._first = self.on is not before
+
+    def _judge(self) -> None:
+        ratio = self._ratio()
+        if ratio is None:
+            return
+        if self._faster:
+            self._faster = ratio < 1 + _HYSTERESIS
+        else:
+            self._faster = ratio < 1 - _HYSTERESIS
+
+    def _ratio(self) -> float | None:
+        """The time of rounds with it over that of the same rounds without; None: too few."""
+        rounds, with_s, without_s = 0, 0.0, 0.0
+        for kind, seconds in self._seconds[True].items():
+            others = self._seconds[False].get(kind, ())
+            count = min(len(seconds), len(others))
+            if count:
+                rounds += count
+                with_s += count * _mean(seconds)
+                without_s += count * _mean(others)
+        return with_s / without_s if rounds >= _ENOUGH and without_s else None
+
+
+def _mean(seconds: deque[float] | tuple[float, ...]) -> float:
+    most_s = _OUTLIER * median(seconds)
+    return fmean(min(each, most_s) for each in seconds)
