@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Literal, Protocol, TypedDict, Unpack, overload
 
 from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
@@ -38,6 +38,32 @@ class TextFormat:
     eos_ids: tuple[int, ...]
     bos_id: int | None
 
+    def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
+        """The tokens that ask for the assistant's next message; a string is one of the user.
+
+        Raises UsageError for malformed messages.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        names = [
+            "" if token is None else self.tokenizer.token_text(token)
+            for token in (self.bos_id, next(iter(self.eos_ids), None))
+        ]
+        return self.tokenizer.encode(ChatTemplate(self.chat_template, *names).render(messages))
+
+
+class IdleWork(Protocol):
+    """Work with the model that is done while none of the engines that share it is answering."""
+
+    def pause(self) -> None:
+        """An answer begins. Returns when the model is free, at most one pass later."""
+
+    def resume(self) -> None:
+        """That answer has ended."""
+
+    def close(self) -> None:
+        """Returns when nothing uses the model any more."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -54,6 +80,7 @@ class Parts:
     min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any
     history: PairHistory | None = None  # of the first of them
+    idle_work: IdleWork | None = None
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -86,6 +113,7 @@ class Engine:
         load = parts.speculator.load
         self._conversation = Conversation(self._decoder(), PlainRate(), load)
         self._running: Generation | None = None
+        self._answering = False
         self._closed = False
         self._models.take()
 
@@ -107,6 +135,8 @@ class Engine:
             return
         self._closed = True
         self._end_running()
+        if self.parts.idle_work is not None:
+            self.parts.idle_work.close()
         self._speculation.close()
         if self.parts.history is not None:
             self.parts.history.save()
@@ -229,14 +259,7 @@ class Engine:
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
         """The tokens that ask for the assistant's next message."""
-        text = self.parts.text
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        names = [
-            "" if token is None else text.tokenizer.token_text(token)
-            for token in (text.bos_id, next(iter(text.eos_ids), None))
-        ]
-        return text.tokenizer.encode(ChatTemplate(text.chat_template, *names).render(messages))
+        return self.parts.text.chat_prompt(messages)
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
         self._require_open()
@@ -253,6 +276,7 @@ class Engine:
                 remedy="Shorten the prompt or begin a new conversation.",
             )
         self._end_running()
+        self._set_answering(True)
         generation = Generation(
             self._conversation,
             Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
@@ -274,6 +298,7 @@ class Engine:
         return TextCounts(*map(sum, zip(*counts, strict=True))) if counts else TextCounts()
 
     def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
+        self._set_answering(False)
         counts = self._text_counts()
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
@@ -281,6 +306,12 @@ class Engine:
         if history is not None and set(stats.drafters) <= set(PAIR_DRAFTERS):  # not others' guesses
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
+
+    def _set_answering(self, answering: bool) -> None:
+        work = self.parts.idle_work
+        if work is not None and answering != self._answering:
+            (work.pause if answering else work.resume)()
+        self._answering = answering
 
     def _use(self, speculation: Speculation) -> None:
         self._end_running()
@@ -335,3 +366,4 @@ class Engine:
         if self._running is not None:
             self._running.close()
             self._running = None
+            self._set_answering(False)  # one that never began does not tell its end

@@ -46,6 +46,7 @@ class LoadOptions:
     mmap: bool | None = None
     flash_attention: bool | None = None
     rpc_servers: tuple[str, ...] = ()  # host:port
+    plan: Path | None = None  # of `edge-spec plan`, which decides where models run and who drafts
 
     def __post_init__(self) -> None:
         if self.draft_n_max is not None and self.draft_n_max < 1:

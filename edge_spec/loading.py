@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -26,7 +27,10 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
 from edge_spec.pair_history import PairHistory
+from edge_spec.placement.background import profile_when_idle
 from edge_spec.placement.forecast import forecast
+from edge_spec.placement.pinning import planned
+from edge_spec.placement.profile import TYPICAL_TOKENS, load_profile, profile_key
 from edge_spec.preparation import Prepared, prepare
 from edge_spec.self_speculation import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.sources import Source
@@ -53,6 +57,7 @@ def load(
     parallel_rows: int | None = None,
     threads: int | None = None,
     context_length: int | None = None,
+    plan: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Engine:
     """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
@@ -67,6 +72,8 @@ def load(
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
     where the runtime needs it.
     parallel_rows: that all conversations on this model (`Engine.fork`) may score together, a pass.
+    plan: a file of `edge-spec plan`; without one, the plan that the cache holds for this model
+    decides what is left to "auto". A model that has no profile is measured while it is idle.
     Raises an EdgeSpecError that names what is missing or wrong.
     """
     options = LoadOptions(
@@ -83,8 +90,10 @@ def load(
         parallel_rows=parallel_rows,
         threads=threads,
         context_length=context_length,
+        plan=None if plan is None else Path(plan),
     )
-    return load_engine(model, options, progress or (lambda what, fraction: None))
+    say = progress or (lambda what, fraction: None)
+    return load_engine(model, options, say, measure_when_idle=True)
 
 
 def named_drafts(names: Sequence[str]) -> tuple[str, ...]:
@@ -92,20 +101,29 @@ def named_drafts(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name != "none")
 
 
-def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
-    """Raises an EdgeSpecError that names what is missing or wrong."""
+def load_engine(
+    model: str, options: LoadOptions, progress: Progress, measure_when_idle: bool = False
+) -> Engine:
+    """measure_when_idle: makes the model's profile between answers, where the cache has none.
+
+    Raises an EdgeSpecError that names what is missing or wrong.
+    """
     with ExitStack() as opened:  # closes what is open already where the rest fails
         source = Source(model, progress)
+        options = planned(source, options, progress)
         target = prepare(source, options.runtime, options, progress)
         prepared = _prepare_drafts(target, options, progress)
         drafts = []
-        for draft in _open_drafts(target, prepared, options):
+        for draft in _open_drafts(target, prepared, options, progress):
             opened.callback(draft.close)
             drafts.append(draft)
 
+        key = profile_key(source, target, options.runtime_options)
+        profile = load_profile(key)
+
         @cache
         def costs() -> RowCosts:
-            return measure_rows(loaded)
+            return measure_rows(loaded) if profile is None else profile.costs(TYPICAL_TOKENS)
 
         setting = _setting(source, target, drafts, costs, options, progress)
         drafters = plugins.load_drafters(options.drafter, setting)
@@ -138,6 +156,11 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
             drafts=drafts,
             history=_history(source, options, progress),
         )
+        if measure_when_idle and profile is None:
+            branches = loaded.capabilities.trees and numerics.branch_invariant
+            profiler = profile_when_idle(loaded, key, branches)
+            opened.callback(profiler.close)
+            parts = replace(parts, idle_work=profiler)
         engine = Engine(parts)
         opened.pop_all()
     return engine
@@ -211,10 +234,10 @@ def _prepare_drafts(target: Prepared, options: LoadOptions, progress: Progress) 
 
 
 def _open_drafts(
-    target: Prepared, drafts: Sequence[Prepared], options: LoadOptions
+    target: Prepared, drafts: Sequence[Prepared], options: LoadOptions, progress: Progress
 ) -> Iterator[Draft]:
     above = target
-    for draft in drafts:
+    for name, draft in zip(options.drafts, drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
         if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
@@ -223,7 +246,9 @@ def _open_drafts(
             translated = partial(RetokenizedDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
-        costs = measure_rows(model)
+        key = profile_key(Source(name, progress), draft, options.draft_runtime_options)
+        profile = load_profile(key)
+        costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(level_of, model, costs)
         anticipates = options.anticipates and above is target and translated is None

@@ -9,7 +9,7 @@ A package adds one by declaring it, without touching this repository:
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ AUTO_DRAFTERS = ("suffix",)
 PAIR_DRAFTERS = ("draft-model", "cascade")  # that a second model makes possible
 SELF_DRAFTERS = ("early-exit", "layer-skip")  # that are a part of their target
 COSTLY_DRAFTERS = PAIR_DRAFTERS + SELF_DRAFTERS
+LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
+    "ort": ("onnxruntime", "onnxruntime-gpu"),
+    "llamacpp": ("llama-cpp-python",),
+    "ik": ("ik-llama-cpp-python",),
+}
 EXTRAS = {"llamacpp": "llamacpp", "ik": "ik"}  # that bring a plugin's library; else "cpu"
 
 
@@ -33,12 +38,29 @@ def names(kind: str) -> list[str]:
 
 
 def load_runtime(name: str) -> Runtime:
-    """ "auto" is the first of AUTO_RUNTIMES whose library is installed."""
-    if name == "auto":
-        installed = (runtime for runtime, module in AUTO_RUNTIMES if find_spec(module))
-        name = next(installed, AUTO_RUNTIMES[0][0])
-    runtime: Runtime = _load("runtimes", name)()
+    """ "auto" is `auto_runtime`."""
+    runtime: Runtime = _load("runtimes", auto_runtime() if name == "auto" else name)()
     return runtime
+
+
+def auto_runtime() -> str:
+    """The first of AUTO_RUNTIMES whose library is installed."""
+    installed = (runtime for runtime, module in AUTO_RUNTIMES if find_spec(module))
+    return next(installed, AUTO_RUNTIMES[0][0])
+
+
+def library_version(runtime: str) -> str:
+    """Of the library that a runtime calls; for one that is not known here, the version of the
+    package that brings the runtime. "" where neither is installed."""
+    if runtime not in LIBRARIES:
+        found = entry_points(group="edge_spec.runtimes", name=runtime)
+        return next((point.dist.version for point in found if point.dist is not None), "")
+    for distribution in LIBRARIES[runtime]:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def load_exporter(name: str) -> Exporter:

@@ -58,6 +58,18 @@ def prepare(source: Source, runtime: str, options: LoadOptions, progress: Progre
     return Prepared(source.name, chosen, published, published.config, text)
 
 
+def is_prepared(source: Source, runtime: str, options: LoadOptions) -> bool:
+    """Whether `prepare` has nothing to convert."""
+    reads = plugins.load_runtime(runtime).reads
+    if reads == "checkpoint" or (not source.is_demo and is_bundle(source.path)):
+        return True
+    export_options = ExportOptions(options.quantization, options.block_size)
+    if reads == "gguf":
+        as_it_is = source.path.is_file() and options.quantization is None
+        return as_it_is or source.cached(reads, export_options).with_suffix(".gguf").is_file()
+    return is_bundle(source.cached(reads, export_options))
+
+
 def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
     """A GGUF file as it is; anything else, or with another quantization, converted once."""
     if not source.is_demo and is_bundle(source.path):

@@ -23,5 +23,5 @@ def chat(
     from edge_spec.cli.opening import open_engine, sampling_params
 
     params = sampling_params(sampling)
-    with open_engine(model, loading) as engine:
+    with open_engine(model, loading, measure_when_idle=True) as engine:
         plugins.load_app("chat")(engine, params, sampling.max_tokens, system, json)

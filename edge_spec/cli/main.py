@@ -14,6 +14,7 @@ from edge_spec.cli.chat import chat
 from edge_spec.cli.devices import devices
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
+from edge_spec.cli.plan import plan
 from edge_spec.cli.tune_skip import tune_skip
 from edge_spec.errors import EdgeSpecError
 
@@ -31,6 +32,7 @@ app.command()(chat)
 app.command()(export)
 app.command()(bench)
 app.command()(devices)
+app.command()(plan)
 app.command()(tune_skip)
 
 

@@ -11,7 +11,7 @@ from edge_spec.loading import load_engine, named_drafts
 from edge_spec.sampling import SamplingParams
 
 
-def open_engine(model: str, options: ModelOptions) -> Engine:
+def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = False) -> Engine:
     """Raises an EdgeSpecError."""
     load_options = LoadOptions(
         runtime=options.runtime,
@@ -36,9 +36,10 @@ def open_engine(model: str, options: ModelOptions) -> Engine:
         mmap=options.mmap,
         flash_attention=options.flash_attention,
         rpc_servers=tuple(options.rpc or ()),
+        plan=options.plan,
     )
     with ProgressBar() as progress:
-        return load_engine(model, load_options, progress)
+        return load_engine(model, load_options, progress, measure_when_idle)
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

@@ -93,6 +93,9 @@ class ModelOptions:
         _option(_LOADING, "Most rows that all conversations together score, a pass."),
     ] = None
     threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
+    plan: Annotated[
+        Path | None, _option(_LOADING, "A file of edge-spec plan: where models run, who drafts.")
+    ] = None
     context: Annotated[
         int | None, _option(_LOADING, "Tokens of context, if not the model's own.")
     ] = None

@@ -182,7 +182,11 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
     text = TextFormat(byte_tokenizer, CHAT_TEMPLATE, eos_ids=(EOS,), bos_id=None)
 
     def make(
-        model: ScriptedModel, drafters: Sequence[Any] = (), policy: Any = None, min_rows: int = 1
+        model: ScriptedModel,
+        drafters: Sequence[Any] = (),
+        policy: Any = None,
+        min_rows: int = 1,
+        idle_work: Any = None,
     ) -> Engine:
         numerics = Numerics(0, ())
         speculator = Speculator(Setting(model.config.vocab_size), model.capabilities, numerics)
@@ -196,6 +200,7 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
                 speculation=Speculation(drafters, policy or FixedPolicy()),
                 speculator=speculator,
                 min_rows=min_rows,
+                idle_work=idle_work,
             )
         )
 

@@ -1,0 +1,104 @@
+"""`edge-spec plan [MODEL]`: where a model runs best here, and whether speculation pays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_spec.placement.plan import Place, Placement, Plan
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    draft: Annotated[
+        str | None, typer.Option(help="A smaller model that may guess for it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure again what was measured before.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Measure where a model runs best on this machine, and what speculation would gain.
+
+    The plan is kept: from then on this model runs as it says, unless options say otherwise.
+    """
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.placement.devices import list_devices
+    from edge_spec.placement.plan import plan_json, plan_path, save_plan
+    from edge_spec.placement.planner import Planner
+    from edge_spec.sources import Source
+
+    with ProgressBar() as progress:
+        target = Source(model, progress)
+        pair = Source(draft, progress) if draft and draft != "none" else None
+        kept = plan_path(target, pair)  # both are there, before anything is measured
+        planner = Planner(target, pair, list_devices(), progress, refresh)
+        made = planner.make()
+    if planner.is_certain:
+        save_plan(made, kept)
+    else:
+        planner.notes.append("this plan is not kept for later runs")
+    if out is not None:
+        save_plan(made, out)
+    for note in planner.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if json:
+        print(plan_json(made))
+    else:
+        _print(made)
+
+
+def _print(made: Plan) -> None:
+    best = made.placements[0]
+    for line in _table([_HEADINGS, *map(_cells, _shown(made.placements))]):
+        print(line)
+    print(f"best: {best} ({best.target.weights})")
+
+
+_HEADINGS = ("target", "weights", "draft", "drafter", "tokens/s", "speedup", "memory", "why not")
+
+
+def _shown(placements: Sequence[Placement]) -> list[Placement]:
+    """All ways to draft at the best place, and the best one at each other."""
+    best = placements[0]
+    firsts: dict[Place, Placement] = {}
+    for each in placements:
+        firsts.setdefault(each.target, each)
+    return [each for each in placements if each.target == best.target or each in firsts.values()]
+
+
+def _cells(placement: Placement) -> tuple[str, ...]:
+    from edge_spec.placement.memory import format_bytes
+
+    rate, speedup, memory = placement.tokens_per_s, placement.speedup, placement.memory_bytes
+    return (
+        str(placement.target),
+        placement.target.weights,
+        "-" if placement.draft is None else str(placement.draft),
+        placement.drafter,
+        "-" if rate is None else f"{rate:.1f}",
+        "-" if speedup is None else f"{speedup:.2f}",
+        "-" if memory is None else format_bytes(memory),
+        placement.reason or "the best",
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns that line up; one that is empty but for its heading is left out."""
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]

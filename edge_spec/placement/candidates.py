@@ -1,0 +1,118 @@
+"""Where a model could run here: installed runtimes, their devices, numbers of threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from edge_spec import plugins
+from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import Progress, RuntimeOptions
+from edge_spec.placement.devices import CPU, Device
+from edge_spec.placement.plan import Place
+from edge_spec.placement.profile import ProfileKey, profile_key
+from edge_spec.preparation import Prepared, is_prepared, prepare
+from edge_spec.sources import Source
+
+_ORACLE = "reference"  # slower than any other runtime, and not made for more than checks
+_CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model at one place, ready to be opened with these options."""
+
+    prepared: Prepared
+    options: RuntimeOptions
+    key: ProfileKey
+
+    @property
+    def place(self) -> Place:
+        return Place(
+            runtime=self.key.runtime,
+            device=self.key.device,
+            threads=self.key.threads,
+            weights=self.key.weights,
+            library=self.key.library,
+        )
+
+
+def candidates(
+    source: Source,
+    options: LoadOptions,
+    devices: Sequence[Device],
+    progress: Progress,
+    *,
+    is_draft: bool = False,
+) -> tuple[list[Candidate], list[str]]:
+    """Every place that this model, or a conversion that is there or cheap, can run at, the default
+    runtime's first; and a line for each place that it cannot run at.
+
+    Raises what `prepare` raises where there is no place at all, or UsageError.
+    """
+    found: list[Candidate] = []
+    refused: list[str] = []
+    fault: EdgeSpecError | None = None
+    prepared: dict[str, Prepared] = {}
+    usual = plugins.auto_runtime()
+    for device in sorted(devices, key=lambda device: device.runtime != usual):
+        if device.runtime == _ORACLE:
+            continue
+        if device.name is None or device.fault is not None:
+            name = f" {device.name}" if device.name else ""
+            refused.append(f"{device.runtime}{name}: {device.fault}")
+            continue
+        try:
+            if device.runtime not in prepared:
+                if found and not _is_cheap(source, device.runtime, options):
+                    refused.append(f"{device.runtime}: {source.name} is not converted for it yet")
+                    continue
+                prepared[device.runtime] = prepare(source, device.runtime, options, progress)
+        except EdgeSpecError as error:
+            refused.append(f"{device.runtime} {device.name}: {error.message}")
+            fault = fault or error
+            continue
+        model = prepared[device.runtime]
+        found += [
+            Candidate(model, each, profile_key(source, model, each))
+            for each in _settings(device.name, thread_counts(device, is_draft), options, is_draft)
+        ]
+    if not found:
+        raise fault or UsageError(
+            f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
+            remedy='Run: pip install "edge-spec[cpu]".',
+        )
+    return found, refused
+
+
+def _settings(
+    device: str, counts: Sequence[int | None], options: LoadOptions, is_draft: bool
+) -> Iterator[RuntimeOptions]:
+    base = options.draft_runtime_options if is_draft else options.runtime_options
+    for threads in counts:
+        yield replace(base, providers=(device,), threads=threads)
+
+
+def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
+    """The runtime's choice, and half of the cores: small models, drafts above all, and processors
+    with two threads a core are often faster with fewer."""
+    cores = available_cores()
+    half = cores // 2
+    if device.kind != CPU or half < (1 if is_draft else 2):
+        return [None]
+    return [None, half]
+
+
+def available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _is_cheap(source: Source, runtime: str, options: LoadOptions) -> bool:
+    if is_prepared(source, runtime, options):
+        return True
+    files = source.path.iterdir() if source.path.is_dir() else [source.path]
+    return sum(file.stat().st_size for file in files) <= _CHEAP_BYTES

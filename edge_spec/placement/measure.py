@@ -1,0 +1,210 @@
+"""Measures a profile: passes of every width, after a short and a long context, in turns.
+
+Everything that is compared is measured in turns, in shuffled order, so that a machine that gets
+busy slows all of it alike; medians leave out what disturbed a few passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from edge_spec.model import Model, Session
+from edge_spec.placement.profile import ContextCosts, Profile
+from edge_spec.tree import TokenTree
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+_FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
+_ROUND_STEPS = 70.0  # that a round of WIDTHS takes at both contexts, if a row adds 0.2 of one
+_CONTEXTS = (32, 1024)  # tokens
+_LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
+_FIRST_STEPS = 3  # the first ones bind buffers
+_PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
+_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When to stop: once every median is certain to `spread`, or the passes took `max_s` and were
+    all measured twice.
+
+    prefill_tokens: of one pass of a prefill, at most.
+    """
+
+    max_s: float = 20.0
+    min_rounds: int = 6
+    max_rounds: int = 40
+    spread: float = 0.04
+    prefill_tokens: int = 256
+
+
+class _Stopwatch:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.total_s = 0.0
+
+    def time(self, work: Callable[[], object]) -> float:
+        """The seconds that it took."""
+        start = self._clock()
+        work()
+        taken_s = self._clock() - start
+        self.total_s += taken_s
+        return taken_s
+
+
+@dataclass
+class _Samples:
+    passes: dict[tuple[int, int], list[float]]  # by context and rows
+    commits: list[float]
+    copies: list[float]  # of one row of logits
+
+    def rounds(self) -> int:
+        return min(map(len, self.passes.values()))
+
+    def spread(self) -> float:
+        return max(map(uncertainty, self.passes.values()))
+
+
+def uncertainty(seconds: Sequence[float]) -> float:
+    """Half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
+    Larsen 1978, Variations of Box Plots)."""
+    lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
+    return float(1.57 * (upper - lower) / (max(middle, _LEAST_S) * len(seconds) ** 0.5))
+
+
+def measure(
+    model: Model,
+    effort: Effort,
+    on_step: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """All of `measuring` at once. on_step: is told how much of it is done."""
+    with closing(measuring(model, effort, clock)) as steps:
+        while True:
+            try:
+                on_step(next(steps))
+            except StopIteration as end:
+                profile: Profile = end.value
+                return profile
+
+
+def measuring(
+    model: Model, effort: Effort, clock: Callable[[], float] = time.perf_counter
+) -> Generator[float, None, Profile]:
+    """Yields after every pass how much is done, 0 to 1; what happens between two passes does not
+    count. Sessions are the measurement's own, and closed however it ends.
+
+    t(k): from the call of `forward` until its logits are there. Their values decide nothing, so
+    random tokens do; those of a mixture of experts touch more experts than most texts, so that its
+    wide passes are rather overestimated. prefill_tokens_per_s: of whole passes behind the first.
+    logits_row_s: to copy one row of them, float32, out of the runtime's memory. commit_s: to keep
+    a row and to forget it again, which is all that a round adds outside its pass. What a runtime
+    takes to begin a pass cannot be told from what it computes, and is part of t(1).
+    """
+    watch = _Stopwatch(clock)
+    rng = np.random.default_rng(_SEED)
+    config = model.config
+    widest = max(1, min(model.capabilities.max_rows, config.context_length // 2))
+    room = max(1, config.context_length - min(widest, WIDTHS[-1]))
+    tokens = rng.integers(0, config.vocab_size, room + WIDTHS[-1]).tolist()
+    with ExitStack() as opened:
+        sessions: dict[int, Session] = {}
+        prefills: list[float] = []
+        for wanted in sorted({min(wanted, room) for wanted in _CONTEXTS}):
+            session = model.open_session()
+            opened.callback(session.close)
+            yield from _prefill(session, tokens[:wanted], effort, watch, prefills)
+            sessions[session.length] = session
+        step = TokenTree.chain(tokens[0])
+        step_s = min(watch.time(lambda: session.forward(step)) for _ in range(_FIRST_STEPS))
+        too_long = step_s * _ROUND_STEPS * effort.min_rounds > effort.max_s
+        widths = [rows for rows in (_FEW_WIDTHS if too_long else WIDTHS) if rows <= widest]
+        samples = _Samples({(at, rows): [] for at in sessions for rows in widths}, [], [])
+        yield from _rounds(sessions, tokens, samples, effort, watch, rng)
+    return Profile(
+        contexts=tuple(
+            ContextCosts(at, {rows: _typical(samples.passes[at, rows]) for rows in widths})
+            for at in sorted(sessions)
+        ),
+        prefill_tokens_per_s=1 / _typical(prefills[1:] or prefills),
+        commit_s=median(samples.commits),
+        logits_row_s=median(samples.copies),
+        rounds=samples.rounds(),
+        spread=samples.spread(),
+        num_experts=config.num_experts,
+        experts_used=config.experts_used,
+    )
+
+
+def _prefill(
+    session: Session,
+    tokens: Sequence[int],
+    effort: Effort,
+    watch: _Stopwatch,
+    seconds: list[float],
+) -> Generator[float, None, None]:
+    """Appends what a token of each pass took. Ends early once it has had its share of the time."""
+    for start in range(0, len(tokens), effort.prefill_tokens):
+        if start and watch.total_s > _PREFILL_SHARE * effort.max_s:
+            return
+        part = tokens[start : start + effort.prefill_tokens]
+        seconds.append(watch.time(partial(session.prefill, part)) / len(part))
+        yield min(1.0, watch.total_s / effort.max_s)
+
+
+def _rounds(
+    sessions: dict[int, Session],
+    tokens: Sequence[int],
+    samples: _Samples,
+    effort: Effort,
+    watch: _Stopwatch,
+    rng: np.random.Generator,
+) -> Generator[float, None, None]:
+    """The first round is not counted: it binds buffers."""
+    order = list(samples.passes)
+    for done in range(effort.max_rounds + 1):
+        if done > effort.min_rounds and samples.spread() <= effort.spread:
+            return
+        for i in rng.permutation(len(order)):
+            if done > _LEAST_ROUNDS and watch.total_s >= effort.max_s:
+                return
+            at, rows = order[i]
+            first = int(rng.integers(len(tokens) - rows + 1))
+            tree = TokenTree.chain(tokens[first], tokens[first + 1 : first + rows])
+            _measure_pass(sessions[at], tree, samples if done else None, watch, at)
+            yield min(1.0, max(watch.total_s / effort.max_s, done / (effort.max_rounds + 1)))
+
+
+def _measure_pass(
+    session: Session, tree: TokenTree, samples: _Samples | None, watch: _Stopwatch, at: int
+) -> None:
+    rows = len(tree)
+    logits = np.empty(0)
+
+    def score() -> None:
+        nonlocal logits
+        logits = session.forward(tree).logits
+
+    pass_s = watch.time(score)
+    copy_s = watch.time(lambda: logits.copy()) / rows
+
+    def keep_and_forget() -> None:
+        session.commit([0])
+        session.rollback(at)
+
+    commit_s = watch.time(keep_and_forget)
+    if samples is not None:
+        samples.passes[at, rows].append(pass_s)
+        samples.copies.append(copy_s)
+        samples.commits.append(commit_s)
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    return max(_LEAST_S, median(seconds))

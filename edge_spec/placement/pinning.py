@@ -1,0 +1,179 @@
+"""From a plan to the options that models are opened with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from edge_spec import plugins
+from edge_spec.errors import UsageError
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import Progress
+from edge_spec.placement.devices import list_devices
+from edge_spec.placement.memory import format_bytes, free_bytes
+from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan
+from edge_spec.sources import Source
+
+# With one of these, what a plan in the cache was made for is not what was asked for.
+_ASKED = ("runtime", "providers", "threads", "draft_runtime", "draft_providers", "draft_threads")
+_CHANGED = (
+    *("quantization", "block_size", "gpu_layers"),
+    *("kv_type", "mmap", "flash_attention", "rpc_servers"),
+)
+
+_log = logging.getLogger(__name__)
+
+
+def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
+    """The options as a plan completes them: the one that they name, else the one that the cache
+    holds for this model or pair, unless they choose a place or other weights themselves.
+
+    Its best placement is taken, or the next that fits memory and whose devices are there, which
+    one line says. Raises UsageError for a plan that was named and cannot be used.
+    """
+    if options.plan is None:
+        return _from_cache(source, options, progress)
+    if not options.plan.is_file():
+        raise UsageError(
+            f"there is no plan {options.plan}",
+            remedy=f"Make one: edge-spec plan {source.model} --out {options.plan}.",
+        )
+    plan = read_plan(options.plan)
+    if plan.identity != source.identity:
+        raise UsageError(
+            f"{options.plan} is a plan for {plan.model}, not for {source.model} as it is now",
+            remedy=f"Make one: edge-spec plan {source.model} --out {options.plan}.",
+        )
+    placement = _usable(plan.placements)
+    if placement is None:
+        raise UsageError(
+            f"nothing in {options.plan} can run here now: {_obstacle(plan.placements[0])}",
+            remedy="Free memory, or make the plan anew with edge-spec plan.",
+        )
+    _require_agreement(placement, plan, options)
+    return applied(options, placement, plan.draft)
+
+
+def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
+    """draft: the model that drafts where the placement has one. A drafter that was asked for stays,
+    and so does "auto" where there are corpora, which no plan knows."""
+    own = options.drafter != "auto" or options.corpora
+    target, drafting = placement.target, placement.draft
+    on_draft: dict[str, Any] = {"drafts": ()}
+    if drafting is not None and draft is not None:
+        on_draft = {
+            "drafts": (draft,),
+            "draft_runtime": drafting.runtime,
+            "draft_providers": (drafting.device,),
+            "draft_threads": drafting.threads,
+        }
+    return replace(
+        options,
+        plan=None,
+        drafter=options.drafter if own else placement.drafter,
+        runtime=target.runtime,
+        providers=(target.device,),
+        threads=target.threads,
+        **on_draft,
+    )
+
+
+def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
+    default = LoadOptions()
+    chosen = any(getattr(options, name) != getattr(default, name) for name in _ASKED + _CHANGED)
+    chosen = chosen or options.exact or options.draft_overlap != default.draft_overlap
+    if chosen or len(options.drafts) > 1:
+        return options
+    draft = Source(options.drafts[0], progress) if options.drafts else None
+    plan = cached_plan(plan_path(source, draft))
+    if plan is None:
+        return options
+    paired = options.drafter in plugins.PAIR_DRAFTERS
+    if options.drafter != "auto":  # the user's drafter, at the best place for it
+        fitting = [each for each in plan.placements if (each.draft is not None) == paired]
+    else:
+        fitting = list(plan.placements)
+    placement = _usable(tuple(fitting))
+    if placement is None:
+        return options
+    outdated = [each for each in _places(placement) if _is_outdated(each)]
+    if outdated:
+        _log.warning(
+            "the plan of %s was made with version %s of the library of %s: it is not used. "
+            "Make it anew with edge-spec plan.",
+            source.name,
+            outdated[0].library,
+            outdated[0].runtime,
+        )
+        return options
+    if placement.target.runtime != plugins.auto_runtime():  # perhaps with other weights
+        progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
+    return applied(options, placement, plan.draft)
+
+
+def _usable(placements: tuple[Placement, ...]) -> Placement | None:
+    """The first without an obstacle; where it is not the best, one line says why."""
+    for placement in placements:
+        if _obstacle(placement) is None:
+            if placement is not placements[0]:
+                _log.warning(
+                    "the plan's best is not used, %s; the next is: %s",
+                    _obstacle(placements[0]),
+                    placement,
+                )
+            return placement
+    return None
+
+
+def _obstacle(placement: Placement) -> str | None:
+    """What is in the way of a placement now, None where nothing is."""
+    for place in _places(placement):
+        module = dict(plugins.AUTO_RUNTIMES).get(place.runtime)
+        if place.runtime not in plugins.names("runtimes") or (module and not find_spec(module)):
+            extra = plugins.EXTRAS.get(place.runtime, "cpu")
+            return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
+        if place.device != "cpu" and not _is_there(place):
+            return f"{place.runtime} has no device {place.device} now"
+    free = free_bytes()
+    if not placement.fits(free):
+        needed = format_bytes(placement.memory_bytes or 0)
+        return f"it needs {needed} of {format_bytes(free or 0)} free"
+    return None
+
+
+def _is_there(place: Place) -> bool:
+    return any(
+        (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
+        for device in list_devices()
+    )
+
+
+def _is_outdated(place: Place) -> bool:
+    return place.library != plugins.library_version(place.runtime)
+
+
+def _places(placement: Placement) -> Iterator[Place]:
+    yield placement.target
+    if placement.draft is not None:
+        yield placement.draft
+
+
+def _require_agreement(placement: Placement, plan: Plan, options: LoadOptions) -> None:
+    """Raises UsageError for an option that says something else than the plan."""
+    default = LoadOptions()
+    pinned = applied(default, placement, plan.draft)
+    for name in ("drafter", "drafts", *_ASKED, *_CHANGED):
+        given = getattr(options, name)
+        agreeing = [getattr(default, name), getattr(pinned, name)]
+        if name == "drafts":  # the plan may leave out the draft that it was made for
+            agreeing.append((plan.draft,))
+        if given not in agreeing:
+            option = {"providers": "device", "draft_providers": "draft-device", "drafts": "draft"}
+            flag = option.get(name, name).replace("_", "-")
+            raise UsageError(
+                f"--{flag} contradicts the plan {options.plan}, which says: {placement}",
+                remedy="Leave out one of the two.",
+            )

@@ -1,0 +1,127 @@
+"""A plan: where the models of a pair run and who drafts, ranked by what was measured here.
+
+Kept as JSON, in the cache and wherever `edge-spec plan --out` is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from edge_spec.errors import UsageError
+from edge_spec.sources import Source
+from edge_spec.storage import atomic_file, cache_directory
+
+PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
+_MAX_FILE_BYTES = 4_000_000
+
+_log = logging.getLogger(__name__)
+
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one model runs."""
+
+    runtime: str
+    device: str
+    threads: Annotated[int, Field(ge=1)] | None  # None: the runtime's choice
+    weights: str  # as they are stored, such as "int4 block 32"
+    library: str  # the version of the runtime's library
+
+    def __str__(self) -> str:
+        if self.threads is None:
+            return f"{self.runtime} {self.device}"
+        return f"{self.runtime} {self.device} {self.threads} thread{'s' * (self.threads > 1)}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One way to run a model, with its forecast.
+
+    drafter: as after --drafter; "none" is no speculation. tokens_per_s: None where it was not
+    measured, since it does not fit. speedup: over no speculation at the same place.
+    memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime cannot tell.
+    """
+
+    target: Place
+    draft: Place | None
+    drafter: str
+    tokens_per_s: _Rate | None = None
+    speedup: _Rate | None = None
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified guesses
+    row_share: Annotated[float, Field(ge=0)] | None = None  # what one row more costs of a step
+    guess_share: Annotated[float, Field(ge=0)] | None = None  # what a guess of the draft costs
+    memory_bytes: int | None = None
+    reason: str = ""  # why it is not the first
+
+    def fits(self, free_bytes: int | None) -> bool:
+        """True also where it is not known."""
+        if free_bytes is None or self.memory_bytes is None:
+            return True
+        return self.memory_bytes <= free_bytes
+
+    def __str__(self) -> str:
+        draft = "" if self.draft is None else f", draft on {self.draft}"
+        return f"{self.target}{draft}, drafter {self.drafter}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Placements, the best first; those that did not fit when it was made come last."""
+
+    version: Literal[1]  # raise it when a plan means something else
+    model: str
+    identity: str  # of the model's files
+    draft: str | None  # as the user named it
+    draft_identity: str | None
+    placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
+
+
+_PLAN = TypeAdapter(Plan)
+
+
+def plan_path(source: Source, draft: Source | None) -> Path:
+    """Where the cached plan of a model, or of a pair, is."""
+    pair = "" if draft is None else f"-{draft.name}-{draft.identity}"
+    return cache_directory() / "plans" / f"{source.name}-{source.identity}{pair}.json"
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Raises OSError."""
+    with atomic_file(path) as work:
+        work.write_bytes(_PLAN.dump_json(plan, indent=1) + b"\n")
+
+
+def plan_json(plan: Plan) -> str:
+    return _PLAN.dump_json(plan).decode()
+
+
+def read_plan(path: Path) -> Plan:
+    """Raises UsageError for what is no plan of this version, OSError."""
+    try:
+        with path.open("rb") as file:
+            return _PLAN.validate_json(file.read(_MAX_FILE_BYTES))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{path} is no plan that this version can read: {where or 'JSON'}: {first['msg']}",
+            remedy="Make it anew with edge-spec plan --out.",
+        ) from None
+
+
+def cached_plan(path: Path) -> Plan | None:
+    """None where there is none; a damaged one is passed over, which one line says."""
+    try:
+        return read_plan(path)
+    except FileNotFoundError:
+        return None
+    except (UsageError, OSError) as error:
+        _log.warning("the cached plan is not used: %s", error)
+        return None

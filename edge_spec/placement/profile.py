@@ -1,0 +1,211 @@
+"""What passes of one model take on one runtime and device, and what use has taught of it; both
+are kept in the cache, one JSON file for each model, runtime, device and set of options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+from filelock import FileLock
+from pydantic import Field, TypeAdapter, ValidationError
+
+from edge_spec import plugins
+from edge_spec.bundle import Bundle
+from edge_spec.control.cost import RowCosts
+from edge_spec.model import RuntimeOptions
+from edge_spec.preparation import Prepared
+from edge_spec.sources import EXPORT_VERSION, Source
+from edge_spec.storage import atomic_file, cache_directory
+
+TYPICAL_TOKENS = 256  # of context: of the costs that policies know
+
+_MOST_SPREAD = 0.5
+_CPUINFO = Path("/proc/cpuinfo")
+_MAX_FILE_BYTES = 4_000_000
+
+_log = logging.getLogger(__name__)
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """What a profile holds for. The file's name follows from all of it but the library's version,
+    so that a profile of another version is found, and replaced."""
+
+    model: str
+    identity: str  # of the model's files
+    weights: str  # as they are stored, such as "int4 block 32"
+    runtime: str
+    library: str  # the version of the runtime's library
+    device: str  # "" where the runtime chooses
+    threads: int | None  # None: the runtime's choice
+    options: tuple[str, ...]  # others that were set, such as "kv_type=f16"
+    cpu: str
+
+    @property
+    def path(self) -> Path:
+        parts = {**asdict(self), "library": "", "export": EXPORT_VERSION}
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        name = f"{self.model}-{self.runtime}-{digest}.json"
+        return cache_directory() / "profiles" / name
+
+
+@dataclass(frozen=True)
+class ContextCosts:
+    """t(k) behind a context of this many tokens."""
+
+    context_tokens: Annotated[int, Field(ge=0)]
+    seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One measurement. `measure.measuring` says how each number comes about."""
+
+    contexts: Annotated[tuple[ContextCosts, ...], Field(min_length=1)]  # the shortest first
+    prefill_tokens_per_s: _Seconds
+    commit_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of a round, outside its pass
+    logits_row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # to copy one row
+    rounds: Annotated[int, Field(ge=1)]  # in which every width was measured
+    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the least certain median
+    num_experts: int = 0
+    experts_used: int = 0
+    branches: bool = False  # whether guesses may branch without changing a number
+    resident_bytes: int | None = None  # by which the process grew with the model, where known
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the machine was free enough for it to be used again."""
+        return self.spread <= _MOST_SPREAD
+
+    def seconds(self, context_tokens: int) -> dict[int, float]:
+        """t(k) between the measured contexts, and beyond the longest as it grew between them."""
+        short, long = self.contexts[0], self.contexts[-1]
+        span = long.context_tokens - short.context_tokens
+        share = max(0.0, (context_tokens - short.context_tokens) / span) if span > 0 else 0.0
+        found = {}
+        for rows, first_s in short.seconds.items():
+            last_s = long.seconds.get(rows, first_s)
+            more_s = last_s - first_s if share <= 1 else max(0.0, last_s - first_s)
+            found[rows] = first_s + share * more_s
+        return found
+
+    def costs(self, context_tokens: int) -> RowCosts:
+        return RowCosts(self.seconds(context_tokens), self.num_experts, self.experts_used)
+
+
+@dataclass(frozen=True)
+class _File:
+    version: Literal[1]  # raise it when a profile means something else
+    key: ProfileKey
+    profile: Profile | None = None
+    learnt: dict[str, list[_Finite]] = field(default_factory=dict)
+
+
+_FILE = TypeAdapter(_File)
+
+
+def profile_key(source: Source, prepared: Prepared, options: RuntimeOptions) -> ProfileKey:
+    """The context's length is no part of it: t(k) is kept for a short and a long context."""
+    apart = ("threads", "providers", "context_length")
+    others = [
+        f"{option.name}={getattr(options, option.name)}"
+        for option in fields(options)
+        if option.name not in apart and getattr(options, option.name) != option.default
+    ]
+    return ProfileKey(
+        model=source.name,
+        identity=source.identity,
+        weights=stored_weights(prepared),
+        runtime=prepared.runtime.name,
+        library=plugins.library_version(prepared.runtime.name),
+        device=",".join(options.providers),
+        threads=options.threads,
+        options=tuple(others),
+        cpu=cpu_name(),
+    )
+
+
+def stored_weights(prepared: Prepared) -> str:
+    if isinstance(prepared.source, Bundle):
+        return prepared.source.manifest.quantization
+    types = prepared.source.weight_types
+    return "+".join(sorted(types - {"F32"} or types))  # norms are never quantized
+
+
+def cpu_name() -> str:
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def load_profile(key: ProfileKey) -> Profile | None:
+    """None where there is none that holds for this key and is certain; one line says why, where
+    there is one for something else."""
+    file = _read(key.path)
+    if file is None or file.profile is None or not file.profile.is_certain:
+        return None
+    if file.key != key:
+        _log.warning(
+            "the profile of %s on %s is of version %s of its library, not %s: it is made anew",
+            key.model,
+            key.runtime,
+            file.key.library,
+            key.library,
+        )
+        return None
+    return file.profile
+
+
+def save_profile(key: ProfileKey, profile: Profile) -> None:
+    """Takes the place of another one; what was learnt stays. Raises OSError."""
+    with _locked(key.path):
+        before = _read(key.path)
+        _write(_File(1, key, profile, before.learnt if before else {}), key.path)
+
+
+def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
+    """What live use has learnt, by name; empty where there is nothing. It outlives a change of
+    the runtime's library."""
+    file = _read(key.path)
+    return {} if file is None else file.learnt
+
+
+def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
+    """Adds to what is there; of one name, the last writer's stays. Raises OSError."""
+    with _locked(key.path):
+        before = _read(key.path)
+        kept = before or _File(1, key)
+        _write(_File(1, kept.key, kept.profile, {**kept.learnt, **learnt}), key.path)
+
+
+def _locked(path: Path) -> FileLock:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_suffix(".lock"))
+
+
+def _read(path: Path) -> _File | None:
+    try:
+        with path.open("rb") as file:
+            return _FILE.validate_json(file.read(_MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        why = str(error).splitlines()[0]
+        _log.warning("%s is damaged or of another version, it is made anew: %s", path, why)
+        return None
+
+
+def _write(file: _File, path: Path) -> None:
+    with atomic_file(path) as work:
+        work.write_bytes(_FILE.dump_json(file, indent=1) + b"\n")

@@ -1,0 +1,71 @@
+"""Measures a model at every place where it can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge_spec.control.numerics import measure_numerics
+from edge_spec.model import Progress
+from edge_spec.placement.candidates import Candidate
+from edge_spec.placement.measure import Effort, measure
+from edge_spec.placement.memory import Sizing, resident_bytes
+from edge_spec.placement.plan import PLANNED_TOKENS
+from edge_spec.placement.profile import Profile, load_profile, save_profile
+
+_MEASURE_S = 30.0  # for all places together that the cache does not know
+_MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A place with its profile; None where the model does not fit there."""
+
+    candidate: Candidate
+    profile: Profile | None
+
+
+def survey(
+    places: Sequence[Candidate], free: int | None, progress: Progress, refresh: bool = False
+) -> list[Measured]:
+    """One model is open at a time, and none that does not fit into `free` bytes.
+
+    A profile is saved as soon as it is complete, so that after an interrupt the rest is left to
+    do. refresh: measures again what the cache knows. Raises an EdgeSpecError, OSError.
+    """
+    fitting = [place for place in places if fits(place, free)]
+    known = {} if refresh else {each.key: load_profile(each.key) for each in fitting}
+    new = {place.key: place for place in fitting if known.get(place.key) is None}
+    effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new)))))
+    for key, place in new.items():
+        known[key] = _measure(place, effort, progress)
+    return [Measured(place, known.get(place.key)) for place in places]
+
+
+def fits(place: Candidate, free: int | None) -> bool:
+    """True also where it is not known."""
+    runtime = place.prepared.runtime
+    if free is None or not isinstance(runtime, Sizing):
+        return True
+    memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
+    return memory.total <= free
+
+
+def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
+    what = f"Measuring {place.prepared.name} on {place.place}"
+    progress(what, 0.0)
+    before = resident_bytes()
+    model = place.prepared.open(place.options)
+    try:
+        numerics = measure_numerics(model)
+        profile = measure(model, effort, lambda fraction: progress(what, fraction))
+        after = resident_bytes()
+    finally:
+        model.close()
+    progress(what, 1.0)
+    # Memory that another model has left behind may be used again: then less than it takes is seen.
+    grown = None if before is None or after is None else max(0, after - before)
+    branches = model.capabilities.trees and numerics.branch_invariant
+    profile = replace(profile, resident_bytes=grown, branches=branches)
+    save_profile(place.key, profile)
+    return profile

@@ -1,0 +1,208 @@
+"""Planning with real runtimes and tiny models, from the measurement to the options it leads to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from edge_spec.bench.prompts import Prompt
+from edge_spec.cli.main import run
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
+from edge_spec.placement import background
+from edge_spec.placement import planner as planner_module
+from edge_spec.placement import profile as profile_module
+from edge_spec.placement import survey as survey_module
+from edge_spec.placement.background import IdleProfiler
+from edge_spec.placement.candidates import candidates
+from edge_spec.placement.devices import Device, list_devices, processor
+from edge_spec.placement.plan import plan_path, save_plan
+from edge_spec.placement.planner import Planner
+from edge_spec.placement.profile import ContextCosts, Profile, load_profile, profile_key
+from edge_spec.placement.replay import Recording
+from edge_spec.placement.texts import record_texts
+from edge_spec.preparation import prepare
+from edge_spec.sources import Source
+
+PROMPTS = [
+    Prompt("1", "conversation", "the rain in an inner"),
+    Prompt("2", "qa", "then in the end"),
+]
+
+
+def quiet(what: str, fraction: float) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, two short prompts, and little time."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(planner_module, "read_prompts", lambda path, per_category: PROMPTS)
+    monkeypatch.setattr(survey_module, "_MOST_S", 0.2)
+    monkeypatch.setattr(survey_module, "_LEAST_S", 0.2)
+    monkeypatch.setattr(profile_module, "_MOST_SPREAD", 1e9)  # however busy the machine is
+
+
+@pytest.fixture
+def model(gguf: Callable[..., Path]) -> str:
+    return str(gguf("llama"))
+
+
+def one_device() -> list[Device]:
+    return [processor("ort")]
+
+
+def profiles(tmp_path: Path) -> dict[str, float]:
+    found = (tmp_path / "cache" / "profiles").glob("*.json")
+    return {path.name: path.stat().st_mtime_ns for path in found}
+
+
+def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> None:
+    devices = list_devices()
+    planner = Planner(Source(model, quiet), None, devices, quiet)
+    plan = planner.make()
+    runtimes = {device.runtime for device in devices if device.fault is None}
+    assert {each.target.runtime for each in plan.placements} == runtimes - {"reference"}
+    drafters = {each.drafter for each in plan.placements}
+    assert {"none", "suffix", "recycling", "lookahead", "jacobi", "ngram-cache"} <= drafters
+    rates = [each.tokens_per_s for each in plan.placements]
+    assert rates == sorted(rates, reverse=True)  # type: ignore[type-var]
+    assert plan.placements[0].reason == "" and all(each.reason for each in plan.placements[1:])
+    assert all(each.memory_bytes for each in plan.placements)
+    assert len(planner.notes) == sum(device.fault is not None for device in devices)
+
+
+def test_a_slow_model_records_fewer_and_shorter_texts(model: str) -> None:
+    source = Source(model, quiet)
+    (place,), _ = candidates(source, LoadOptions(), one_device(), quiet)
+    prompts = [Prompt("0", "long", "the rain " * 8), *PROMPTS]
+
+    def recorded(step_s: float, tokens_per_s: float) -> list[Recording]:
+        profile = Profile((ContextCosts(0, {1: step_s}),), tokens_per_s, 0.0, 0.0, 2, 0.0)
+        return record_texts(place, prompts, profile, quiet)
+
+    fast, slow = recorded(1e-3, 1e6), recorded(10.0, 0.1)
+    assert [each.category for each in fast] == ["qa", "conversation", "long"]
+    assert [each.category for each in slow] == ["qa", "conversation"]
+    assert {len(each.tokens) for each in fast} == {64}
+    assert {len(each.tokens) for each in slow} == {16}
+
+
+def test_what_was_measured_is_not_measured_again_unless_asked(model: str, tmp_path: Path) -> None:
+    source = Source(model, quiet)
+    Planner(source, None, one_device(), quiet).make()
+    first = profiles(tmp_path)
+    Planner(source, None, one_device(), quiet).make()
+    assert profiles(tmp_path) == first
+    Planner(source, None, one_device(), quiet, refresh=True).make()
+    assert profiles(tmp_path).keys() == first.keys() and profiles(tmp_path) != first
+
+
+def test_an_interrupt_keeps_what_is_complete(model: str, tmp_path: Path) -> None:
+    def interrupted(what: str, fraction: float) -> None:
+        if what.startswith("Recording"):
+            raise KeyboardInterrupt
+
+    source = Source(model, quiet)
+    with pytest.raises(KeyboardInterrupt):
+        Planner(source, None, one_device(), interrupted).make()
+    kept = profiles(tmp_path)
+    assert len(kept) == 1
+    Planner(source, None, one_device(), quiet).make()
+    assert profiles(tmp_path) == kept
+
+
+def test_a_draft_is_planned_with_each_place_of_both(model: str, gguf: Any) -> None:
+    # The same weights: all its guesses are right.
+    draft = Source(str(gguf("llama", "F16")), quiet)
+    plan = Planner(Source(model, quiet), draft, one_device(), quiet).make()
+    paired = [each for each in plan.placements if each.draft is not None]
+    assert paired and all(each.drafter == "draft-model" for each in paired)
+    assert all(each.acceptance == 1.0 for each in paired)
+    alone = next(each for each in plan.placements if each.draft is None)
+    assert paired[0].memory_bytes > alone.memory_bytes  # type: ignore[operator]
+
+
+def test_a_draft_with_other_tokens_is_left_out_and_said(
+    model: str, hf: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    copytree(hf("llama"), other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    planner = Planner(Source(model, quiet), Source(str(other), quiet), one_device(), quiet)
+    assert all(each.draft is None for each in planner.make().placements)
+    assert planner.notes == ["draft: other has other tokens: there is no forecast"]
+
+
+def test_the_engine_runs_as_the_plan_says(model: str) -> None:
+    source = Source(model, quiet)
+    pytest.importorskip("llama_cpp")
+    devices = [processor("llamacpp")]
+    plan = Planner(source, None, devices, quiet).make()
+    save_plan(plan, plan_path(source, None))
+    with load_engine(model, LoadOptions(), quiet) as engine:
+        assert engine.parts.runtime == plan.placements[0].target.runtime
+        assert engine.generate("the", max_tokens=3).stats.predicted_n == 3
+
+
+def test_an_idle_engine_is_measured_and_the_next_one_knows(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "IdleProfiler", partial(IdleProfiler, quiet_s=0.0))
+    options = LoadOptions(runtime="ort")
+    with load_engine(model, options, quiet, measure_when_idle=True) as engine:
+        engine.generate("the rain", max_tokens=4)
+        profiler: Any = engine.parts.idle_work
+        profiler._thread.join(60)
+        assert not profiler._thread.is_alive()
+        assert engine.generate("the rain", max_tokens=4).stats.predicted_n == 4
+    source = Source(model, quiet)
+    key = profile_key(source, prepare(source, "ort", options, quiet), options.runtime_options)
+    profile = load_profile(key)
+    assert profile is not None and profile.contexts[0].seconds[1] > 0
+    with load_engine(model, options, quiet, measure_when_idle=True) as engine:
+        assert engine.parts.idle_work is None
+        costs = engine.parts.speculator.costs
+        assert costs is not None
+        assert costs().at(1) == profile.costs(256).at(1)
+
+
+def test_the_command_prints_a_table_or_json_and_writes_the_plan(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    assert run(["plan", model, "--json", "--out", str(out)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads(out.read_text())
+    assert run(["plan", model]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[:2] == ["target", "weights"] and table[-1].startswith("best: ")
+    best = document["placements"][0]["target"]["runtime"]
+    other = "ort" if best != "ort" else "reference"
+    refused = ["generate", model, "the", "--plan", str(out), "--runtime", other]
+    assert run(refused) == 2
+    assert "--runtime contradicts the plan" in capsys.readouterr().err
+    assert run(["generate", model, "the", "--plan", str(out), "--raw", "--max-tokens", "2"]) == 0
+
+
+def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profile_module, "_MOST_SPREAD", -1.0)
+    out = tmp_path / "plan.json"
+    assert run(["plan", model, "--out", str(out)]) == 0
+    notes = capsys.readouterr().err
+    assert "the machine was busy" in notes and "this plan is not kept" in notes
+    assert out.exists() and not plan_path(Source(model, quiet), None).exists()
