@@ -4,83 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol, TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
-from edge_spec.control.numerics import Numerics
 from edge_spec.decoder import Decoder, Limits
-from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.protocol import Attached, CountingText, TextCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
 from edge_spec.metrics import PlainRate, Stats
-from edge_spec.model import Model
-from edge_spec.pair_history import PairHistory
+from edge_spec.parts import Parts
 from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.shared import SharedModels
-from edge_spec.speculation import Speculation, Speculator
-from edge_spec.template import ChatTemplate, Message
-from edge_spec.tokenizer import TextCodec
+from edge_spec.speculation import Speculation
+from edge_spec.template import Message
 
 GREEDY = SamplingParams()
-
-
-@dataclass(frozen=True)
-class TextFormat:
-    """What stands between text and tokens for one model."""
-
-    tokenizer: TextCodec
-    chat_template: str | None
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-
-    def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
-        """The tokens that ask for the assistant's next message; a string is one of the user.
-
-        Raises UsageError for malformed messages.
-        """
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        names = [
-            "" if token is None else self.tokenizer.token_text(token)
-            for token in (self.bos_id, next(iter(self.eos_ids), None))
-        ]
-        return self.tokenizer.encode(ChatTemplate(self.chat_template, *names).render(messages))
-
-
-class IdleWork(Protocol):
-    """Work with the model that is done while none of the engines that share it is answering."""
-
-    def pause(self) -> None:
-        """An answer begins. Returns when the model is free, at most one pass later."""
-
-    def resume(self) -> None:
-        """That answer has ended."""
-
-    def close(self) -> None:
-        """Returns when nothing uses the model any more."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What an engine is composed of; `edge_spec.load` does it."""
-
-    name: str
-    runtime: str
-    model: Model
-    text: TextFormat
-    numerics: Numerics
-    speculation: Speculation
-    speculator: Speculator  # composes it anew for other drafters
-    drafter: str = "auto"  # the names that `speculation` was composed by
-    min_rows: int = 1  # of a pass; more in exact mode
-    drafts: Sequence[Draft] = ()  # further models, where there are any
-    history: PairHistory | None = None  # of the first of them
-    idle_work: IdleWork | None = None
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -109,6 +51,7 @@ class Engine:
         self._drafter = parts.drafter
         self._session = parts.model.open_session()
         self._speculation = parts.speculation
+        self._learnt: dict[str, list[float]] = {}  # by drafters that were used before
         self._attach(parts.speculation)
         load = parts.speculator.load
         self._conversation = Conversation(self._decoder(), PlainRate(), load)
@@ -140,6 +83,8 @@ class Engine:
         self._speculation.close()
         if self.parts.history is not None:
             self.parts.history.save()
+        if self.parts.keep_learnt is not None and self.last is not None:
+            self.parts.keep_learnt(self._learnt | self._speculation.learnt())
         self._session.close()
         for draft in self.parts.drafts:
             draft.close_session()
@@ -242,7 +187,9 @@ class Engine:
         speculation = self.parts.speculator.choose(names)
         self._end_running()
         self._attach(speculation)
+        self._learnt |= self._speculation.learnt()
         self._speculation.close()
+        speculation.relearn(self._learnt)
         self._use(speculation)
         self._drafter = names
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -22,15 +22,23 @@ from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.retokenized import RetokenizedDrafter
 from edge_spec.drafters.setting import Setting
-from edge_spec.engine import Engine, Parts
+from edge_spec.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
 from edge_spec.pair_history import PairHistory
+from edge_spec.parts import Parts
 from edge_spec.placement.background import profile_when_idle
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned
-from edge_spec.placement.profile import TYPICAL_TOKENS, load_profile, profile_key
+from edge_spec.placement.profile import (
+    TYPICAL_TOKENS,
+    ProfileKey,
+    load_learnt,
+    load_profile,
+    profile_key,
+    save_learnt,
+)
 from edge_spec.preparation import Prepared, prepare
 from edge_spec.self_speculation import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.sources import Source
@@ -143,18 +151,21 @@ def load_engine(
             parallel_rows=options.parallel_rows,
             costs=costs,
         )
+        speculation = speculator.compose(drafters)
+        speculation.relearn(load_learnt(key))
         parts = Parts(
             name=target.name,
             runtime=target.runtime.name,
             model=loaded,
             text=target.text,
             numerics=numerics,
-            speculation=speculator.compose(drafters),
+            speculation=speculation,
             speculator=speculator,
             drafter=options.drafter,
             min_rows=speculator.min_rows,
             drafts=drafts,
             history=_history(source, options, progress),
+            keep_learnt=partial(_keep_learnt, key),
         )
         if measure_when_idle and profile is None:
             branches = loaded.capabilities.trees and numerics.branch_invariant
@@ -164,6 +175,13 @@ def load_engine(
         engine = Engine(parts)
         opened.pop_all()
     return engine
+
+
+def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
+    try:
+        save_learnt(key, learnt)
+    except OSError as error:
+        _log.warning("what drafters have learnt is not kept: %s", error)
 
 
 def _history(source: Source, options: LoadOptions, progress: Progress) -> PairHistory | None:

@@ -10,7 +10,6 @@ from typing import Any
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
 from edge_spec.bundle import Bundle, is_bundle, open_bundle
-from edge_spec.engine import TextFormat
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import (
@@ -22,6 +21,7 @@ from edge_spec.model import (
     RuntimeOptions,
     TokenizingRuntime,
 )
+from edge_spec.parts import TextFormat
 from edge_spec.sources import Source
 from edge_spec.tokenizer import TextCodec, Tokenizer
 

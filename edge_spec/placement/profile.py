@@ -28,6 +28,7 @@ TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 _MOST_SPREAD = 0.5
 _CPUINFO = Path("/proc/cpuinfo")
 _MAX_FILE_BYTES = 4_000_000
+_LOCK_S = 10.0  # after which another process is taken to hang
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
 
 def _locked(path: Path) -> FileLock:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_suffix(".lock"))
+    return FileLock(path.with_suffix(".lock"), timeout=_LOCK_S)
 
 
 def _read(path: Path) -> _File | None:

@@ -74,7 +74,9 @@ def record(
     """Decodes plainly and greedily, from an empty cache. Raises ContextFullError."""
     session.rollback(0)
     session.prefill(prompt[:-1])
-    pending, tokens, top, gaps = prompt[-1], [], [], []
+    pending = prompt[-1]
+    tokens: list[int] = []
+    top, gaps = [], []
     while len(tokens) < num_tokens and pending not in stop_ids:
         logits = session.forward(TokenTree.chain(pending)).logits
         best = top_tokens(logits, min(TOP_TOKENS, logits.shape[1]))[0]

@@ -21,9 +21,10 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.setting import Setting
-from edge_spec.engine import Engine, Parts, TextFormat
+from edge_spec.engine import Engine
 from edge_spec.metrics import RoundStats
 from edge_spec.model import Forward
+from edge_spec.parts import Parts, TextFormat
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.speculation import Speculation, Speculator
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits

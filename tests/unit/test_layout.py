@@ -23,7 +23,7 @@ LAYERS = (
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"results", "pair_history", "shared", "generation", "engine"},
+    {"results", "pair_history", "parts", "shared", "generation", "engine"},
     {"bench", "loading", "placement", "preparation"},
     {"cli"},
 )
