@@ -3,12 +3,15 @@
     python benchmarks/drafters.py                             # what a user gets: the default policy
     python benchmarks/drafters.py --drafters suffix recycling,suffix --prompts FILE
     python benchmarks/drafters.py --rows 1 3 5 7 --per-category 4 --json OUT
+    python benchmarks/drafters.py --drafters auto suffix@3:0.4 suffix@15:0.5  # a sweep
 
 With --rows each round scores so many of the likeliest rows, however unlikely they are: what a
-drafter does with a budget. Guesses branch only where the runtime was measured to allow it, or with
---branches. Prompt by prompt, interleaved with plain decoding in one process; times
-are of decoding alone, the median over repetitions. Reliability counts every row that a drafter
-proposed and the text decided: Brier score, and expected calibration error over ten bins.
+drafter does with a budget. NAMES@ROWS:CONFIDENCE is a fixed policy that scores at most so many
+rows, each reached with this chance at least. Guesses branch only where the runtime was measured to
+allow it, or with --branches. Prompt by prompt, interleaved with plain decoding in one process, each
+case keeping what it learns; times are of decoding alone, the median over repetitions.
+Reliability counts every row that a drafter proposed and the text decided: Brier
+score, and expected calibration error over ten bins.
 """
 
 from __future__ import annotations
@@ -68,24 +71,33 @@ class Recorder:
 
 @dataclass(frozen=True)
 class FixedRows(Speculator):
-    """Composes "NAMES@ROWS", and records outcomes."""
+    """Composes "NAMES@ROWS" and "NAMES@ROWS:CONFIDENCE", and records outcomes."""
 
     outcomes: dict[str, Outcomes] = field(default_factory=lambda: defaultdict(list))
     branches: bool = False
     folder: Path = Path()  # of n-grams, a file for each case
+    made: dict[str, Speculation] = field(default_factory=dict)  # by case: each is a session
 
     def choose(self, names: str) -> Speculation:
-        case = names
+        if names not in self.made:
+            self.made[names] = self._make(names)
+        return self.made[names]
+
+    def _make(self, case: str) -> Speculation:
+        names = case
         names, _, rows = names.partition("@")
         setting = replace(self.setting, ngram_file=self.folder / f"{case}.ngrams")
         if not rows:
             return self._recorded(case, self.compose(load_drafters(names, setting)))
+        rows, _, confidence = rows.partition(":")
         num_rows = int(rows)
         window = WindowSize.within(num_rows + 1)
         setting = replace(setting, draft_n_max=num_rows, window=window)
         speculation = self.compose(load_drafters(names, setting))
         policy = FixedPolicy(
-            num_rows, min_confidence=0.0, branches=self.branches or self.numerics.branch_invariant
+            num_rows,
+            min_confidence=float(confidence or 0.0),
+            branches=self.branches or self.numerics.branch_invariant,
         )
         return self._recorded(case, replace(speculation, policy=policy))
 
@@ -193,6 +205,7 @@ def main() -> None:
             own.setting,
             own.capabilities,
             own.numerics,
+            costs=own.costs,
             branches=arguments.branches,
             folder=Path(folder),
         )

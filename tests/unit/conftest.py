@@ -187,7 +187,7 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
         drafters: Sequence[Any] = (),
         policy: Any = None,
         min_rows: int = 1,
-        idle_work: Any = None,
+        **parts: Any,
     ) -> Engine:
         numerics = Numerics(0, ())
         speculator = Speculator(Setting(model.config.vocab_size), model.capabilities, numerics)
@@ -201,7 +201,7 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
                 speculation=Speculation(drafters, policy or FixedPolicy()),
                 speculator=speculator,
                 min_rows=min_rows,
-                idle_work=idle_work,
+                **parts,
             )
         )
 

@@ -268,3 +268,30 @@ def test_a_block_without_drafting_ends_with_an_error_too(
     with pytest.raises(ContextFullError), engine.without_drafting():
         engine.generate([1] * 1000, max_tokens=2)
     assert engine.generate(list(b"abcabcabc"), max_tokens=8).stats.draft_n > 0
+
+
+def test_what_drafters_learnt_is_kept_once_something_was_answered(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    """Whatever drafter is in use at the end."""
+    kept: list[dict[str, list[float]]] = []
+    for answers in (0, 1):
+        engine = make_engine(remembers_all(), [SuffixDrafter()], keep_learnt=kept.append)
+        for _ in range(answers):
+            engine.generate(list(b"abcabcabcabc"), max_tokens=20)
+        engine.set_drafter("none")
+        engine.close()
+    [learnt] = kept
+    assert learnt["suffix"] != SuffixDrafter().learnt()["suffix"].ravel().tolist()
+
+
+def test_another_drafter_begins_with_what_was_learnt_before(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all(), [SuffixDrafter()])
+    engine.generate(list(b"abcabcabcabc"), max_tokens=20)
+    learnt = engine._speculation.learnt()["suffix"]
+    engine.set_drafter("none")
+    engine.set_drafter("suffix")
+    assert engine._speculation.learnt()["suffix"] == learnt
+    assert learnt != SuffixDrafter().learnt()["suffix"].ravel().tolist()
