@@ -83,8 +83,9 @@ class Engine:
         self._speculation.close()
         if self.parts.history is not None:
             self.parts.history.save()
-        if self.parts.keep_learnt is not None and self.last is not None:
-            self.parts.keep_learnt(self._learnt | self._speculation.learnt())
+        learnt = self._learnt | self._speculation.learnt()
+        if self.parts.keep_learnt is not None and self.last is not None and learnt:
+            self.parts.keep_learnt(learnt)
         self._session.close()
         for draft in self.parts.drafts:
             draft.close_session()

@@ -120,7 +120,7 @@ def cached_plan(path: Path) -> Plan | None:
     """None where there is none; a damaged one is passed over, which one line says."""
     try:
         return read_plan(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (UsageError, OSError) as error:
         _log.warning("the cached plan is not used: %s", error)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec import speculation
 from edge_spec.control.load import SharedPolicy
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.control.policy import FixedPolicy
@@ -124,6 +125,17 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
     assert [answer(engine, prompt) for prompt in asked] == alone
 
 
+def _fixed(
+    costs: object,
+    guess_s: object,
+    free: object,
+    max_draft_tokens: int,
+    branches: bool,
+    probes: bool,
+) -> FixedPolicy:
+    return FixedPolicy(max_draft_tokens, 0.0, branches, probes)
+
+
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("draft", ["llama", "qwen3"])
 @pytest.mark.parametrize("drafter", ["draft-model", "cascade"])
@@ -132,7 +144,8 @@ def test_drafting_meanwhile_changes_no_text(
 ) -> None:
     """With a draft that is always right, and with one that hardly ever is; stopped as soon as the
     target has scored, or when it has read what it wanted to."""
-    if patient:
+    if patient:  # however slow the draft is
+        monkeypatch.setattr(speculation, "MeasuredPolicy", _fixed)
         monkeypatch.setattr(ahead, "_LEAST_CHANCE", 0.15)
         anticipate = DraftModelDrafter.anticipate
         monkeypatch.setattr(
