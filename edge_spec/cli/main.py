@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from io import TextIOWrapper
+from threading import Event
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -48,15 +51,28 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # bytes or characters that the terminal lacks
             stream.reconfigure(errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    interrupted = Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    sys.exit(run(sys.argv[1:], interrupted))
 
 
-def run(arguments: list[str]) -> int:
-    """The exit status: 0, 1 for a failure, 2 for bad usage, 130 after Ctrl-C."""
+def run(arguments: list[str], interrupted: Event | None = None) -> int:
+    """The exit status: 0, 1 for a failure, 2 for bad usage, 130 after Ctrl-C.
+
+    interrupted: set by Ctrl-C, of which libraries that are just being imported make another error.
+    """
     try:
         status = app(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except EdgeSpecError as error:
+        if interrupted is not None and interrupted.is_set():
+            return INTERRUPTED
         if os.environ.get("EDGE_SPEC_DEBUG"):
             raise
         return _complain(str(error), error.exit_status)
