@@ -18,11 +18,11 @@ from edge_spec.loading import load_engine
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
-def read_prompts(path: Path) -> list[dict[str, str]]:
+def read_prompts(path: Path, per_category: int | None = None) -> list[dict[str, str]]:
     """`id`, `category` and `prompt` of each."""
     return [
         {"id": prompt.id, "category": prompt.category, "prompt": prompt.text}
-        for prompt in prompts.read_prompts(path)
+        for prompt in prompts.read_prompts(path, per_category)
     ]
 
 

@@ -156,7 +156,7 @@ def _ratio(plain_s: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def do_record(arguments: argparse.Namespace) -> None:
-    entries = read_prompts(arguments.prompts)
+    entries = read_prompts(arguments.prompts, arguments.per_category)
     arrays: dict[str, np.ndarray] = {}
     told: list[dict[str, Any]] = []
     with open_engine(arguments.model, runtime=arguments.runtime) as engine:
@@ -274,6 +274,7 @@ def main() -> None:
     recording.add_argument("--model", default="smollm2")
     recording.add_argument("--runtime", default="auto")
     recording.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    recording.add_argument("--per-category", type=int)
     recording.add_argument("--tokens", type=int, default=128)
     recording.add_argument("--repetitions", type=int, default=3)
     recording.set_defaults(run=do_record)

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _FIRST_REST, _LONGEST_REST = 32, 65_536  # rounds
+# A drafter that loses a step in every round, say by rows that it needs for itself, rests 40 rounds
+# for each: 2.5 % of the time. One that loses as much in ten may as well be unlucky.
+_REST_PER_PACE, _LONGEST_REST_PER_LOSS = 40.0, 50.0
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 
@@ -84,7 +87,11 @@ class Account:
         may change; then it is tried again, and measured anew. For good, more or less, where it was
         too slow before it was asked: even to try it, it would have to read the whole text."""
         lost_rounds = (self._first_lost_s + self._lost_s) / plain_s
-        rounds = max(self._rest, round(self._patience.rest_per_loss * lost_rounds))
+        pace = lost_rounds / max(self._rounds, 1)
+        per_loss = max(
+            self._patience.rest_per_loss, min(_LONGEST_REST_PER_LOSS, _REST_PER_PACE * pace)
+        )
+        rounds = max(self._rest, round(per_loss * lost_rounds))
         self.resting = min(rounds, _LONGEST_REST) if self._rounds else _LONGEST_REST
         self._rest *= 2
         self._rounds, self._guess_s = 0, None

@@ -359,9 +359,22 @@ def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
 def test_a_free_drafter_that_loses_is_soon_asked_again() -> None:
     """It has nothing to catch up with, and a text may begin to repeat itself at any token."""
     account = Account(0.0, WITH_FREE)
-    for _ in range(30):
-        account.observe(1.4, 1, 1.0)
+    for _ in range(100):
+        account.observe(1.1, 1, 1.0)
+        if account.resting:
+            break
     assert 0 < account.resting <= 64
+
+
+def test_the_faster_a_drafter_loses_the_longer_it_rests() -> None:
+    """One that needs rows for itself loses in every round that it is asked in."""
+    rests = []
+    for slower in (1.1, 1.5, 2.0):
+        account = Account(0.0, WITH_FREE)
+        while not account.resting:
+            account.observe(slower, 1, 1.0)
+        rests.append(account.resting)
+    assert rests == sorted(rests) and rests[-1] > 5 * rests[0]
 
 
 def test_a_drafter_is_not_charged_for_the_time_of_another() -> None:
