@@ -8,6 +8,7 @@ import json
 import logging
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -204,6 +205,8 @@ def _read(path: Path) -> _File | None:
     except (OSError, ValidationError) as error:
         why = str(error).splitlines()[0]
         _log.warning("%s is damaged or of another version, it is made anew: %s", path, why)
+        with suppress(OSError):  # or every reader would say so again
+            path.unlink()
         return None
 
 

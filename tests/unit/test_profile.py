@@ -298,6 +298,7 @@ def test_a_damaged_profile_is_made_anew_and_one_line_says_so(
     KEY.path.write_text(damaged(change))
     with caplog.at_level(logging.WARNING):
         assert load_profile(KEY) is None
+        assert load_learnt(KEY) == {}  # nor does another reader say so again
     assert len(caplog.messages) == 1 and "\n" not in caplog.messages[0]
     save_profile(KEY, PROFILE)
     assert load_profile(KEY) == PROFILE
