@@ -155,13 +155,15 @@ class MeasuredPolicy:
         """As many of the likeliest rows as are worth most together; None where that is none."""
         if len(tree) == 1:
             return None
+        if tree.draft_probs or not (tree.is_chain or limits.branches):
+            # Whether a sampled row is kept must not depend on what comes behind it, which depends
+            # on its token: a bound that is the same for all rows is blind to that.
+            return cut(tree, limits, self._worth(0.0))
         reach = reach_of(self._acceptance_of(drafter.name), tree)
         if not tree.is_chain:
-            if not limits.branches:
-                return cut(tree, limits, self._worth(0.0))
             reach[1:] = sorted(reach[1:], reverse=True)
         num_rows = self._best_rows(reach[: limits.num_rows])
-        if tree.is_chain and not (tree.needed or tree.draft_probs):  # most rounds
+        if tree.is_chain and not tree.needed:  # most rounds
             return Plan(tree.first_rows(num_rows), None) if num_rows > 1 else None
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
 

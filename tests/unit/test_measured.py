@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -354,6 +354,34 @@ def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
     drafter = Guessing(clock, 0.0, 0.7)
     drafter._acceptance = LearntAcceptance([0.7])
     assert len(policy.choose([drafter], 0, BUDGET).tree) == 4
+
+
+class Saying(Guessing):
+    """Proposes a chain with given confidences, sampled or not."""
+
+    def __init__(self, clock: Clock, confidence: Sequence[float], sampled: bool) -> None:
+        super().__init__(clock, 0.0, 1.0)
+        self.confidence = confidence
+        self.sampled = sampled
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        tree = TokenTree.chain(pending, [1] * len(self.confidence), self.confidence, self.name)
+        probs = (None, *[np.full(4, 0.25, np.float32)] * len(self.confidence))
+        return replace(tree, draft_probs=probs) if self.sampled else tree
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_sampled_row_is_kept_or_dropped_whatever_comes_behind_it(sampled: bool) -> None:
+    """What comes behind it depends on its token, and a sampled token must not be dropped for what
+    it is. Deterministic guesses may be: where the third row makes the second one cheap, say."""
+    clock = Clock()
+    costs = RowCosts({1: 1.0, 2: 1.1, 3: 1.9, 4: 1.9})
+    kept = []
+    for last in (0.05, 0.99):
+        policy = MeasuredPolicy(costs, {}, {"draft"}, branches=False, clock=clock)
+        drafter = Saying(clock, [0.9, 0.62, last], sampled)
+        kept.append(len(policy.choose([drafter], 0, BUDGET).tree) >= 3)  # the second guess is in
+    assert kept == [True, True] if sampled else kept == [False, True]
 
 
 def test_a_free_drafter_that_loses_is_soon_asked_again() -> None:
