@@ -105,6 +105,10 @@ class MeasuredPolicy:
                 continue
             tree = self._ask(drafter, pending, limits, worth)
             plan = self._plan(drafter, tree, limits)
+            if plan is not None and plan.tree.draft_probs:
+                # Samples are not dropped for what they are, so not held against another plan.
+                self._chosen = drafter.name
+                return plan
             rate = self._rate(drafter, plan.tree) if plan is not None else 0.0
             if rate > best_rate:
                 best, best_rate, self._chosen = plan, rate, drafter.name

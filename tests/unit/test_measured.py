@@ -384,6 +384,19 @@ def test_a_sampled_row_is_kept_or_dropped_whatever_comes_behind_it(sampled: bool
     assert kept == [True, True] if sampled else kept == [False, True]
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_sampled_plan_is_not_held_against_another(sampled: bool) -> None:
+    """Its rate depends on its tokens; a deterministic one may be dropped."""
+    clock = Clock()
+    policy = policy_of(clock)
+    free = Saying(clock, [0.9, 0.9, 0.9], sampled=False)
+    costly = Saying(clock, [0.5], sampled)
+    free.name, costly.name = "free", "costly"
+    policy._account(costly).observe(0.1, 8, 1.0)  # its rounds have been the best
+    plan = policy.choose([free, costly], 0, BUDGET)
+    assert plan.tree.proposed_by[1] == ("costly" if sampled else "free")
+
+
 def test_a_free_drafter_that_loses_is_soon_asked_again() -> None:
     """It has nothing to catch up with, and a text may begin to repeat itself at any token."""
     account = Account(0.0, WITH_FREE)
