@@ -131,11 +131,14 @@ class MeasuredPolicy:
         asked_s = sum(seconds for seconds, _ in self._asked.values())
         self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
+        # A machine that slows down slows plain steps down as well, which shows later: no drafter is
+        # to answer for the time between, so its rows are charged as they cost on average now.
+        rows_s = self.costs.at(round_stats.num_rows) + self._around_s
         for name, (draft_s, tree) in self._asked.items():
             learn(self._acceptance_of(name), tree, round_stats.tokens)
             account = self._accounts[name]
             if self._chosen in (None, name):
-                account.observe(pass_s + draft_s, round_stats.num_tokens, self._plain_s)
+                account.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
             else:  # it has cost its time, and another one has guessed
                 account.observe(self._plain_s + draft_s, 1, self._plain_s)
             if account.resting:

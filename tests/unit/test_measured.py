@@ -6,7 +6,7 @@ Time is simulated: a plain step takes one second, and nothing else tells the pol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,9 +116,11 @@ class Simulated:
         return self.seconds / self.tokens
 
 
-def policy_of(clock: Clock, guess_s: dict[str, float] | None = None) -> MeasuredPolicy:
+def policy_of(
+    clock: Clock, guess_s: dict[str, float] | None = None, free: Collection[str] = ()
+) -> MeasuredPolicy:
     costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
-    return MeasuredPolicy(costs, guess_s or {}, branches=False, clock=clock)
+    return MeasuredPolicy(costs, guess_s or {}, free, branches=False, clock=clock)
 
 
 def simulate(
@@ -129,6 +131,7 @@ def simulate(
     noise: float = 0.03,
     around_s: float = 0.05,
     pause_at: int | None = None,
+    slower: Callable[[int], float] = lambda number: 1.0,
 ) -> Simulated:
     """noise: standard deviation of a pass; around_s: of a round, outside guesses and the pass;
     pause_at: the round in whose pass the machine slept for an hour."""
@@ -140,7 +143,7 @@ def simulate(
         plan = policy.choose(drafters, 0, BUDGET)
         drafted = clock.now
         rows = len(plan.tree)
-        forward_s = pass_s(rows) * max(0.5, 1 + noise * rng.normal())
+        forward_s = slower(number) * pass_s(rows) * max(0.5, 1 + noise * rng.normal())
         forward_s += 3600 if number == pause_at else 0
         clock.now += forward_s + around_s
         accepted = 0
@@ -269,6 +272,19 @@ def test_one_slow_guess_is_no_slow_draft() -> None:
     asked = len(drafter.asked)
     simulate(clock, policy, [drafter], rounds=1200)
     assert len(drafter.asked) - asked > 100
+
+
+def test_a_machine_that_becomes_slower_sends_no_drafter_to_rest() -> None:
+    """Three times, at once, and with noise: plain steps have become as slow, which is only not
+    known yet."""
+    clock = Clock()
+    policy, drafter = policy_of(clock, free={"draft"}), Guessing(clock, 0.0, 0.62)
+
+    def slower(number: int) -> float:
+        return 3.0 if number // 200 % 2 else 1.0
+
+    simulate(clock, policy, [drafter], rounds=1200, noise=0.2, slower=slower)
+    assert len(drafter.asked) > 1150
 
 
 def test_a_machine_that_slept_says_nothing_about_its_draft() -> None:
