@@ -38,11 +38,18 @@ from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.metrics import Stats
-from edge_spec.placement.replay import DraftCost, Recording, VirtualClock, record, replay
+from edge_spec.placement.replay import (
+    Charged,
+    DraftCost,
+    Recording,
+    VirtualClock,
+    record,
+    replay,
+)
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 GUESSES = (1, 2, 3, 5, 7, 15)  # of the fixed settings
-CONTEXT_SHARE = 1 / 4000  # of a pass, more for each token of context: measured here
+CONTEXT_SHARE = 1 / 4000  # of a pass, more for each token of context: assumed, for both sides
 # Seconds a round in Python, measured here among passes (drafting, ms a round, of
 # benchmarks/drafters.py); other processors are charged the same.
 DRAFT_COSTS = {
@@ -88,7 +95,8 @@ def drafting(names: str, policy: Callable[[VirtualClock, str], Policy]) -> Calla
         }
         drafters = [makers[name]() for name in names.split("+")]
         drafter = drafters[0] if len(drafters) == 1 else CompositeDrafter(drafters)
-        return [drafter], policy(clock, drafter.name)
+        charged = Charged(drafter, DRAFT_COSTS[drafter.name], clock)
+        return [charged], policy(clock, drafter.name)
 
     return speculate
 
@@ -124,7 +132,7 @@ def simulated(
         rows[num_rows] += 1
         return pass_s(num_rows) * (1 + context * CONTEXT_SHARE)
 
-    all_stats = replay(recordings, vocab_size, speculate, of_context, DRAFT_COSTS)
+    all_stats = replay(recordings, vocab_size, speculate, of_context)
     plain_s = [
         sum(
             pass_s(1) * (1 + (len(recording.prompt) + i) * CONTEXT_SHARE)

@@ -138,19 +138,9 @@ def load_engine(
         loaded = target.open(options.runtime_options)
         opened.callback(loaded.close)
         check_capabilities(target.name, target.runtime.name, loaded, options)
-        numerics = measure_numerics(loaded, EXACT_WIDTHS if options.exact else MARGIN_WIDTHS)
         if drafts:
             _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
-        speculator = Speculator(
-            setting,
-            loaded.capabilities,
-            numerics,
-            exact=options.exact,
-            overlap=options.drafts_elsewhere,
-            draft_overlap=options.draft_overlap if options.anticipates else DraftOverlap.OFF,
-            parallel_rows=options.parallel_rows,
-            costs=costs,
-        )
+        speculator = _speculator(setting, loaded, costs, options)
         speculation = speculator.compose(drafters)
         speculation.relearn(load_learnt(key))
         parts = Parts(
@@ -158,7 +148,7 @@ def load_engine(
             runtime=target.runtime.name,
             model=loaded,
             text=target.text,
-            numerics=numerics,
+            numerics=speculator.numerics,
             speculation=speculation,
             speculator=speculator,
             drafter=options.drafter,
@@ -168,13 +158,27 @@ def load_engine(
             keep_learnt=partial(_keep_learnt, key),
         )
         if measure_when_idle and profile is None:
-            branches = loaded.capabilities.trees and numerics.branch_invariant
-            profiler = profile_when_idle(loaded, key, branches)
+            profiler = profile_when_idle(loaded, key, speculator.branches)
             opened.callback(profiler.close)
             parts = replace(parts, idle_work=profiler)
         engine = Engine(parts)
         opened.pop_all()
     return engine
+
+
+def _speculator(
+    setting: Setting, model: Model, costs: Callable[[], RowCosts], options: LoadOptions
+) -> Speculator:
+    return Speculator(
+        setting,
+        model.capabilities,
+        measure_numerics(model, EXACT_WIDTHS if options.exact else MARGIN_WIDTHS),
+        exact=options.exact,
+        overlap=options.drafts_elsewhere,
+        draft_overlap=options.draft_overlap if options.anticipates else DraftOverlap.OFF,
+        parallel_rows=options.parallel_rows,
+        costs=costs,
+    )
 
 
 def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:

@@ -104,8 +104,7 @@ class Speculator:
     def compose(self, drafters: Sequence[Drafter]) -> Speculation:
         """Guesses branch only where that changes no number, so that the text is the one that
         plain decoding writes, bit for bit where the runtime's widths allow it."""
-        trees = self.capabilities.trees
-        branches = trees and self.numerics.branch_invariant
+        trees, branches = self.capabilities.trees, self.branches
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
         if self.costs is not None and guarded:
@@ -129,6 +128,11 @@ class Speculator:
             return None
         trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
         return Anticipation(drafters, trial)
+
+    @property
+    def branches(self) -> bool:
+        """Whether guesses may branch without changing a number."""
+        return self.capabilities.trees and self.numerics.branch_invariant
 
     @property
     def _step_s(self) -> float:

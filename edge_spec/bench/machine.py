@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from edge_spec.placement.profile import cpu_name
+from edge_spec.processor import cpu_name
 
 _PACKAGES = (
     *("edge-spec", "numpy", "onnxruntime", "tokenizers"),

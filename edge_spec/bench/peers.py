@@ -219,10 +219,3 @@ def parse_choices(option: str, values: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{option}: there is no {path}", remedy="Check the path.")
         chosen[name] = found
     return chosen
-
-
-def available_cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -71,14 +71,9 @@ def bench(
         measured, opened = _measure(engine, plan, choice)
         if not measured.tasks:
             raise KeyboardInterrupt
-        settings = {
+        settings = _settings(engine, loading) | {
             "model": Path(model).name,
             "weights": choice.weights if choice else engine.parts.name,
-            "runtime": engine.parts.runtime,
-            "drafter": loading.drafter,
-            "drafts": loading.draft or [],
-            "exact": loading.exact,
-            "threads": loading.threads,
             "prompts": prompts.name if prompts else "edge-spec's own",
             "max_tokens": max_tokens,
         }
@@ -86,6 +81,16 @@ def bench(
     _print(report, json, out)
     if measured.partial:
         raise KeyboardInterrupt
+
+
+def _settings(engine: Engine, loading: options.ModelOptions) -> dict[str, Any]:
+    return {
+        "runtime": engine.parts.runtime,
+        "drafter": loading.drafter,
+        "drafts": loading.draft or [],
+        "exact": loading.exact,
+        "threads": loading.threads,
+    }
 
 
 def _measure(
@@ -111,10 +116,11 @@ def _peer_choice(
     model: str, loading: options.ModelOptions, models: Sequence[str], pythons: Sequence[str]
 ) -> PeerChoice:
     """With one GGUF file for all, ourselves included."""
-    from edge_spec.bench.peers import PeerChoice, available_cores, parse_choices
+    from edge_spec.bench.peers import PeerChoice, parse_choices
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.load_options import LoadOptions
     from edge_spec.preparation import gguf_file
+    from edge_spec.processor import available_cores
     from edge_spec.sources import Source
 
     chosen = parse_choices("--peer-model", models), parse_choices("--peer-python", pythons)

@@ -48,19 +48,10 @@ class Acceptance:
         self._right[bucket] = _MEMORY * self._right[bucket] + right
         self._claimed[bucket] = _MEMORY * self._claimed[bucket] + confidence
 
-    def snapshot(self) -> np.ndarray:
+    def counts(self) -> np.ndarray:
         """[3, buckets] float64: guesses, those that were right, and the sum of their confidences,
         each weighted by age."""
         return np.array([self._seen, self._right, self._claimed])
-
-    def restore(self, counts: np.ndarray) -> None:
-        """Raises ValueError for what are no counts of guesses."""
-        if counts.shape != (3, _NUM_BUCKETS):
-            raise ValueError(f"counts of guesses of shape {counts.shape}")
-        seen, *parts = counts
-        if not all((np.isfinite(part) & (part >= 0) & (part <= seen)).all() for part in parts):
-            raise ValueError("counts of guesses that are none")
-        self._seen, self._right, self._claimed = counts.tolist()
 
 
 def reach_of(acceptance: Acceptance, tree: TokenTree) -> list[float]:

@@ -27,7 +27,7 @@ from edge_spec.tree import TokenTree
 
 _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
 # A guess is the likeliest of several, so on average its chance is overestimated a little (the
-# winner's curse). Tried over recorded texts and several t(k): 1.15 to 1.5 are alike, 1 loses 1 %.
+# winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
 _SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
 _DEEPEST = 8  # levels of it

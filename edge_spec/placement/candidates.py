@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key
 from edge_spec.preparation import Prepared, is_prepared, prepare
+from edge_spec.processor import available_cores
 from edge_spec.sources import Source
 
 _ORACLE = "reference"  # slower than any other runtime, and not made for more than checks
@@ -103,12 +103,6 @@ def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
     if device.kind != CPU or half < (1 if is_draft else 2):
         return [None]
     return [None, half]
-
-
-def available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _is_cheap(source: Source, runtime: str, options: LoadOptions) -> bool:

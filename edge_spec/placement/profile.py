@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -21,13 +20,13 @@ from edge_spec.bundle import Bundle
 from edge_spec.control.cost import RowCosts
 from edge_spec.model import RuntimeOptions
 from edge_spec.preparation import Prepared
+from edge_spec.processor import cpu_name
 from edge_spec.sources import EXPORT_VERSION, Source
 from edge_spec.storage import atomic_file, cache_directory
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
 _MOST_SPREAD = 0.5
-_CPUINFO = Path("/proc/cpuinfo")
 _MAX_FILE_BYTES = 4_000_000
 _LOCK_S = 10.0  # after which another process is taken to hang
 
@@ -141,14 +140,6 @@ def stored_weights(prepared: Prepared) -> str:
         return prepared.source.manifest.quantization
     types = prepared.source.weight_types
     return "+".join(sorted(types - {"F32"} or types))  # norms are never quantized
-
-
-def cpu_name() -> str:
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def load_profile(key: ProfileKey) -> Profile | None:

@@ -8,7 +8,7 @@ answers from the recording and on a clock that the costs advance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,24 +100,21 @@ def replay(
     vocab_size: int,
     speculate: Speculate,
     pass_s: PassCost,
-    draft_costs: Mapping[str, DraftCost] | None = None,
 ) -> list[Stats]:
     """Statistics of each recording, with times of a clock on which a pass takes `pass_s`.
 
     speculate: makes the drafters and the policy, once for all recordings, as in one session.
-    draft_costs: by the drafters' names; those not named cost nothing.
+    Drafters take no time on that clock unless they advance it (`Charged`, `drafting.RealTime`).
     """
     clock = VirtualClock()
     drafters, policy = speculate(clock)
-    costs = draft_costs or {}
-    charged = [Charged(each, costs.get(each.name, DraftCost()), clock) for each in drafters]
     logits = np.full((MAX_ROWS, vocab_size), _UNLIKELY, np.float32)
     all_stats = []
     for recording in recordings:
         session = RecordedSession(recording, logits, pass_s, clock)
         session.prefill(recording.prompt[:-1])
         stats = Stats(prompt_n=len(recording.prompt))
-        decoder = Decoder(session, charged, policy, clock=clock)
+        decoder = Decoder(session, drafters, policy, clock=clock)
         context = len(recording.prompt) + len(recording.tokens) + MAX_ROWS
         limits = Limits(len(recording.tokens), frozenset(), context, MAX_ROWS)
         for _ in decoder.decode(
@@ -148,7 +145,6 @@ class RecordedSession:
         self._written: list[tuple[int, np.ndarray]] = []
         self._pass_s = pass_s
         self._clock = clock
-        self._tree: TokenTree | None = None
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self.length += len(tokens)
@@ -169,7 +165,6 @@ class RecordedSession:
             which = start + depth if on_text[row] else self._after.get(token)
             if which is not None and which < len(self._recording.tokens):
                 self._write(row, which)
-        self._tree = tree
         self._clock.advance(self._pass_s(len(tree), self.length))
         return Forward(self._logits[: len(tree)])
 
@@ -197,7 +192,7 @@ class RecordedSession:
 
 
 class Charged:
-    """Another drafter, whose work takes time on a virtual clock."""
+    """Another drafter, whose work takes a given time: the same on every machine."""
 
     def __init__(self, drafter: Drafter, cost: DraftCost, clock: VirtualClock) -> None:
         self.name = drafter.name

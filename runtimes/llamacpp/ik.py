@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError
+from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
@@ -19,7 +20,6 @@ from edge_spec.runtimes.llamacpp.library import (
     Device,
     Library,
     ModelChoices,
-    available_memory,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog, LogCallback
 
@@ -160,5 +160,5 @@ def _devices(ggml: Any) -> list[Device]:
     names = [
         ggml.ggml_backend_reg_get_name(i).decode() for i in range(ggml.ggml_backend_reg_get_count())
     ]
-    memory = available_memory(0)
+    memory = free_bytes() or 0
     return [Device(name, name, name == "CPU", memory if name == "CPU" else 0, 0) for name in names]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -115,13 +114,3 @@ class Library:
     state_size: Callable[[int], int]  # bytes of sequence 0
     state_read: Callable[[int, Any, int], int]  # context, buffer, size
     state_write: Callable[[int, Any, int], int]
-
-
-def available_memory(otherwise: int) -> int:
-    """Bytes of main memory that can still be used, where the system says so."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return otherwise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edge_spec.architecture import LLAMA_FAMILY
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.model import Capabilities, Published, RuntimeOptions
+from edge_spec.processor import available_cores
 from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
@@ -52,7 +53,7 @@ class LlamaCppModel:
             num_tokens=self.config.context_length,
             batch_tokens=library.max_batch_tokens(source.weight_types),
             max_rows=MAX_ROWS,
-            threads=options.threads or _available_cores(),
+            threads=options.threads or available_cores(),
             kv_type=_kv_type(library, options, on_device),
             flash_attention=options.flash_attention is not False,
             on_device=on_device,
@@ -158,12 +159,6 @@ def _require_used(options: RuntimeOptions, devices: Sequence[Device]) -> None:
             f"{', '.join(sorted(unused))}",
             remedy="Add rpc0 and so on to --device, or leave it out: edge-spec devices lists them.",
         )
-
-
-def _available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _kv_type(library: Library, options: RuntimeOptions, on_device: bool) -> str:

@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError
+from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
@@ -17,7 +18,6 @@ from edge_spec.runtimes.llamacpp.library import (
     Device,
     Library,
     ModelChoices,
-    available_memory,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 
@@ -204,7 +204,7 @@ def _device(ggml: Any, handle: int, server: str | None = None) -> Device:
         name=ggml.ggml_backend_dev_name(handle).decode(),
         description=ggml.ggml_backend_dev_description(handle).decode(),
         is_cpu=is_cpu,
-        free_bytes=available_memory(free.value) if is_cpu else free.value,
+        free_bytes=(is_cpu and free_bytes()) or free.value,
         total_bytes=total.value,
         handle=handle,
         server=server,

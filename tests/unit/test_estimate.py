@@ -82,7 +82,7 @@ def test_what_the_text_decides_is_learnt_and_nothing_else() -> None:
     """Rows below a wrong one say nothing."""
     acceptance = Acceptance()
     learn(acceptance, TokenTree.chain(0, [1, 2, 3], [0.5, 0.9, 0.99]), [1, 7])
-    seen, right, claimed = acceptance.snapshot()
+    seen, right, claimed = acceptance.counts()
     assert (seen.sum(), right.sum()) == (2, 1)
     assert claimed.sum() == pytest.approx(1.4)
 
@@ -90,7 +90,7 @@ def test_what_the_text_decides_is_learnt_and_nothing_else() -> None:
 def test_of_siblings_each_is_learnt_from() -> None:
     acceptance = Acceptance()
     learn(acceptance, branching(), [2, 5])
-    seen, right, _ = acceptance.snapshot()
+    seen, right, _ = acceptance.counts()
     assert (seen.sum(), right.sum()) == (2, 1)
 
 
@@ -101,29 +101,10 @@ def test_a_sampled_row_keeps_its_drafters_word() -> None:
     tree = branching(sampled=True)
     for _ in range(40):
         learn(acceptance, tree, [2, 5])
-    assert acceptance.snapshot().sum() == 0
+    assert acceptance.counts().sum() == 0
     for _ in range(40):
         acceptance.observe(1, 0.5, False)
     np.testing.assert_allclose(reach_of(acceptance, tree), tree.reach, rtol=1e-6)
-
-
-def test_counts_survive_a_snapshot() -> None:
-    acceptance, other = Acceptance(), Acceptance()
-    for right in (True, False, False):
-        acceptance.observe(1, 0.9, right)
-    other.restore(acceptance.snapshot())
-    assert other.estimate(1, 0.9) == acceptance.estimate(1, 0.9) < 0.9
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [np.zeros((2, 32)), np.full((3, 32), np.nan), np.stack([np.ones(32), 2 * np.ones(32)] * 2)[:3]],
-)
-def test_counts_that_are_none_are_refused(counts: np.ndarray) -> None:
-    acceptance = Acceptance()
-    with pytest.raises(ValueError, match="counts"):
-        acceptance.restore(counts)
-    assert acceptance.snapshot().sum() == 0
 
 
 def test_within_a_bucket_a_surer_guess_stays_likelier() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from edge_spec.model import Capabilities, Forward
-from edge_spec.placement import profile as profiles
 from edge_spec.placement.measure import WIDTHS, Effort, measure, measuring
 from edge_spec.placement.profile import (
     ContextCosts,
@@ -328,12 +327,3 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     newer = replace(KEY, library="2.0")  # acceptance is a matter of the model, not of its library
     save_profile(newer, PROFILE)
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
-
-
-def test_the_processor_is_named_where_the_system_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor : 0\nmodel name\t: A Processor @ 2 GHz\n")
-    monkeypatch.setattr(profiles, "_CPUINFO", cpuinfo)
-    assert profiles.cpu_name() == "A Processor @ 2 GHz"

@@ -11,7 +11,7 @@ from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.metrics import Stats
-from edge_spec.placement.replay import DraftCost, Recording, VirtualClock, record, replay
+from edge_spec.placement.replay import Charged, DraftCost, Recording, VirtualClock, record, replay
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -61,14 +61,18 @@ def test_the_rounds_are_those_of_the_model(
 
 
 def test_time_is_what_passes_and_drafters_cost(recordings: list[Recording]) -> None:
-    costs = {"suffix": DraftCost(propose_s=0.01, a_row_s=0.001, observe_s=0.1)}
+    cost = DraftCost(propose_s=0.01, a_row_s=0.001, observe_s=0.1)
     asked: list[tuple[int, int]] = []
 
     def pass_s(rows: int, context: int) -> float:
         asked.append((rows, context))
         return rows + 0.5
 
-    [stats] = replay(recordings[:1], VOCAB, fixed, pass_s, costs)
+    def charged(clock: VirtualClock) -> tuple[list[Drafter], Policy]:
+        [drafter], policy = fixed(clock)
+        return [Charged(drafter, cost, clock)], policy
+
+    [stats] = replay(recordings[:1], VOCAB, charged, pass_s)
     assert stats.verify_ms == pytest.approx(1e3 * sum(rows + 0.5 for rows, _ in asked))
     # The last round has no room for a guess, and asks for none.
     drafting_s = 0.11 * stats.rounds - 0.01 + 0.001 * stats.draft_n
