@@ -47,7 +47,7 @@ class Manifest(BaseModel):
     quantization: str
     source_sha256: str | None  # of the file it was made from, where it was one file
     parity: dict[str, float]  # distance from the source, on the packaged text
-    files: dict[str, FileEntry]
+    files: dict[str, FileEntry]  # by its path in the bundle, with "/"
 
 
 class Bundle:
@@ -79,6 +79,20 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
+def may_replace(out: Path) -> bool:
+    """Whether `out` is an empty directory, or holds nothing but what its manifest lists."""
+    if not out.is_dir():
+        return False
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
+    if not found:
+        return True
+    try:
+        manifest = Manifest.model_validate_json((out / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return found <= {MANIFEST, *manifest.files}
+
+
 def open_bundle(path: Path) -> Bundle:
     """Reads the manifest and checks size and sha256 of every file. Raises BundleError."""
     manifest_path = path / MANIFEST
@@ -106,10 +120,13 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def write_manifest(path: Path, **fields: object) -> Manifest:
-    """Lists and hashes the files in `path` and writes its manifest beside them."""
+    """Lists and hashes the files below `path` and writes its manifest."""
     files = {
-        file.name: FileEntry(sha256=sha256_file(file), num_bytes=file.stat().st_size)
-        for file in sorted(path.iterdir())
+        file.relative_to(path).as_posix(): FileEntry(
+            sha256=sha256_file(file), num_bytes=file.stat().st_size
+        )
+        for file in sorted(path.rglob("*"))
+        if not file.is_dir()
     }
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
@@ -141,10 +158,11 @@ def _json(manifest: Manifest) -> bytes:
 
 
 def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
-    if Path(name).name != name or name in ("", ".", ".."):
+    if not _is_below(name):
         raise BundleError(f"{directory} lists a file outside itself: {name}", remedy=_EXPORT_AGAIN)
     file = directory / name
-    if not file.is_file() or file.is_symlink():
+    links = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
+    if links or not file.is_file():
         raise BundleError(f"{file} is missing", remedy=_EXPORT_AGAIN)
     size = file.stat().st_size
     if size != entry.num_bytes:
@@ -153,3 +171,9 @@ def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
         )
     if sha256_file(file) != entry.sha256:
         raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)
+
+
+def _is_below(name: str) -> bool:
+    """Whether it is a plain relative path on every system: no root, drive or step upwards."""
+    parts = name.split("/")
+    return not any(part in ("", ".", "..") or set(part) & set("\\:\0") for part in parts)

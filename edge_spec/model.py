@@ -197,12 +197,27 @@ class TokenizingRuntime(Runtime, Protocol):
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to write. `quantization` names are the format's own; None is its default."""
+    """What to write. `quantization` names are the format's own; None is its default.
+
+    From `compute` on, an exporter refuses what it does not know (`require_only`).
+    """
 
     quantization: str | None = None
     block_size: int | None = None
     num_layers: int | None = None  # only the first ones, for a draft; None: all
     check: bool = True  # compare the result with the reference and refuse it beyond its bound
+    compute: str | None = None  # the unit that the graph is laid out for, such as "gpu"
+    context_length: int | None = None  # tokens, where the format fixes it
+    hidden_states: bool = False  # whether the graph returns them beside its scores
+
+    def require_only(self, format: str, *known: str) -> None:
+        """Raises UsageError if one of the last three options is set and not `known`."""
+        for name in ("compute", "context_length", "hidden_states"):
+            if name not in known and getattr(self, name):
+                raise UsageError(
+                    f"the {format} exporter has no option {name.replace('_', '-')}",
+                    remedy="Leave it out, or choose another --format.",
+                )
 
 
 @dataclass(frozen=True)

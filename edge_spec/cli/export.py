@@ -16,12 +16,13 @@ def export(
         Path,
         typer.Argument(help="Directory to write, or the file of a GGUF.", show_default=False),
     ],
-    format: Annotated[str, typer.Option(help="onnx or gguf.")] = "onnx",
+    format: Annotated[str, typer.Option(help="onnx, gguf or coreml.")] = "onnx",
     quant: Annotated[
         str | None,
         typer.Option(
             help="onnx: int4, int8, fp16, fp32 (default int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and "
-            "others (default Q4_0)."
+            "others (default Q4_0); coreml: int4, int8, fp16 for the GPU (default int4), lut4, "
+            "lut6, fp16 for the Neural Engine (default lut6)."
         ),
     ] = None,
     block_size: Annotated[
@@ -31,6 +32,17 @@ def export(
     layers: Annotated[
         int | None, typer.Option(help="Keep only the first layers, for a draft.")
     ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(help="coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]"),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(help="coreml: tokens that the cache holds.  [default: up to 2048]"),
+    ] = None,
+    hidden_states: Annotated[
+        bool, typer.Option("--hidden-states", help="coreml: return them beside the scores.")
+    ] = False,
     check: Annotated[
         bool, typer.Option(help="Compare the result with the reference model.")
     ] = True,
@@ -45,7 +57,9 @@ def export(
     with ProgressBar() as progress:
         exporter = plugins.load_exporter(format)
         checkpoint = plugins.open_checkpoint(Source(model, progress).path)
-        export_options = ExportOptions(quant, block_size, layers, check)
+        export_options = ExportOptions(
+            quant, block_size, layers, check, compute, context, hidden_states
+        )
         report = exporter.export(checkpoint, out, export_options, progress)
     if json:
         from json import dumps

@@ -106,6 +106,7 @@ class GgufExporter:
 
 def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""
+    options.require_only(GgufExporter.format)
     wanted = options.quantization
     name = DEFAULT_QUANTIZATION if wanted is None else wanted.upper()
     if name not in QUANTIZATIONS:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edge_spec.bundle import MANIFEST, TOKENIZER, Manifest, open_bundle, write_manifest
+from edge_spec.bundle import MANIFEST, TOKENIZER, may_replace, open_bundle, write_manifest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx.graph import GraphBuilder
@@ -100,6 +100,7 @@ class OnnxExporter:
 
 
 def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
+    options.require_only(OnnxExporter.format)
     name = DEFAULT_QUANTIZATION if options.quantization is None else options.quantization
     block_size = BLOCK_SIZES[0] if options.block_size is None else options.block_size
     if name not in QUANTIZATIONS:
@@ -110,7 +111,7 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
         raise UsageError(
             f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
         )
-    if out.exists() and not _may_replace(out):
+    if out.exists() and not may_replace(out):
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
         )
@@ -128,20 +129,6 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
             remedy="Run it with --runtime reference.",
         )
     return name, block_size
-
-
-def _may_replace(out: Path) -> bool:
-    """Whether `out` is an empty directory, or holds nothing but what its manifest lists."""
-    if not out.is_dir():
-        return False
-    found = {path.name for path in out.iterdir()}
-    if not found:
-        return True
-    try:
-        manifest = Manifest.model_validate_json((out / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return found <= {MANIFEST, *manifest.files}
 
 
 def _write_graph(

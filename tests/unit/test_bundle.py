@@ -16,6 +16,18 @@ from edge_spec.testing import ScriptedModel, random_logits
 
 FILE = {"sha256": hashlib.sha256(b"weights").hexdigest(), "num_bytes": len(b"weights")}
 CONFIG = ScriptedModel(random_logits(5), 5).config
+FIELDS: dict[str, Any] = {
+    "format": "onnx",
+    "name": "tiny",
+    "architecture": CONFIG.to_dict(),
+    "chat_template": None,
+    "eos_ids": (1, 2),
+    "bos_id": None,
+    "adds_bos": False,
+    "quantization": "q4",
+    "source_sha256": None,
+    "parity": {"kl": 0.01},
+}
 
 
 @pytest.fixture
@@ -24,19 +36,7 @@ def directory(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "model.onnx").write_bytes(b"weights")
     (directory / "tokenizer.json").write_text("{}")
-    write_manifest(
-        directory,
-        format="onnx",
-        name="tiny",
-        architecture=CONFIG.to_dict(),
-        chat_template=None,
-        eos_ids=(1, 2),
-        bos_id=None,
-        adds_bos=False,
-        quantization="q4",
-        source_sha256=None,
-        parity={"kl": 0.01},
-    )
+    write_manifest(directory, **FIELDS)
     return directory
 
 
@@ -97,7 +97,10 @@ def test_a_link_is_not_followed(directory: Path, tmp_path_factory: Any) -> None:
     refused(directory, "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["../model.onnx", "{outside}/model.onnx", "sub/model.onnx", ".."])
+@pytest.mark.parametrize(
+    "name",
+    ["../model.onnx", "{outside}/model.onnx", "sub/../../model.onnx", "sub\\model.onnx", ".."],
+)
 def test_a_name_that_leads_out_of_the_bundle_is_refused(directory: Path, name: str) -> None:
     name = name.format(outside=directory.parent)
     (directory / "sub").mkdir()
@@ -105,6 +108,25 @@ def test_a_name_that_leads_out_of_the_bundle_is_refused(directory: Path, name: s
         (place / "model.onnx").write_bytes(b"weights")
     edit(directory, lambda manifest: manifest["files"].update({name: FILE}))
     refused(directory, name)
+
+
+def test_files_in_folders_are_listed_and_checked(directory: Path) -> None:
+    (directory / MANIFEST).unlink()  # it is written last
+    (directory / "sub" / "deeper").mkdir(parents=True)
+    (directory / "sub" / "deeper" / "weights").write_bytes(b"weights")
+    write_manifest(directory, **FIELDS)
+    bundle = open_bundle(directory)
+    assert bundle.file("sub/deeper/weights").read_bytes() == b"weights"
+    (directory / "sub" / "deeper" / "weights").write_bytes(b"changed")
+    refused(directory, "sha256")
+
+
+def test_a_link_to_a_folder_is_not_followed(directory: Path, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "model.onnx").write_bytes((directory / "model.onnx").read_bytes())
+    (directory / "sub").symlink_to(elsewhere)
+    edit(directory, lambda manifest: manifest["files"].update({"sub/model.onnx": FILE}))
+    refused(directory, "sub/model.onnx")
 
 
 @pytest.mark.parametrize("name", [".", ""])
