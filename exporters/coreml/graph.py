@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil import Builder as ops
+from coremltools.converters.mil import Builder as ops  # noqa: N813
 from coremltools.converters.mil import Function, Program
 from coremltools.converters.mil.mil import types
 

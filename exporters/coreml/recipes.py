@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from coremltools.converters.mil import Builder as ops
+from coremltools.converters.mil import Builder as ops  # noqa: N813
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.exporters.coreml.weights import Var, Weights

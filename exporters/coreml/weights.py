@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any, Protocol
 
 import numpy as np
-from coremltools.converters.mil import Builder as ops
+from coremltools.converters.mil import Builder as ops  # noqa: N813
 from coremltools.converters.mil.mil import types
 
 from edge_spec.errors import UnsupportedModelError
