@@ -19,7 +19,7 @@ from edge_spec.runtimes.coreml import operations
 from edge_spec.runtimes.coreml.constants import CONSTEXPR, Constants, rounded, widened
 from edge_spec.runtimes.coreml.folding import folding
 from edge_spec.runtimes.coreml.layout import is_half, is_state
-from edge_spec.runtimes.coreml.state_flow import in_place_updates, variables
+from edge_spec.runtimes.coreml.state_flow import plan_state, variables
 
 State = dict[str, np.ndarray]
 Values = list[Any]  # of a function's variables, by their place
@@ -61,7 +61,7 @@ class _Planner:
     def __init__(self, function: Any, shared: Constants) -> None:
         self._function = function
         self._shared = shared
-        self._in_place = in_place_updates(function)
+        self._state_plan = plan_state(function)
         self._places: dict[int, int] = {}  # of a variable, by its identity
         self._values: Values = []
         self._varies: list[bool] = []  # whether a pass computes it
@@ -72,7 +72,7 @@ class _Planner:
         inputs = {name: self._new(var) for name, var in taken.items()}
         with np.errstate(all="ignore"):
             for place, operation in enumerate(self._function.operations):
-                self._plan(operation, place in self._in_place)
+                self._plan(operation, place)
         returned = self._function.outputs
         return Interpreted(
             inputs=inputs,
@@ -82,7 +82,7 @@ class _Planner:
             steps=self._steps,
         )
 
-    def _plan(self, operation: Any, in_place: bool) -> None:
+    def _plan(self, operation: Any, place: int) -> None:
         kind = operation.op_type
         if all(var.val is not None for var in operation.outputs):
             for var in operation.outputs:
@@ -95,18 +95,18 @@ class _Planner:
             value = self._places[id(operation.inputs["value"])]
             state = operation.inputs["state"].name
             self._steps.append(_writing(state, value, self._result(operation)))
-        elif in_place:
+        elif place in self._state_plan.in_place:
             arguments = self._arguments(operation)
             self._steps.append(_updating(operation, arguments, self._result(operation)))
         else:
-            self._plan_computed(operation)
+            self._plan_computed(operation, place in self._state_plan.copied)
 
-    def _plan_computed(self, operation: Any) -> None:
+    def _plan_computed(self, operation: Any, copied: bool) -> None:
         """Computed now where it depends on no input."""
         varies = any(self._varies[self._places[id(var)]] for var in variables(operation))
         arguments = self._arguments(operation)
         results = [self._new(var) for var in operation.outputs]
-        step = _computing(operation, arguments, results)
+        step = _computing(operation, arguments, results, copied)
         if varies:
             self._steps.append(step)
             return
@@ -155,14 +155,16 @@ def _updating(operation: Any, arguments: dict[str, Argument], result: int) -> St
         given = _taken(values, arguments)
         try:
             operations.update_slice(**given)
-        except (ValueError, IndexError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             raise _failed(operation, error) from error
         values[result] = given["x"]
 
     return update
 
 
-def _computing(operation: Any, arguments: dict[str, Argument], results: list[int]) -> Step:
+def _computing(
+    operation: Any, arguments: dict[str, Argument], results: list[int], copied: bool
+) -> Step:
     kind = operation.op_type
     moves = kind in operations.MOVEMENT
     known = operations.MOVEMENT.get(kind) or operations.ARITHMETIC.get(kind)
@@ -172,9 +174,9 @@ def _computing(operation: Any, arguments: dict[str, Argument], results: list[int
     def compute(values: Values, state: State) -> None:
         try:
             found = work(**_taken(values, arguments))
-        except (ValueError, IndexError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             raise _failed(operation, error) from error
-        parts = [found] if len(results) == 1 else found
+        parts = [found.copy() if copied else found] if len(results) == 1 else found
         for place, part, half in zip(results, parts, halves, strict=True):
             values[place] = rounded(part) if half else part
 

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import platform
 import sys
-import warnings
-from functools import cache
 from typing import Any
 
 from edge_spec.errors import DeviceError, MissingDependencyError
+from edge_spec.quiet_import import quiet_import
 
 _MIN_MACOS = 15  # states and several functions in a package
 
 
-@cache
 def import_coremltools() -> Any:
-    """Silent about what it does not find on other systems. Raises MissingDependencyError."""
-    log = logging.getLogger("coremltools")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Raises MissingDependencyError."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet_import():
             import coremltools
     except ImportError:
         raise MissingDependencyError(
             "coremltools is not installed", remedy='Run: pip install "edge-spec[coreml]".'
         ) from None
-    finally:
-        log.setLevel(level)
     return coremltools
 
 

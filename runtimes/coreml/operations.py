@@ -40,6 +40,18 @@ def square(x: Any) -> Any:
     return x * x
 
 
+def maximum(x: Any, y: Any) -> Any:
+    return np.maximum(x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    return np.minimum(x, y)
+
+
+def equal(x: Any, y: Any) -> Any:
+    return x == y
+
+
 def greater_equal(x: Any, y: Any) -> Any:
     return x >= y
 
@@ -182,25 +194,16 @@ def slice_by_size(x: np.ndarray, begin: Any, size: Any) -> np.ndarray:
     return x[tuple(map(slice, starts, ends))]
 
 
-def slice_update(
-    x: np.ndarray,
-    update: np.ndarray,
-    begin: Any,
-    end: Any,
-    stride: Any = None,
-    begin_mask: Any = None,
-    end_mask: Any = None,
-    squeeze_mask: Any = None,
-) -> np.ndarray:
-    """A copy of x with `update` in place of the slice."""
+def slice_update(x: np.ndarray, update: np.ndarray, **where: Any) -> np.ndarray:
+    """A copy of x with `update` in place of the slice that `slice_by_index` would give."""
     x = x.copy()
-    update_slice(x, update, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    update_slice(x, update, **where)
     return x
 
 
-def update_slice(x: np.ndarray, update: np.ndarray, *where: Any) -> None:
+def update_slice(x: np.ndarray, update: np.ndarray, **where: Any) -> None:
     """`slice_update` in place; raises ValueError where the shapes differ."""
-    part = x[_index(x.ndim, *where)]
+    part = x[_index(x.ndim, **where)]
     if part.shape != update.shape:
         raise ValueError(f"a slice of {part.shape} cannot take {update.shape}")
     part[...] = update
@@ -296,11 +299,14 @@ ARITHMETIC: Mapping[str, Operation] = MappingProxyType(
 MOVEMENT: Mapping[str, Operation] = MappingProxyType(
     {
         "concat": concat,
+        "equal": equal,
         "expand_dims": expand_dims,
         "gather": gather,
         "gather_along_axis": gather_along_axis,
         "greater_equal": greater_equal,
         "identity": identity,
+        "maximum": maximum,
+        "minimum": minimum,
         "reshape": reshape,
         "select": select,
         "slice_by_index": slice_by_index,

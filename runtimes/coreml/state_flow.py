@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edge_spec.runtimes.coreml.operations import VIEWS
 
+_SLICES = ("slice_by_index", "slice_by_size")
 
-def in_place_updates(function: Any) -> frozenset[int]:
-    """Places in `function.operations` of the slice updates that end in an update of the state they
-    began with, and after which nobody looks at what the state was before."""
-    return frozenset(_Flow(function).safe())
+
+@dataclass(frozen=True)
+class StatePlan:
+    """Places in `function.operations`."""
+
+    in_place: frozenset[int]  # slice updates that may write the state itself
+    copied: frozenset[int]  # slices of a state that are used after it is written in place
+
+
+def plan_state(function: Any) -> StatePlan:
+    """A slice update may write the state that it begins with where it ends in an update of that
+    state, and nobody looks later at what the state was before, but through a slice: those are
+    copied."""
+    flow = _Flow(function)
+    in_place = frozenset(flow.in_place())
+    return StatePlan(in_place, frozenset(flow.copied(in_place)))
 
 
 class _Flow:
@@ -22,26 +36,34 @@ class _Flow:
         self._made_by: dict[int, int] = {}  # place of the operation that makes a variable
         self._version: dict[int, int] = {}  # of a variable: the one it is, or is a view of
         self._last_use: dict[int, int] = {}  # of a version
+        self._sliced: dict[int, int] = {}  # place of a slice -> the state's version
         held: dict[str, int] = {}  # the version that a state holds
         for place, operation in enumerate(self._operations):
             for var in variables(operation):
                 self._last_use[self._of(var)] = place
-            source = operation.inputs.get("x")
             for var in operation.outputs:
                 self._made_by[id(var)] = place
-                if operation.op_type == "read_state":
-                    state = operation.inputs["input"].name
-                    self._version[id(var)] = held.setdefault(state, id(var))
-                elif operation.op_type == "coreml_update_state":
-                    held[operation.inputs["state"].name] = self._of(operation.inputs["value"])
-                    self._version[id(var)] = self._of(operation.inputs["value"])
-                elif operation.op_type in VIEWS and source is not None:
-                    self._version[id(var)] = self._of(source)
+            self._follow(place, operation, held)
         for var in function.outputs:
             self._last_use[self._of(var)] = len(self._operations)
 
-    def safe(self) -> Iterator[int]:
-        """A chain of slice updates is safe as a whole or not at all."""
+    def _follow(self, place: int, operation: Any, held: dict[str, int]) -> None:
+        """What the results are views of."""
+        kind, first = operation.op_type, operation.outputs[0]
+        state = _state(operation)
+        if kind == "read_state" and state is not None:
+            self._version[id(first)] = held.setdefault(state, id(first))
+        elif state is not None:
+            held[state] = self._version[id(first)] = self._of(operation.inputs["value"])
+        elif kind in VIEWS:
+            source = self._of(operation.inputs["x"])
+            if kind in _SLICES and source in held.values():
+                self._sliced[place] = source
+            else:
+                self._version.update({id(var): source for var in operation.outputs})
+
+    def in_place(self) -> Iterator[int]:
+        """A chain of slice updates may as a whole or not at all."""
         for place, operation in enumerate(self._operations):
             if operation.op_type != "coreml_update_state":
                 continue
@@ -50,9 +72,18 @@ class _Flow:
                 continue
             state = _state(operation)
             reads = any(_state(each) == state for each in self._operations[chain[-1] : place])
-            uses = (self._last_use[self._of(self._operations[at].inputs["x"])] for at in chain)
-            if not reads and all(use == at for use, at in zip(uses, chain, strict=True)):
+            if not reads and all(self._last_use[self._begun_with(at)] == at for at in chain):
                 yield from chain
+
+    def copied(self, in_place: frozenset[int]) -> Iterator[int]:
+        for place, version in self._sliced.items():
+            last = self._last_use.get(id(self._operations[place].outputs[0]), place)
+            if any(self._begun_with(at) == version and place < at < last for at in in_place):
+                yield place
+
+    def _begun_with(self, place: int) -> int:
+        """The version that a slice update changes."""
+        return self._of(self._operations[place].inputs["x"])
 
     def _chain(self, value: Any) -> tuple[list[int], Any]:
         """Places of the slice updates that made `value`, last first, and what they began with."""
