@@ -25,9 +25,10 @@ def folding(operation: Any) -> Callable[..., Any]:
     }
 
     def fold(**arguments: Any) -> Any:
-        found = fold_constants(operation.op_type, {
-            name: _typed(value, types.get(name)) for name, value in arguments.items()
-        })
+        found = fold_constants(
+            operation.op_type,
+            {name: _typed(value, types.get(name)) for name, value in arguments.items()},
+        )
         if found is None:
             raise _unknown(operation)
         return found

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from edge_spec.errors import SessionError
-from edge_spec.runtimes.coreml import operations
+from edge_spec.runtimes.coreml.arithmetic import ARITHMETIC
 from edge_spec.runtimes.coreml.constants import CONSTEXPR, Constants, rounded, widened
 from edge_spec.runtimes.coreml.folding import folding
 from edge_spec.runtimes.coreml.layout import is_half, is_state
+from edge_spec.runtimes.coreml.movement import MOVEMENT, update_slice
 from edge_spec.runtimes.coreml.state_flow import plan_state, variables
 
 State = dict[str, np.ndarray]
@@ -154,7 +155,7 @@ def _updating(operation: Any, arguments: dict[str, Argument], result: int) -> St
     def update(values: Values, state: State) -> None:
         given = _taken(values, arguments)
         try:
-            operations.update_slice(**given)
+            update_slice(**given)
         except (IndexError, TypeError, ValueError) as error:
             raise _failed(operation, error) from error
         values[result] = given["x"]
@@ -166,8 +167,8 @@ def _computing(
     operation: Any, arguments: dict[str, Argument], results: list[int], copied: bool
 ) -> Step:
     kind = operation.op_type
-    moves = kind in operations.MOVEMENT
-    known = operations.MOVEMENT.get(kind) or operations.ARITHMETIC.get(kind)
+    moves = kind in MOVEMENT
+    known = MOVEMENT.get(kind) or ARITHMETIC.get(kind)
     work = known or folding(operation)
     halves = [not moves and is_half(var) for var in operation.outputs]
 

@@ -73,7 +73,9 @@ def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where:
         if layout.slots < needed:
             raise ValueError(f"its cache has {layout.slots} slots and needs {needed}")
     except ValueError as error:
-        raise BundleError(f"{where} is no model of edge-spec: {error}", remedy=EXPORT_AGAIN) from None
+        raise BundleError(
+            f"{where} is no model of edge-spec: {error}", remedy=EXPORT_AGAIN
+        ) from None
     return layout
 
 

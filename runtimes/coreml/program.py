@@ -35,9 +35,7 @@ class NumpyProgram:
     load: gives a pymil Function by its name.
     """
 
-    def __init__(
-        self, signatures: Mapping[str, Signature], load: Callable[[str], Any]
-    ) -> None:
+    def __init__(self, signatures: Mapping[str, Signature], load: Callable[[str], Any]) -> None:
         self._states = next(iter(signatures.values())).states
         self._load = load
         self._constants = Constants()

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_spec.runtimes.coreml.operations import VIEWS
-
-_SLICES = ("slice_by_index", "slice_by_size")
+from edge_spec.runtimes.coreml.movement import SLICES, VIEWS
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class _Flow:
             held[state] = self._version[id(first)] = self._of(operation.inputs["value"])
         elif kind in VIEWS:
             source = self._of(operation.inputs["x"])
-            if kind in _SLICES and source in held.values():
+            if kind in SLICES and source in held.values():
                 self._sliced[place] = source
             else:
                 self._version.update({id(var): source for var in operation.outputs})
