@@ -171,9 +171,9 @@ def test_products_of_float16_are_summed_in_float32() -> None:
 
 
 def test_an_operation_without_an_entry_is_folded_by_coremltools() -> None:
-    (found,) = planned(lambda new, state: mb.cos(x=new), types.fp32).run(
-        {"new": NEW}, zeros()
-    ).values()
+    (found,) = (
+        planned(lambda new, state: mb.cos(x=new), types.fp32).run({"new": NEW}, zeros()).values()
+    )
     np.testing.assert_allclose(found, np.cos(NEW), atol=1e-6)
 
 
