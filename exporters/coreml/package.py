@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -17,7 +18,8 @@ _SPECIFICATION = 9  # iOS 18, macOS 15
 
 def save(program: Program, path: Path, compute: str) -> None:
     """Writes `path`, a new .mlpackage, which needs iOS 18 or macOS 15."""
-    with redirect_stderr(StringIO()):  # it draws progress bars
+    with redirect_stderr(StringIO()), warnings.catch_warnings():  # it draws progress bars
+        warnings.simplefilter("ignore", ResourceWarning)  # and leaves a directory to its finalizer
         model: Any = mil_convert(
             program,
             convert_from="milinternal",
