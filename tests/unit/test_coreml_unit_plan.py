@@ -1,4 +1,4 @@
-"""What `edge-spec devices --model` makes of Core ML's plan; only Core ML's own objects are faked."""
+"""What `edge-spec devices --model` makes of Core ML's plan, whose own objects are faked."""
 
 from __future__ import annotations
 
