@@ -32,7 +32,8 @@ class ModelOptions:
     """How a model is opened and who drafts for it."""
 
     runtime: Annotated[
-        str, _option(_LOADING, "auto, or an installed runtime: ort, llamacpp, ik, reference.")
+        str,
+        _option(_LOADING, "auto, or an installed runtime: ort, llamacpp, ik, coreml, reference."),
     ] = "auto"
     drafter: Annotated[
         str,

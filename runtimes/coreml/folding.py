@@ -18,19 +18,17 @@ def folding(operation: Any) -> Callable[..., Any]:
     """
     from coremltools.converters.mil.mil import Operation
 
+    kind, name = operation.op_type, operation.name
     if operation.blocks or type(operation).value_inference is Operation.value_inference:
-        raise _unknown(operation)
-    types = {
-        name: var.dtype for name, var in operation.inputs.items() if not isinstance(var, tuple)
-    }
+        raise _unknown(kind, name)
+    inputs = operation.inputs.items()
+    types = {each: var.dtype for each, var in inputs if hasattr(var, "dtype")}  # no tuples
 
     def fold(**arguments: Any) -> Any:
-        found = fold_constants(
-            operation.op_type,
-            {name: _typed(value, types.get(name)) for name, value in arguments.items()},
-        )
+        typed = {each: _typed(value, types.get(each)) for each, value in arguments.items()}
+        found = fold_constants(kind, typed)
         if found is None:
-            raise _unknown(operation)
+            raise _unknown(kind, name)
         return found
 
     return fold
@@ -59,9 +57,8 @@ def _typed(value: Any, dtype: Any) -> Any:
     return value.astype(types.nptype_from_builtin(dtype))
 
 
-def _unknown(operation: Any) -> UnsupportedModelError:
+def _unknown(kind: str, name: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"the numpy evaluation of Core ML programs does not know the operation "
-        f"{operation.op_type} ({operation.name})",
+        f"the numpy evaluation of Core ML programs does not know the operation {kind} ({name})",
         remedy="Run the package on macOS with --runtime coreml.",
     )

@@ -78,7 +78,7 @@ class _Planner:
         returned = self._function.outputs
         return Interpreted(
             inputs=inputs,
-            outputs={var.name: self._places[id(var)] for var in returned},
+            outputs={var.name: self._at(var) for var in returned},
             half_outputs=frozenset(var.name for var in returned if is_half(var)),
             values=self._values,
             steps=self._steps,
@@ -87,14 +87,13 @@ class _Planner:
     def _plan(self, operation: Any, place: int) -> None:
         kind = operation.op_type
         if all(var.val is not None for var in operation.outputs):
-            for var in operation.outputs:
-                self._new(var, self._shared.held(var.val))
-        elif kind in CONSTEXPR:
+            return  # held once it is used: what compressed weights are made of never is
+        if kind in CONSTEXPR:
             self._new(operation.outputs[0], self._shared.expanded(operation))
         elif kind == "read_state":
             self._steps.append(_reading(operation.inputs["input"].name, self._result(operation)))
         elif kind == "coreml_update_state":
-            value = self._places[id(operation.inputs["value"])]
+            value = self._at(operation.inputs["value"])
             state = operation.inputs["state"].name
             self._steps.append(_writing(state, value, self._result(operation)))
         elif place in self._state_plan.in_place:
@@ -105,7 +104,7 @@ class _Planner:
 
     def _plan_computed(self, operation: Any, copied: bool) -> None:
         """Computed now where it depends on no input."""
-        varies = any(self._varies[self._places[id(var)]] for var in variables(operation))
+        varies = any(self._varies[self._at(var)] for var in variables(operation))
         arguments = self._arguments(operation)
         results = [self._new(var) for var in operation.outputs]
         step = _computing(operation, arguments, results, copied)
@@ -118,12 +117,15 @@ class _Planner:
 
     def _arguments(self, operation: Any) -> dict[str, Argument]:
         return {
-            name: [self._places[id(each)] for each in var]
-            if isinstance(var, Sequence)
-            else self._places[id(var)]
+            name: [self._at(each) for each in var] if isinstance(var, Sequence) else self._at(var)
             for name, var in operation.inputs.items()
             if var is not None
         }
+
+    def _at(self, var: Any) -> int:
+        if id(var) not in self._places and var.val is not None:
+            self._new(var, self._shared.held(var.val))
+        return self._places[id(var)]
 
     def _result(self, operation: Any) -> int:
         return self._new(operation.outputs[0])
@@ -153,12 +155,14 @@ def _writing(state_name: str, source: int, result: int) -> Step:
 
 
 def _updating(operation: Any, arguments: dict[str, Argument], result: int) -> Step:
+    name = _name(operation)
+
     def update(values: Values, state: State) -> None:
         given = _taken(values, arguments)
         try:
             update_slice(**given)
         except (IndexError, TypeError, ValueError) as error:
-            raise _failed(operation, error) from error
+            raise _failed(name, error) from error
         values[result] = given["x"]
 
     return update
@@ -172,12 +176,13 @@ def _computing(
     known = MOVEMENT.get(kind) or ARITHMETIC.get(kind)
     work = known or folding(operation)
     halves = [not moves and is_half(var) for var in operation.outputs]
+    name = _name(operation)
 
     def compute(values: Values, state: State) -> None:
         try:
             found = work(**_taken(values, arguments))
         except (IndexError, TypeError, ValueError) as error:
-            raise _failed(operation, error) from error
+            raise _failed(name, error) from error
         parts = [found.copy() if copied else found] if len(results) == 1 else found
         for place, part, half in zip(results, parts, halves, strict=True):
             values[place] = rounded(part) if half else part
@@ -192,8 +197,13 @@ def _taken(values: Values, arguments: Mapping[str, Argument]) -> dict[str, Any]:
     }
 
 
-def _failed(operation: Any, error: Exception) -> SessionError:
+def _name(operation: Any) -> str:
+    """All that a step keeps of it: it would keep the whole program, stored weights included."""
+    return f"{operation.op_type} {operation.name}"
+
+
+def _failed(name: str, error: Exception) -> SessionError:
     return SessionError(
-        f"{operation.op_type} {operation.name} cannot be evaluated: {error}",
+        f"{name} cannot be evaluated: {error}",
         remedy="Export the model again, or run it on macOS with --runtime coreml.",
     )

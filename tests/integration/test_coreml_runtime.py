@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,12 @@ from edge_spec.preparation import compute_for, is_prepared
 from edge_spec.runtimes.coreml import CoreMlRuntime, MilRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
-from edge_spec.runtimes.coreml.layout import Signature, read_layout, signatures_of_spec
+from edge_spec.runtimes.coreml.layout import (
+    Signature,
+    read_layout,
+    signatures_of_program,
+    signatures_of_spec,
+)
 from edge_spec.runtimes.coreml.library import import_coremltools, require_core_ml
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
 from edge_spec.runtimes.coreml.program import NumpyProgram
@@ -178,6 +185,17 @@ def test_a_damaged_package_is_named(
     refused(BundleError, use, str(bundle.path))
 
 
+def test_a_program_tells_of_its_functions_what_a_package_does(
+    packaged: Callable[..., Bundle],
+) -> None:
+    package = package_of(packaged())
+    spec = read_specification(package)
+    told = signatures_of_spec(spec)
+    functions = {name: read_function(package, spec, name) for name in told}
+    assert signatures_of_program(SimpleNamespace(functions=functions)) == told
+    assert sorted(told) == ["prefill_64", "rows_1", "rows_4", "rows_8"]
+
+
 def changed(
     signatures: dict[str, Signature], part: str, name: str, shape: tuple[int, ...] | None
 ) -> dict[str, Signature]:
@@ -223,8 +241,6 @@ def test_functions_of_another_form_are_refused(
 def test_a_package_that_does_not_fit_its_manifest_is_refused(
     changes: Any, text: str, packaged: Callable[..., Bundle]
 ) -> None:
-    from dataclasses import replace
-
     bundle = packaged()
     signatures = signatures_of_spec(read_specification(package_of(bundle)))
     config = replace(bundle.config, **changes)
