@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -132,33 +131,6 @@ def test_verdicts_cover_what_may_happen() -> None:
 @named("suffix")
 def test_suffix_chains_are_replayed(case: Any) -> None:
     assert make_vectors.proposed(case["text"], case["most"]) == case["chain"]
-
-
-def followers(text: Sequence[int], end: Sequence[int]) -> list[int]:
-    """As docs/mobile.md states suffix lookup, without an index."""
-    for length in range(len(end), 0, -1):
-        string = list(end[-length:])
-        found = [
-            i + length for i in range(len(text) - length) if list(text[i : i + length]) == string
-        ]
-        if found:
-            counts = Counter(text[i] for i in found)
-            latest = {text[i]: i for i in found}
-            return sorted(counts, key=lambda token: (-counts[token], -latest[token]))
-    return []
-
-
-def test_suffix_lookup_is_what_the_document_says() -> None:
-    random = np.random.RandomState(9)
-    texts = [random.randint(0, 2 + i % 4, 5 + i % 30).tolist() for i in range(120)]
-    for text in [*texts, *(case["text"] for case in cases("suffix"))]:
-        chain: list[int] = []
-        while len(chain) < 8:
-            found = followers(text, [*text, *chain][-len(text) :])
-            if not found:
-                break
-            chain.append(found[0])
-        assert make_vectors.proposed(text, 8) == chain, text
 
 
 @pytest.fixture(scope="module")
