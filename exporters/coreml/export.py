@@ -26,7 +26,6 @@ PACKAGE = "model.mlpackage"
 GPU, ANE = "gpu", "ane"
 DEFAULT_CONTEXT_TOKENS = 2048
 BLOCK_SIZE = 32
-PALETTE_ROWS = 8  # that share a table
 _MAX_STATE_BYTES = (1 << 31) - 1
 _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transformers on the ANE")
 
@@ -51,8 +50,8 @@ QUANTIZATIONS: Mapping[str, Mapping[str, Quantization]] = MappingProxyType(
         },
         # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
         ANE: {
-            "lut6": Quantization(palette(6, PALETTE_ROWS), palette(6, PALETTE_ROWS), 0.5),
-            "lut4": Quantization(palette(4, PALETTE_ROWS), palette(6, PALETTE_ROWS), 2.0),
+            "lut6": Quantization(palette(6), palette(6), 0.5),
+            "lut4": Quantization(palette(4), palette(6), 2.0),
             "fp16": _HALF,
         },
     }

@@ -74,8 +74,14 @@ class GpuRecipe:
         return ops.mul(x=normed, y=self._weights.vector(name))
 
     def linear(self, x: Var, name: str, bias: str | None) -> Var:
-        added = {} if bias is None else {"bias": self._weights.vector(bias)}
-        return ops.linear(x=x, weight=self._weights.matrix(name), **added)
+        return self._linear(x, name, self._weights.matrix(name), bias)
+
+    def _linear(self, x: Var, name: str, weight: Var, bias: str | None = None) -> Var:
+        if bias is None:
+            added = self._weights.zeros(name, weight.shape[0])
+        else:
+            added = self._weights.vector(bias)
+        return ops.linear(x=x, weight=weight, bias=added)
 
     def split_heads(self, x: Var, num_heads: int, rows: int) -> Var:
         split = ops.reshape(x=x, shape=(1, rows, num_heads, self._config.head_dim))
@@ -98,7 +104,7 @@ class GpuRecipe:
 
     def logits(self, x: Var, name: str, rows: int) -> list[Var]:
         head = self._weights.head(name, slice(0, self._config.vocab_size))
-        scores = ops.linear(x=x, weight=head)
+        scores = self._linear(x, name, head)
         return [ops.reshape(x=scores, shape=(rows, self._config.vocab_size), name="logits")]
 
     def states(self, slots: int) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters import block_quantize
 from edge_spec.exporters.block_quantize import BlockQuantized
 from edge_spec.exporters.checkpoint import Checkpoint
-from edge_spec.exporters.coreml.palettize import Palettized, palettize
+from edge_spec.exporters.coreml.palettize import palettize
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 Var = Any  # a value of the program, coremltools' Var
@@ -98,22 +97,19 @@ def _blocks_of(found: BlockQuantized, rows: slice = slice(None)) -> Blocks:
     return Blocks(levels.astype(_INTEGERS[found.bits]), scales)
 
 
-def palette(bits: int, group: int) -> Storage:
-    """group: rows that share a table, fewer where it does not divide them."""
-
+def palette(bits: int) -> Storage:
     def store(tensor: StoredTensor, rows: slice) -> Stored:
-        values = tensor.float32()[rows]
-        found: Palettized = palettize(values, bits, gcd(group, len(values)))
+        found = palettize(tensor.float32()[rows], bits)
         return Palette(found.indices.astype(_INDICES[bits]), found.tables)
 
     return store
 
 
-def constant(name: str, values: np.ndarray) -> Var:
-    """The same name has to stand for the same values in every function."""
+def constant(name: str, values: np.ndarray, stored_as: str | None = None) -> Var:
+    """The same name, or the same `stored_as`, has to stand for the same values everywhere."""
     name = name.replace(".", "_")
     var = ops.const(val=values, name=name)
-    var.op.weight_id = name
+    var.op.weight_id = stored_as or name
     return var
 
 
@@ -132,6 +128,10 @@ class Weights:
     def vector(self, name: str) -> Var:
         """Raises UnsupportedModelError for a value beyond float16."""
         return constant(name, self._fits(name, self.checkpoint.float32(name)).astype(self.dtype))
+
+    def zeros(self, name: str, size: int) -> Var:
+        """A bias where a model has none: coremltools would store each of its own."""
+        return constant(name + ".zeros", np.zeros(size, self.dtype), f"zeros_{size}")
 
     def matrix(self, name: str, num_trailing: int = 0) -> Var:
         """[out, in, 1, ...] with `num_trailing` ones."""
