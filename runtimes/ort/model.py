@@ -99,7 +99,8 @@ class OrtModel:
 
 def _compiled(bundle: Bundle) -> Path:
     """Where providers keep what they make of these files; the manifest has the hashes of all."""
-    return cache_directory() / "compiled" / sha256_file(bundle.path / MANIFEST)
+    digest = sha256_file(bundle.path / MANIFEST)[:16]
+    return cache_directory() / "compiled" / f"{bundle.manifest.name}-{digest}-onnxruntime"
 
 
 class OrtRuntime:

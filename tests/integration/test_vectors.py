@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -17,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec import plugins
 from edge_spec.bundle import open_bundle
 from edge_spec.exporters.checkpoint import open_checkpoint
-from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.model import ExportOptions, RuntimeOptions, Session
-from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.model import ExportOptions, Model, RuntimeOptions
 from edge_spec.runtimes.reference import ReferenceModel
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
@@ -138,33 +136,47 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(generation.write_model(tmp_path_factory.mktemp("vectors") / "tiny"))
 
 
-@pytest.fixture(scope="module", params=["reference", "ort"])
-def open_session(
+OPENED = {  # export options, and how far logits of about 5 may be from float32's
+    "reference": (None, 1e-4),
+    "ort": (ExportOptions("fp32", check=False), 1e-4),
+    "mil-gpu": (ExportOptions("fp16", check=False, compute="gpu"), 0.06),
+    "mil-ane": (ExportOptions("fp16", check=False, compute="ane"), 0.06),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(OPENED))
+def opened(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], Session]:
+) -> tuple[Model, float]:
+    """The tiny model in each format that this suite can run, and its tolerance."""
+    options, tolerance = OPENED[request.param]
+    if request.param.startswith("mil"):
+        pytest.importorskip("coremltools")
     checkpoint = open_checkpoint(tiny_model)
-    if request.param == "reference":
-        return ReferenceModel(checkpoint).open_session
+    if options is None:
+        return ReferenceModel(checkpoint), tolerance
+    runtime = plugins.load_runtime(request.param.partition("-")[0])
     out = tmp_path_factory.mktemp("bundle") / "tiny"
-    OnnxExporter().export(
-        checkpoint, out, ExportOptions("fp32", check=False), lambda what, fraction: None
-    )
-    return OrtRuntime().open(open_bundle(out), RuntimeOptions(threads=1)).open_session
+    exporter = plugins.load_exporter(runtime.reads)
+    exporter.export(checkpoint, out, options, lambda what, fraction: None)
+    return runtime.open(open_bundle(out), RuntimeOptions()), tolerance
 
 
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # coremltools'
 @named("generation")
-def test_generations_are_replayed(case: Any, open_session: Callable[[], Session]) -> None:
-    session = open_session()
+def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> None:
+    model, tolerance = opened
+    session = model.open_session()
     session.prefill(case["prompt"][:-1])
     text: list[int] = []
     for described in case["rounds"]:
         tree = values.tree_of(described["tree"])
         assert session.length == described["length"]
         assert tree.tokens[0] == [*case["prompt"], *text][-1]
-        found = session.forward(tree).logits
-        np.testing.assert_allclose(found, described["logits"], atol=2e-4)
+        logits = session.forward(tree).logits
+        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=tolerance)
         sampler = values.sampler_of({"temperature": 0.0}, {"position_keys": []} | NO_NUMBERS)
-        verdict = values.verified(tree, described["logits"], sampler)
+        verdict = values.verified(tree, logits, sampler)
         tokens = cut(verdict["tokens"], case["stop_ids"], case["max_tokens"] - len(text))
         kept = verdict["kept"][: len(tokens)]
         assert kept == described["kept"]
