@@ -21,6 +21,7 @@ from edge_spec.bundle import open_bundle
 from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.model import ExportOptions, Model, RuntimeOptions
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.sampling import Sampler, SamplingParams
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -40,7 +41,7 @@ def load(name: str) -> ModuleType:
 load("tiny_models")
 values = load("vector_values")
 generation = load("tiny_generation")
-slots = load("coreml_slots")
+load("coreml_slots")
 make_vectors = load("make_vectors")
 
 
@@ -175,8 +176,7 @@ def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> Non
         assert tree.tokens[0] == [*case["prompt"], *text][-1]
         logits = session.forward(tree).logits
         np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=tolerance)
-        sampler = values.sampler_of({"temperature": 0.0}, {"position_keys": []} | NO_NUMBERS)
-        verdict = values.verified(tree, logits, sampler)
+        verdict = values.verified(tree, logits, Sampler(SamplingParams(), []))
         tokens = cut(verdict["tokens"], case["stop_ids"], case["max_tokens"] - len(text))
         kept = verdict["kept"][: len(tokens)]
         assert kept == described["kept"]
@@ -186,16 +186,13 @@ def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> Non
     assert len(text) == case["max_tokens"] or text[-1] in case["stop_ids"]
 
 
-NO_NUMBERS: dict[str, list[float]] = {"acceptance": [], "recovery": []}
-
-
 def cut(tokens: list[int], stop_ids: list[int], most: int) -> list[int]:
     stops = [i for i, token in enumerate(tokens) if token in stop_ids]
     return tokens[: min([most, *(i + 1 for i in stops)])]
 
 
 def test_generations_have_holes_wrong_guesses_and_clear_decisions() -> None:
-    """What half precision or four bits change is far below the distance of the two likeliest."""
+    """What half precision changes is far below the distance of the two likeliest tokens."""
     ended, stopped = cases("generation")
     kept = [described["kept"] for described in ended["rounds"]]
     assert any(rows != list(range(len(rows))) for rows in kept)
