@@ -74,8 +74,7 @@ class NativeProgram:
 def compiled_package(bundle: Bundle) -> Path:
     """The package as this system's Core ML compiles it, once, into the cache: Core ML keeps what
     it makes for the Neural Engine by the path. Raises BundleError."""
-    digest = sha256_file(bundle.path / MANIFEST)[:16]
-    name = f"{bundle.manifest.name}-{digest}-macos-{this_system()[1]}"
+    name = f"{sha256_file(bundle.path / MANIFEST)[:16]}-macos-{this_system()[1]}"
     directory = cache_directory() / "compiled" / name
     if not (directory / _COMPILED).is_dir():
         package = package_of(bundle)
