@@ -68,7 +68,8 @@ def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where:
             for each in layout.scoring
         }
         if vocabularies != {config.vocab_size}:
-            raise ValueError(f"it scores {vocabularies} tokens, the model has {config.vocab_size}")
+            found = ", ".join(map(str, sorted(vocabularies)))
+            raise ValueError(f"it scores {found} tokens, the model has {config.vocab_size}")
         needed = config.context_length + layout.max_rows - 1
         if layout.slots < needed:
             raise ValueError(f"its cache has {layout.slots} slots and needs {needed}")

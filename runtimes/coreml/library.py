@@ -24,14 +24,18 @@ def import_coremltools() -> Any:
     return coremltools
 
 
-def require_core_ml(system: str = sys.platform, macos: str | None = None) -> None:
-    """system, macos: what Python says of this machine. Raises DeviceError where Core ML cannot
-    run a package."""
-    macos = platform.mac_ver()[0] if macos is None else macos
+def this_system() -> tuple[str, str]:
+    """Python's name of it, and the version of macOS, "" elsewhere."""
+    return sys.platform, platform.mac_ver()[0]
+
+
+def require_core_ml() -> None:
+    """Raises DeviceError where Core ML cannot run a package."""
+    system, macos = this_system()
     remedy = "Here, --runtime mil evaluates the package in numpy (slowly), for checks."
     if system != "darwin":
         raise DeviceError(f"Core ML runs on macOS {_MIN_MACOS} or newer only", remedy=remedy)
-    if int(macos.partition(".")[0] or 0) < _MIN_MACOS:
+    if int(macos.partition(".")[0]) < _MIN_MACOS:
         raise DeviceError(
             f"this is macOS {macos}, and Core ML runs models with a state on {_MIN_MACOS} or newer",
             remedy=f"Update macOS. {remedy}",

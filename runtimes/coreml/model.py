@@ -60,6 +60,7 @@ class CoreMlRuntime:
     def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
         """Raises DeviceError on other systems than macOS, UsageError, BundleError."""
         options.require_only(self.name, "providers", "context_length")
+        asked = _unit(options.providers)
         config = _config(source, options)
         require_core_ml()
         from edge_spec.runtimes.coreml.native import NativeProgram, compiled_package
@@ -68,7 +69,7 @@ class CoreMlRuntime:
         specification = read_specification(package)
         signatures = signatures_of_spec(specification)
         layout = read_layout(signatures, source.config, str(package))
-        unit = _unit(options.providers) or compute_of(specification) or GPU
+        unit = asked or compute_of(specification) or GPU
         program = NativeProgram(compiled_package(source), list(signatures), unit)
         return CoreMlModel(program, layout, config)
 

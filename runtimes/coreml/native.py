@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -14,7 +13,7 @@ from edge_spec.bundle import MANIFEST, Bundle
 from edge_spec.errors import BundleError, DeviceError, SessionError
 from edge_spec.placement.devices import CPU, GPU, NPU, Device
 from edge_spec.runtimes.coreml.layout import EXPORT_AGAIN
-from edge_spec.runtimes.coreml.library import import_coremltools
+from edge_spec.runtimes.coreml.library import import_coremltools, this_system
 from edge_spec.runtimes.coreml.package import package_of
 from edge_spec.runtimes.coreml.units import ANE, CLASSES, UNITS
 from edge_spec.storage import atomic_directory, cache_directory, sha256_file
@@ -76,7 +75,7 @@ def compiled_package(bundle: Bundle) -> Path:
     """The package as this system's Core ML compiles it, once, into the cache: Core ML keeps what
     it makes for the Neural Engine by the path. Raises BundleError."""
     digest = sha256_file(bundle.path / MANIFEST)[:16]
-    name = f"{bundle.manifest.name}-{digest}-macos-{platform.mac_ver()[0]}"
+    name = f"{bundle.manifest.name}-{digest}-macos-{this_system()[1]}"
     directory = cache_directory() / "compiled" / name
     if not (directory / _COMPILED).is_dir():
         package = package_of(bundle)

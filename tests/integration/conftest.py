@@ -126,6 +126,23 @@ def exported(
     return export
 
 
+@pytest.fixture(scope="session")
+def packaged(
+    checkpoint: Callable[..., Checkpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Bundle]:
+    """packaged(variant, compute="gpu"): a float16 Core ML bundle of 100 tokens of context."""
+
+    @cache
+    def export(variant: str = "llama", compute: str = "gpu") -> Bundle:
+        out = tmp_path_factory.mktemp("package") / variant
+        options = ExportOptions("fp16", compute=compute, context_length=100, check=False)
+        exporter = plugins.load_exporter("coreml")
+        exporter.export(checkpoint(variant), out, options, lambda what, fraction: None)
+        return open_bundle(out)
+
+    return export
+
+
 @pytest.fixture(params=["llamacpp", "ik"])
 def llama(request: pytest.FixtureRequest) -> str:
     """The name of a runtime that reads GGUF files; the test is run with each installed one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +24,7 @@ from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.testing import check_session
 from edge_spec.tree import TokenTree
 
-CONTEXT = 100  # tokens; 128 slots
+CONTEXT = 100  # tokens, of `packaged`; 128 slots
 # Logits have a standard deviation of 2 to 3, and one wrong token moves them by 1 to 10. Float16
 # everywhere makes 0.04 of that beside float32; two ways to score the same row make 0.01.
 TOLERANCE, OWN_TOLERANCE = 0.15, 0.05
@@ -68,23 +67,6 @@ class Watched:
         if self.failing == call:
             self.failing = ""
             raise SessionError("it failed", remedy="Try again.")
-
-
-@pytest.fixture(scope="module")
-def packaged(
-    checkpoint: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Bundle]:
-    """packaged(variant, compute="gpu"): a float16 bundle."""
-
-    @cache
-    def export(variant: str, compute: str = "gpu") -> Bundle:
-        out = tmp_path_factory.mktemp("package") / variant
-        options = ExportOptions("fp16", compute=compute, context_length=CONTEXT, check=False)
-        exporter = plugins.load_exporter("coreml")
-        exporter.export(checkpoint(variant), out, options, lambda what, fraction: None)
-        return open_bundle(out)
-
-    return export
 
 
 @pytest.fixture(scope="module")
