@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -89,17 +89,17 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
         (work / PROFILES).mkdir()
         tokenizer = work / TOKENIZER
         tokenizer.write_text(opened[0].checkpoint.tokenizer_json(), encoding="utf-8")
-        members: dict[str, Member | None] = dict.fromkeys(ROLES)
-        for part in opened:
-            writer = _Writer(request, part, work, _named(progress, part.role))
-            members[part.role] = writer.write(notes)
+        members = [
+            _Writer(request, part, work, _named(progress, part.role)).write(notes)
+            for part in opened
+        ]
         template = opened[0].checkpoint.chat_template
         manifest = PairManifest(
             name=opened[0].name,
             kind=request.choices.kind,
             notes=tuple(notes),
-            target=members[ROLES[0]],
-            draft=members[ROLES[1]],
+            target=members[0],
+            draft=members[1] if len(members) > 1 else None,
             tokenizer=FileEntry(sha256=sha256_file(tokenizer), num_bytes=tokenizer.stat().st_size),
             chat_template_sha256=template_sha256(template),
             vocabulary=proof,
@@ -113,7 +113,7 @@ def template_sha256(template: str | None) -> str | None:
     return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
 
-def prove(target: dict[str, int], draft: dict[str, int]) -> VocabularyProof:
+def prove(target: Mapping[str, int], draft: Mapping[str, int]) -> VocabularyProof:
     """target, draft: token -> id, which `require_same_vocabulary` has let pass."""
     first, second = Vocabulary.of(target), Vocabulary.of(draft)
     return VocabularyProof(
@@ -126,9 +126,8 @@ def prove(target: dict[str, int], draft: dict[str, int]) -> VocabularyProof:
 
 
 def _prove(target: _Opened, draft: _Opened) -> VocabularyProof:
-    vocabularies = target.vocabulary, draft.vocabulary
-    require_same_vocabulary(*vocabularies, target.name, draft.name)
-    return prove(*vocabularies)
+    require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
+    return prove(target.vocabulary, draft.vocabulary)
 
 
 def _check_request(request: PairRequest) -> None:
