@@ -21,17 +21,20 @@ from edge_spec.model import Progress
 
 Check = Callable[[Subject], Iterator[Finding]]
 
-# Where one of the first finds a fault, no other check would find more than that.
-_FILES: dict[str, Check] = {"files": check_files, "manifest": check_manifests}
-_CONTENT: dict[str, Check] = {
-    "architecture": check_architecture,
-    "tokenizer": check_tokenizer,
-    "vocabulary": check_vocabulary,
-    "chat template": check_template,
-    "end of text": check_ends,
-    "profiles": check_profiles,
-}
-_MODELS: dict[str, Check] = {"scores": check_scores}
+# Behind a stage with a fault, the next ones would only find it again.
+_STAGES: tuple[dict[str, Check], ...] = (
+    {"files": check_files},
+    {"manifest": check_manifests},
+    {
+        "architecture": check_architecture,
+        "tokenizer": check_tokenizer,
+        "vocabulary": check_vocabulary,
+        "chat template": check_template,
+        "end of text": check_ends,
+        "profiles": check_profiles,
+    },
+)
+_OPENING: dict[str, Check] = {"scores": check_scores}
 
 
 def examine(path: Path, progress: Progress, *, open_models: bool = True) -> list[Finding]:
@@ -42,7 +45,7 @@ def examine(path: Path, progress: Progress, *, open_models: bool = True) -> list
     except ModelFileError as error:
         return [fault("manifest", error.message, error.remedy)]
     findings: list[Finding] = []
-    for checks in (_FILES, _CONTENT, _MODELS if open_models else {}):
+    for checks in (*_STAGES, _OPENING if open_models else {}):
         for name, check in checks.items():
             findings += _run(name, check, subject)
         if any(each.level is Level.FAULT for each in findings):

@@ -9,9 +9,10 @@ from edge_spec.bundle import MANIFEST, FileEntry, check_file
 from edge_spec.doctor.finding import Finding, fault, ok, warning
 from edge_spec.doctor.subject import Examined, Subject
 from edge_spec.errors import BundleError, ModelFileError
-from edge_spec.pair_bundle import PROFILES, PairMember, foreign_files
+from edge_spec.pair_bundle import PROFILES, foreign_files
 from edge_spec.placement.profile import read_key
 from edge_spec.preparation import joined_types
+from edge_spec.sources import Source
 
 _EXPORT_AGAIN = "Export it again."
 _SHOWN = 3
@@ -100,8 +101,8 @@ def check_profiles(subject: Subject) -> Iterator[Finding]:
     directory = subject.path / PROFILES
     if subject.pair is None or not directory.is_dir():
         return
-    pair = subject.pair
-    identities = {PairMember(subject.path, role, pair).identity for role, _ in pair.members()}
+    roles = (subject.path / role for role, _ in subject.pair.members())
+    identities = {Source(str(path), subject.progress).identity for path in roles}
     found = sorted(directory.glob("*.json"))
     useful = 0
     for file in found:

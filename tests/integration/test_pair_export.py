@@ -28,7 +28,6 @@ from edge_spec.storage import sha256_file
 
 BOTH = named_formats(["onnx", "gguf"])
 UNCHECKED = ExportOptions(check=False)
-FORMATS = {"ort": "onnx", "llamacpp": "gguf", "ik": "gguf", "reference": "gguf"}
 
 
 def quiet(what: str, fraction: float) -> None:
