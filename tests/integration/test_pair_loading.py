@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from edge_spec import load
+from edge_spec import load, plugins
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import chosen_drafts
 from edge_spec.model import RuntimeOptions
+from edge_spec.placement.candidates import candidates
+from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.profile import (
     ContextCosts,
     Profile,
@@ -86,6 +88,17 @@ def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) 
     ):
         assert chosen_drafts(source, named, drafter, is_planned=planned) == expected
     assert chosen_drafts(Source(str(hf()), quiet), None, "auto", is_planned=False) == ()
+
+
+def test_a_plan_considers_every_runtime_that_has_its_format(pair: Path) -> None:
+    names = [name for name in ("ort", "llamacpp", "ik") if plugins.library_version(name)]
+    devices = [Device(name, "cpu", CPU, "the processor") for name in names]
+    for path, num_layers in ((pair, 2), (pair / "draft", 1)):
+        places, refused = candidates(Source(str(path), quiet), LoadOptions(), devices, quiet)
+        assert {place.key.runtime for place in places} == set(names) and not refused
+        assert {place.prepared.config.num_layers for place in places} == {num_layers}
+        assert all(place.prepared.profiles == pair / "profiles" for place in places)
+    assert not (pair.parent / "cache" / "bundles").exists()  # nothing was converted
 
 
 def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:
