@@ -9,8 +9,8 @@ from typing import Any
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle, is_bundle, open_bundle
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.bundle import TOKENIZER, Bundle, is_bundle, open_bundle
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import (
     ExportOptions,
@@ -119,8 +119,13 @@ def _bundle(source: Source, format: str, options: LoadOptions, progress: Progres
 
 
 def text_of_bundle(bundle: Bundle) -> TextFormat:
+    """Raises ModelFileError for a tokenizer that cannot be read."""
     manifest = bundle.manifest
-    json = bundle.file("tokenizer.json").read_text(encoding="utf-8")
+    file = bundle.file(TOKENIZER)
+    try:
+        json = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
     return TextFormat(
         tokenizer=Tokenizer(json, manifest.bos_id if manifest.adds_bos else None),
         chat_template=manifest.chat_template,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge_spec.doctor.files import check_files, check_manifests, check_profiles
-from edge_spec.doctor.finding import Finding, Level, fault
+from edge_spec.doctor.finding import Finding, Level, fault, warning
 from edge_spec.doctor.scores import check_scores
 from edge_spec.doctor.subject import Subject, open_subject
 from edge_spec.doctor.text import (
@@ -16,7 +16,7 @@ from edge_spec.doctor.text import (
     check_tokenizer,
     check_vocabulary,
 )
-from edge_spec.errors import EdgeSpecError, ModelFileError
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, ModelFileError
 from edge_spec.model import Progress
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -39,7 +39,7 @@ _OPENING: dict[str, Check] = {"scores": check_scores}
 
 def examine(path: Path, progress: Progress, *, open_models: bool = True) -> list[Finding]:
     """open_models: opens every variant that something installed can open, which takes the memory
-    of the largest. Raises UsageError for what is no bundle and no GGUF file, OSError."""
+    of the largest. Raises UsageError for what is no bundle and no GGUF file."""
     try:
         subject = open_subject(path, progress)
     except ModelFileError as error:
@@ -58,6 +58,10 @@ def _run(name: str, check: Check, subject: Subject) -> list[Finding]:
     findings: list[Finding] = []
     try:
         findings.extend(check(subject))
+    except MissingDependencyError as error:
+        findings.append(warning(name, f"not checked: {error.message}", error.remedy))
+    except OSError as error:
+        findings.append(fault(name, str(error), "Check the disk and the file's permissions."))
     except EdgeSpecError as error:
         findings.append(fault(name, error.message, error.remedy))
     return findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -66,15 +67,14 @@ def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray |
 
 
 def _readers(format: str) -> list[Runtime]:
-    """The usual runtimes first."""
+    """The usual runtimes first; those whose own modules cannot be imported here are left out."""
     usual = [name for name, _ in plugins.AUTO_RUNTIMES]
-    names = sorted(plugins.names("runtimes"), key=lambda name: (name not in usual, name))
+    others = [name for name in plugins.names("runtimes") if name not in usual]
     found = []
-    for name in [*usual, *(name for name in names if name not in usual)]:
-        runtime = plugins.load_runtime(name)
-        if runtime.reads == format:
-            found.append(runtime)
-    return found
+    for name in (*usual, *others):
+        with suppress(MissingDependencyError):
+            found.append(plugins.load_runtime(name))
+    return [runtime for runtime in found if runtime.reads == format]
 
 
 def _logits(model: Model, tokens: Sequence[int]) -> np.ndarray:

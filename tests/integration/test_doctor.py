@@ -153,6 +153,27 @@ def test_another_tokenizer_in_one_variant_is_a_fault(pair: Path) -> None:
     assert any("another vocabulary" in line for line in found)
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"model": {"type": "BPE"}}', b"\xff"])
+def test_a_tokenizer_that_is_none_is_a_fault(pair: Path, content: bytes) -> None:
+    for name in ("target/onnx/tokenizer.json", "tokenizer.json"):
+        (pair / name).write_bytes(content)
+    rewrite(pair / "target/onnx")
+    relist(pair, "target", "onnx")
+    document = json.loads((pair / "pair.json").read_text())
+    document["tokenizer"] = list_files(pair, "tokenizer.json")["tokenizer.json"].model_dump()
+    (pair / "pair.json").write_text(json.dumps(document))
+    found = faults(pair)
+    assert found[0].check == "tokenizer" and found[0].remedy
+    assert {finding.level for finding in found} == {Level.FAULT}
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(100)])
+def test_a_gguf_file_that_is_none_is_a_fault(pair: Path, content: bytes) -> None:
+    (pair / "draft/gguf/model.gguf").write_bytes(content)
+    relist(pair, "draft", "gguf")
+    assert "model.gguf" in the_fault(pair).found
+
+
 def test_a_proof_that_does_not_hold_is_a_fault(pair: Path) -> None:
     document = json.loads((pair / "pair.json").read_text())
     document["vocabulary"]["num_shared"] = 7

@@ -83,6 +83,20 @@ def test_an_interrupt_leaves_out_as_it_was(
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
 
 
+def test_a_full_disk_leaves_out_as_it_was(exported_pair: Path, hf: Any, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")  # not on Windows
+    out = Path(shutil.copytree(exported_pair, tmp_path / "out"))
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # of a file, in bytes
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            export_pair(PairRequest(part(hf()), None, BOTH), out, quiet)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_pair_is_replaced_whole_and_other_directories_are_not(
     pair: Path, hf: Callable[..., Path], tmp_path: Path
 ) -> None:
