@@ -129,7 +129,7 @@ def load_engine(
     with ExitStack() as opened:  # closes what is open already where the rest fails
         source = Source(model, progress)
         options = planned(source, options, progress)
-        target = prepare(source, options.runtime, options, progress)
+        target = prepare(source, options.runtime, options, progress, options.providers)
         prepared = _prepare_drafts(target, options, progress)
         drafts = []
         for draft in _open_drafts(target, prepared, options, progress):
@@ -251,7 +251,8 @@ def _prepare_drafts(target: Prepared, options: LoadOptions, progress: Progress) 
     """
     drafts: list[Prepared] = []
     for name in options.drafts:
-        draft = prepare(Source(name, progress), options.draft_runtime, options, progress)
+        asked = Source(name, progress)
+        draft = prepare(asked, options.draft_runtime, options, progress, options.draft_providers)
         if drafts:
             above = drafts[-1]
             require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)

@@ -29,13 +29,12 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "ort": ("onnxruntime", "onnxruntime-gpu"),
     "llamacpp": ("llama-cpp-python",),
     "ik": ("ik-llama-cpp-python",),
+    "coreml": ("coremltools",),
+    "mil": ("coremltools",),
 }
 WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
-EXTRAS = {
-    "coreml": "coreml",
-    "llamacpp": "llamacpp",
-    "ik": "ik",
-}  # that bring a plugin's library; else "cpu"
+# That bring a plugin's library; else "cpu".
+EXTRAS = {"llamacpp": "llamacpp", "ik": "ik", "coreml": "coreml", "mil": "coreml"}
 
 
 def names(kind: str) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
@@ -45,10 +45,32 @@ class Prepared:
         return self.runtime.open(self.source, options)
 
 
-def prepare(source: Source, runtime: str, options: LoadOptions, progress: Progress) -> Prepared:
+@runtime_checkable
+class LaidOut(Protocol):
+    """A runtime whose bundles are laid out for one of its devices."""
+
+    def compute(self, providers: Sequence[str]) -> str | None:
+        """What a conversion for these devices is asked for (`ExportOptions.compute`).
+
+        Raises UsageError, DeviceError for devices that `open` would refuse.
+        """
+
+
+def compute_for(runtime: Runtime, providers: Sequence[str]) -> str | None:
+    return runtime.compute(providers) if isinstance(runtime, LaidOut) else None
+
+
+def prepare(
+    source: Source,
+    runtime: str,
+    options: LoadOptions,
+    progress: Progress,
+    providers: Sequence[str] = (),
+) -> Prepared:
     """Raises an EdgeSpecError where the runtime cannot have the model.
 
     runtime: "auto" is the usual one; for a pair bundle, the first that reads a format it has.
+    providers: where it will run; devices of the options' target are not looked at.
     """
     chosen = plugins.load_runtime(runtime, source.formats)
     if chosen.reads == "checkpoint":
@@ -56,7 +78,9 @@ def prepare(source: Source, runtime: str, options: LoadOptions, progress: Progre
     elif chosen.reads == "gguf":
         published = plugins.open_published(gguf_file(source, options, progress))
     else:
-        bundle = _bundle(source, chosen.reads, options, progress)
+        compute = compute_for(chosen, providers)
+        export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
+        bundle = _bundle(source, chosen.reads, export_options, progress)
         text = text_of_bundle(bundle)
         return Prepared(source.name, chosen, bundle, bundle.config, text, source.profiles)
     text = text_of_published(published, chosen)
@@ -68,12 +92,16 @@ def joined_types(weight_types: frozenset[str]) -> str:
     return "+".join(sorted(weight_types - {"F32"} or weight_types))
 
 
-def is_prepared(source: Source, runtime: str, options: LoadOptions) -> bool:
+def is_prepared(
+    source: Source, runtime: str, options: LoadOptions, providers: Sequence[str] = ()
+) -> bool:
     """Whether `prepare` has nothing to convert."""
-    reads = plugins.load_runtime(runtime, source.formats).reads
+    chosen = plugins.load_runtime(runtime, source.formats)
+    reads = chosen.reads
     if reads == "checkpoint" or source.member or (not source.is_demo and is_bundle(source.path)):
         return True
-    export_options = ExportOptions(options.quantization, options.block_size)
+    compute = compute_for(chosen, providers)
+    export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
     if reads == "gguf":
         as_it_is = source.path.is_file() and options.quantization is None
         return as_it_is or source.cached(reads, export_options).with_suffix(".gguf").is_file()
@@ -99,7 +127,7 @@ def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
     return cached
 
 
-def _bundle(source: Source, format: str, options: LoadOptions, progress: Progress) -> Bundle:
+def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:
     path = source.at(format)
     if not source.is_demo and is_bundle(path):
         bundle = open_bundle(path)
@@ -109,12 +137,11 @@ def _bundle(source: Source, format: str, options: LoadOptions, progress: Progres
                 remedy=f"The chosen runtime reads {format}; choose another with --runtime.",
             )
         return bundle
-    export_options = ExportOptions(options.quantization, options.block_size)
-    cached = source.cached(format, export_options)
+    cached = source.cached(format, options)
     if not is_bundle(cached):
         exporter = plugins.load_exporter(format)
         checkpoint = plugins.open_checkpoint(path)
-        exporter.export(checkpoint, cached, export_options, progress)
+        exporter.export(checkpoint, cached, options, progress)
     return open_bundle(cached)
 
 

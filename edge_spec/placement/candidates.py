@@ -12,11 +12,11 @@ from edge_spec.model import Progress, RuntimeOptions
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key
-from edge_spec.preparation import Prepared, is_prepared, prepare
+from edge_spec.preparation import Prepared, compute_for, is_prepared, prepare
 from edge_spec.processor import available_cores
 from edge_spec.sources import Source
 
-_ORACLE = "reference"  # slower than any other runtime, and not made for more than checks
+_FOR_CHECKS = ("reference", "mil")  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
 
 
@@ -55,26 +55,28 @@ def candidates(
     found: list[Candidate] = []
     refused: list[str] = []
     fault: EdgeSpecError | None = None
-    prepared: dict[str, Prepared] = {}
+    prepared: dict[tuple[str, str | None], Prepared] = {}  # by runtime and what it is laid out for
     usual = plugins.auto_runtime(source.formats)
     for device in sorted(devices, key=lambda device: device.runtime != usual):
-        if device.runtime == _ORACLE:
+        if device.runtime in _FOR_CHECKS:
             continue
         if device.name is None or device.fault is not None:
             name = f" {device.name}" if device.name else ""
             refused.append(f"{device.runtime}{name}: {device.fault}")
             continue
         try:
-            if device.runtime not in prepared:
-                if found and not _is_cheap(source, device.runtime, options):
-                    refused.append(f"{device.runtime}: {source.name} is not converted for it yet")
+            runtime, places = device.runtime, (device.name,)
+            key = (runtime, compute_for(plugins.load_runtime(runtime), places))
+            if key not in prepared:
+                if found and not _is_cheap(source, runtime, options, places):
+                    refused.append(f"{runtime}: {source.name} is not converted for it yet")
                     continue
-                prepared[device.runtime] = prepare(source, device.runtime, options, progress)
+                prepared[key] = prepare(source, runtime, options, progress, places)
         except EdgeSpecError as error:
             refused.append(f"{device.runtime} {device.name}: {error.message}")
             fault = fault or error
             continue
-        model = prepared[device.runtime]
+        model = prepared[key]
         found += [
             Candidate(model, each, profile_key(source, model, each))
             for each in _settings(device.name, thread_counts(device, is_draft), options, is_draft)
@@ -105,8 +107,8 @@ def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
     return [None, half]
 
 
-def _is_cheap(source: Source, runtime: str, options: LoadOptions) -> bool:
-    if is_prepared(source, runtime, options):
+def _is_cheap(source: Source, runtime: str, options: LoadOptions, providers: Sequence[str]) -> bool:
+    if is_prepared(source, runtime, options, providers):
         return True
     files = source.path.iterdir() if source.path.is_dir() else [source.path]
     return sum(file.stat().st_size for file in files) <= _CHEAP_BYTES

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
 from onnx import TensorProto
 
+from edge_spec.exporters.block_quantize import BlockQuantized, carried, quantize
 from edge_spec.exporters.checkpoint import Checkpoint
-from edge_spec.exporters.onnx import quantize
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -76,19 +75,15 @@ class IntegerWeights:
         weight = self._read([name], 8, EMBEDDING_BLOCK)
         self._matmul([hidden, *self._store(name, weight)], weight, output)
 
-    def _read(self, names: Sequence[str], bits: int, block_size: int) -> quantize.BlockQuantized:
+    def _read(self, names: Sequence[str], bits: int, block_size: int) -> BlockQuantized:
         stored = [self._checkpoint.tensors[name] for name in names]
-        kinds = {tensor.kind for tensor in stored}
-        columns = stored[0].shape[1]
-        carried = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
-        if kinds == {carried} and block_size == 32:
-            rows = np.concatenate([tensor.stored_rows() for tensor in stored])
-            carry = quantize.from_q4_0 if bits == 4 else quantize.from_q8_0
-            return carry(rows, columns)
+        found = carried(stored, bits, block_size)
+        if found is not None:
+            return found
         floats = np.concatenate([tensor.float32() for tensor in stored])
-        return quantize.quantize(floats, bits, block_size)
+        return quantize(floats, bits, block_size)
 
-    def _store(self, name: str, weight: quantize.BlockQuantized) -> list[str]:
+    def _store(self, name: str, weight: BlockQuantized) -> list[str]:
         """Names of packed values, scales and, where there are any, zero points."""
         inputs = [
             self._nodes.weights.add(name, weight.packed),
@@ -98,7 +93,7 @@ class IntegerWeights:
             inputs.append(self._nodes.weights.add(name + ".zero_points", weight.zero_points))
         return inputs
 
-    def _matmul(self, inputs: list[str], weight: quantize.BlockQuantized, output: str) -> str:
+    def _matmul(self, inputs: list[str], weight: BlockQuantized, output: str) -> str:
         return self._nodes.add(
             "MatMulNBits",
             inputs,

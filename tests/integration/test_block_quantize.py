@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
-from edge_spec.exporters.onnx.quantize import BlockQuantized, from_q4_0, from_q8_0, quantize
+from edge_spec.exporters.block_quantize import BlockQuantized, from_q4_0, from_q8_0, quantize
 
 ROWS, COLUMNS = 24, 200  # the last block of each size is padded
 SHAPES = ("normal", "uniform", "heavy", "positive", "shifted", "sparse")

@@ -1,4 +1,4 @@
-"""Block quantization in the layout of onnxruntime's MatMulNBits.
+"""Block quantization, packed in the layout of onnxruntime's MatMulNBits.
 
 A block of `block_size` neighbouring weights of one row shares a float32 scale s and an integer
 zero point z; a weight is s * (q - z). Without zero points z is 2 ** (bits - 1). (Float zero
@@ -7,10 +7,14 @@ points would carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
+
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 _SLICE_ROWS = 4096  # bounds the temporaries of `quantize` to tens of megabytes
 
@@ -29,12 +33,16 @@ class BlockQuantized:
     def dequantize(self) -> np.ndarray:
         """float32 [rows, columns]."""
         rows, blocks = self.scales.shape
-        values = _unpack(self.packed, self.bits).reshape(rows, blocks, self.block_size)
+        values = self.levels().reshape(rows, blocks, self.block_size)
         zeros: np.ndarray | float = 2.0 ** (self.bits - 1)
         if self.zero_points is not None:
             zeros = _unpack(self.zero_points, self.bits)[:, :blocks, None].astype(np.float32)
         floats: np.ndarray = (values - zeros) * self.scales[..., None]
         return floats.astype(np.float32).reshape(rows, -1)[:, : self.columns]
+
+    def levels(self) -> np.ndarray:
+        """The integers, uint8 [rows, blocks * block_size]."""
+        return _unpack(self.packed, self.bits).reshape(len(self.packed), -1)
 
 
 def from_q4_0(stored: np.ndarray, columns: int) -> BlockQuantized:
@@ -55,16 +63,31 @@ def from_q8_0(stored: np.ndarray, columns: int) -> BlockQuantized:
     return BlockQuantized(8, 32, columns, values, _half_scales(blocks), None)
 
 
-def quantize(weights: np.ndarray, bits: int, block_size: int) -> BlockQuantized:
+def carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> BlockQuantized | None:
+    """Tensors of the same columns, above each other, where their file has them in this form."""
+    kind = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
+    if block_size != 32 or any(tensor.kind != kind for tensor in stored):
+        return None
+    rows = np.concatenate([tensor.stored_rows() for tensor in stored])
+    carry = from_q4_0 if bits == 4 else from_q8_0
+    return carry(rows, stored[0].shape[1])
+
+
+def quantize(
+    weights: np.ndarray, bits: int, block_size: int, symmetric: bool = False
+) -> BlockQuantized:
     """The nearest found to `weights` [rows, columns] in squared error.
 
-    Zero points are kept only where they lower the total error against symmetric blocks.
+    Zero points are kept only where they lower the total error against symmetric blocks, and never
+    where `symmetric` is asked for.
     """
     rows, columns = weights.shape
     blocks = -(-columns // block_size)
     padding = ((0, 0), (0, blocks * block_size - columns))
     found = [
-        _best_blocks(np.pad(weights[start : start + _SLICE_ROWS], padding), bits, block_size)
+        _best_blocks(
+            np.pad(weights[start : start + _SLICE_ROWS], padding), bits, block_size, symmetric
+        )
         for start in range(0, rows, _SLICE_ROWS)
     ]
     levels, scales, zeros = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -80,7 +103,7 @@ def quantize(weights: np.ndarray, bits: int, block_size: int) -> BlockQuantized:
 
 
 def _best_blocks(
-    weights: np.ndarray, bits: int, block_size: int
+    weights: np.ndarray, bits: int, block_size: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Levels uint8 [n, block_size], scales float32 [n] and zero points uint8 [n] of n blocks."""
     weights = weights.reshape(-1, block_size)
@@ -88,8 +111,12 @@ def _best_blocks(
     low = np.minimum(weights.min(axis=1), 0)
     high = np.maximum(weights.max(axis=1), 0)
     # Symmetric first, so that a zero point has to earn its place: the extreme lies on -middle.
-    grids = [(np.where(-low > high, low, high) / -middle, np.full_like(low, middle))]
+    extreme, centre = np.where(-low > high, low, high), np.full_like(low, middle)
+    grids = [(extreme / -middle, centre)]
     for cut in _RANGE_CUTS[bits]:
+        if symmetric:
+            grids += [(extreme * np.float32(cut) / -middle, centre)]
+            continue
         scale = np.where(high > low, (high - low) * np.float32(cut) / top, 1)
         grids.append((scale, np.clip(np.rint((top - (low + high) / scale) / 2), 0, top)))
     levels = np.empty(weights.shape, np.uint8)

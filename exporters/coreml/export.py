@@ -1,0 +1,172 @@
+"""Checkpoint to a bundle with a Core ML package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.bundle import MANIFEST, TOKENIZER, may_replace, open_bundle, write_manifest
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.coreml import package
+from edge_spec.exporters.coreml.graph import GraphBuilder, Shape
+from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
+from edge_spec.exporters.coreml.weights import Storage, Weights, blocks, dense, palette
+from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.truncate import first_layers
+from edge_spec.model import ExportOptions, ExportReport, Progress
+from edge_spec.storage import atomic_directory, sha256_file
+
+PACKAGE = "model.mlpackage"
+GPU, ANE = "gpu", "ane"
+DEFAULT_CONTEXT_TOKENS = 2048
+BLOCK_SIZE = 32
+_MAX_STATE_BYTES = (1 << 31) - 1
+_ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transformers on the ANE")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the layers' matrices are stored, and embedding and head, where few bits cost most; the
+    bound is several times what the demo model measures (docs/apple.md)."""
+
+    body: Storage
+    head: Storage
+    max_kl_divergence: float  # nats
+
+
+_HALF = Quantization(dense(np.float16), dense(np.float16), 5e-3)
+QUANTIZATIONS: Mapping[str, Mapping[str, Quantization]] = MappingProxyType(
+    {
+        GPU: {
+            "int4": Quantization(blocks(4, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 1.5),
+            "int8": Quantization(blocks(8, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 0.05),
+            "fp16": _HALF,
+        },
+        # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
+        ANE: {
+            "lut6": Quantization(palette(6), palette(6), 0.5),
+            "lut4": Quantization(palette(4), palette(6), 2.0),
+            "fp16": _HALF,
+        },
+    }
+)
+
+
+class CoreMlExporter:
+    format = "coreml"
+
+    def export(
+        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+    ) -> ExportReport:
+        """Writes the bundle `out` and compares it with the reference.
+
+        Raises UsageError for unknown options and where `out` must not be replaced,
+        UnsupportedModelError for a model that Core ML cannot run, ExportError beyond the
+        quantization's bound; then, or when interrupted, `out` is left as it was.
+        """
+        out = out.absolute()
+        compute, name = _checked(checkpoint, out, options)
+        if options.num_layers is not None:
+            checkpoint = first_layers(checkpoint, options.num_layers)
+        shape = _shape(checkpoint, compute, options.context_length)
+        config = replace(checkpoint.config, context_length=shape.context_length)
+        quantization = QUANTIZATIONS[compute][name]
+        with atomic_directory(out) as work:
+            weights = Weights(checkpoint, quantization.body, quantization.head, np.float16)
+            recipe: Recipe = (AneRecipe if compute == ANE else GpuRecipe)(weights, config)
+            graph = GraphBuilder(weights, recipe, config, shape, options.hidden_states)
+            program = graph.build(lambda done: progress("Converting the weights", done))
+            progress("Writing the package", 0.0)
+            package.save(program, work / PACKAGE, compute)
+            (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
+            described = {
+                "format": self.format,
+                "name": checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
+                "architecture": config.to_dict(),
+                "chat_template": checkpoint.chat_template,
+                "eos_ids": checkpoint.eos_ids,
+                "bos_id": checkpoint.bos_id,
+                "adds_bos": checkpoint.adds_bos,
+                "quantization": f"{name} for the {compute}",
+                "source_sha256": (
+                    sha256_file(checkpoint.path) if checkpoint.path.is_file() else None
+                ),
+                "parity": {},
+            }
+            write_manifest(work, **described)
+            if options.check:
+                bound = quantization.max_kl_divergence
+                converted = Converted("mil", open_bundle(work), bound, "Use more bits.")
+                described["parity"] = check(checkpoint, converted, progress)._asdict()
+                (work / MANIFEST).unlink()
+                write_manifest(work, **described)
+        bundle = open_bundle(out)
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+
+
+def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
+    """The unit and the quantization."""
+    compute = GPU if options.compute is None else options.compute
+    if compute not in QUANTIZATIONS:
+        raise UsageError(
+            f"unknown compute unit {compute!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
+        )
+    known = QUANTIZATIONS[compute]
+    name = next(iter(known)) if options.quantization is None else options.quantization
+    if name not in known:
+        raise UsageError(
+            f"no quantization {name!r} for the {compute}",
+            remedy=f"Choose one of {', '.join(known)}.",
+        )
+    if options.block_size not in (None, BLOCK_SIZE):
+        raise UsageError(
+            f"block size {options.block_size}", remedy=f"Core ML packages have {BLOCK_SIZE}."
+        )
+    if out.exists() and not may_replace(out):
+        raise UsageError(
+            f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
+        )
+    config = checkpoint.config
+    sizes = (config.hidden_size, config.query_size, config.intermediate_size)
+    odd = [size for size in sizes if size % BLOCK_SIZE]
+    if name.startswith("int") and odd:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: rows of {odd[0]} weights are not whole blocks of {BLOCK_SIZE}",
+            remedy="Export it with --quant fp16.",
+        )
+    if compute == ANE and config.head_dim % _ANE_ALIGNMENT:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the Neural Engine needs a head size that is a multiple of "
+            f"{_ANE_ALIGNMENT}, this model has {config.head_dim}",
+            remedy="Export it with --compute gpu.",
+        )
+    return compute, name
+
+
+def _shape(checkpoint: Checkpoint, compute: str, asked: int | None) -> Shape:
+    """Raises UsageError for a context that the model or a state of Core ML does not hold."""
+    config: ModelConfig = checkpoint.config
+    context_length = min(DEFAULT_CONTEXT_TOKENS, config.context_length) if asked is None else asked
+    if not 1 <= context_length <= config.context_length:
+        raise UsageError(
+            f"a context of {context_length} tokens", remedy=f"Choose 1 to {config.context_length}."
+        )
+    shape = Shape.of(context_length)
+    states = 1 if compute == ANE else 2
+    a_slot = 2 * 2 * config.num_layers * config.kv_size // states  # bytes, in float16
+    largest = _MAX_STATE_BYTES // a_slot
+    if compute == ANE:
+        largest = min(largest, ANE_MAX_SIZE)
+    if shape.slots > largest:
+        raise UsageError(
+            f"a context of {context_length} tokens makes a cache of {shape.slots} slots; a state "
+            f"for the {compute} holds {largest} of this model",
+            remedy="Choose a smaller --context.",
+        )
+    return shape

@@ -1,0 +1,162 @@
+"""How matrices are stored in a Core ML program: as float16, in blocks of integers, as palettes.
+
+Every function of a package adds the same constants; those of one name share one place in the
+weight file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from coremltools.converters.mil import Builder as ops  # noqa: N813
+from coremltools.converters.mil.mil import types
+
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters import block_quantize
+from edge_spec.exporters.block_quantize import BlockQuantized
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.coreml.palettize import palettize
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+Var = Any  # a value of the program, coremltools' Var
+_INTEGERS = {4: types.np_int4_dtype, 8: np.int8}
+_INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype, 8: np.uint8}
+
+
+class Stored(Protocol):
+    """A matrix [rows, columns] in its stored form."""
+
+    def add(self, name: str, shape: tuple[int, ...]) -> Var:
+        """Adds it to the function that is being built, as `shape` (rows, columns, 1, ...)."""
+
+
+Storage = Callable[[StoredTensor, slice], Stored]  # of some rows of a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    values: np.ndarray
+
+    def add(self, name: str, shape: tuple[int, ...]) -> Var:
+        return constant(name, self.values.reshape(shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    levels: np.ndarray  # int4 or int8 [rows, columns]
+    scales: np.ndarray  # float16 [rows, blocks]
+
+    def add(self, name: str, shape: tuple[int, ...]) -> Var:
+        blocks = (*self.scales.shape, *shape[2:])
+        return ops.constexpr_blockwise_shift_scale(
+            data=constant(name + "_levels", self.levels.reshape(shape)),
+            scale=constant(name + "_scales", self.scales.reshape(blocks)),
+            name=name,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Palette:
+    indices: np.ndarray  # uintN [rows, columns]
+    tables: np.ndarray  # float16 [groups, entries]
+
+    def add(self, name: str, shape: tuple[int, ...]) -> Var:
+        groups, entries = self.tables.shape
+        table = (groups, *(1 for _ in shape[1:]), entries, 1)
+        return ops.constexpr_lut_to_dense(
+            indices=constant(name + "_indices", self.indices.reshape(shape)),
+            lut=constant(name + "_table", self.tables.reshape(table)),
+            name=name,
+        )
+
+
+def dense(dtype: type[np.floating]) -> Storage:
+    return lambda tensor, rows: Dense(tensor.float32()[rows].astype(dtype))
+
+
+def blocks(bits: int, block_size: int) -> Storage:
+    """Symmetric, as Core ML's GPU kernels take them; what a file has in this form is kept bit for
+    bit (GGUF's Q4_0 and Q8_0)."""
+
+    def store(tensor: StoredTensor, rows: slice) -> Stored:
+        carried = block_quantize.carried([tensor], bits, block_size)
+        if carried is not None:
+            return _blocks_of(carried, rows)
+        values = tensor.float32()[rows]
+        return _blocks_of(block_quantize.quantize(values, bits, block_size, symmetric=True))
+
+    return store
+
+
+def _blocks_of(found: BlockQuantized, rows: slice = slice(None)) -> Blocks:
+    levels = found.levels()[rows].astype(np.int16) - (1 << (found.bits - 1))
+    scales = found.scales[rows].astype(np.float16)
+    return Blocks(levels.astype(_INTEGERS[found.bits]), scales)
+
+
+def palette(bits: int) -> Storage:
+    def store(tensor: StoredTensor, rows: slice) -> Stored:
+        found = palettize(tensor.float32()[rows], bits)
+        return Palette(found.indices.astype(_INDICES[bits]), found.tables)
+
+    return store
+
+
+def constant(name: str, values: np.ndarray, stored_as: str | None = None) -> Var:
+    """The same name, or the same `stored_as`, has to stand for the same values everywhere."""
+    name = name.replace(".", "_")
+    var = ops.const(val=values, name=name)
+    var.op.weight_id = stored_as or name
+    return var
+
+
+class Weights:
+    """Reads a checkpoint, each matrix once; `head` is the storage of embedding and head."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, body: Storage, head: Storage, dtype: type[np.floating]
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self._body = body
+        self._head = head
+        self._stored: dict[str, Stored] = {}
+
+    def vector(self, name: str) -> Var:
+        """Raises UnsupportedModelError for a value beyond float16."""
+        return constant(name, self._fits(name, self.checkpoint.float32(name)).astype(self.dtype))
+
+    def zeros(self, name: str, size: int) -> Var:
+        """A bias where a model has none: coremltools would store each of its own."""
+        return constant(name + ".zeros", np.zeros(size, self.dtype), f"zeros_{size}")
+
+    def matrix(self, name: str, num_trailing: int = 0) -> Var:
+        """[out, in, 1, ...] with `num_trailing` ones."""
+        tensor = self.checkpoint.tensors[name]
+        return self._add(name, self._body, slice(0, tensor.shape[0]), num_trailing)
+
+    def head(self, name: str, rows: slice, num_trailing: int = 0) -> Var:
+        """Some rows of the embedding or of the head."""
+        return self._add(name, self._head, rows, num_trailing)
+
+    def _add(self, name: str, storage: Storage, rows: slice, num_trailing: int) -> Var:
+        tensor = self.checkpoint.tensors[name]
+        key = f"{name}.{rows.start}"
+        if key not in self._stored:
+            self._fits(name, tensor.float32())
+            self._stored[key] = storage(tensor, rows)
+        shape = (rows.stop - rows.start, tensor.shape[1], *(1 for _ in range(num_trailing)))
+        return self._stored[key].add(key, shape)
+
+    def _fits(self, name: str, values: np.ndarray) -> np.ndarray:
+        limit = np.finfo(self.dtype).max
+        if not np.abs(values).max() <= limit:
+            raise UnsupportedModelError(
+                f"{self.checkpoint.path}: {name} has values beyond float16, which Core ML "
+                "computes in",
+                remedy="Export it with --format gguf or onnx.",
+            )
+        return values

@@ -1,0 +1,67 @@
+"""Operations that only coremltools itself knows how to compute: by its constant folding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.runtimes.coreml.library import import_coremltools
+
+
+def folding(operation: Any) -> Callable[..., Any]:
+    """A function that builds `operation` with constants and returns what coremltools makes of it.
+
+    Raises UnsupportedModelError for operations that it does not fold, at the latest when called.
+    """
+    from coremltools.converters.mil.mil import Operation
+
+    if operation.blocks or type(operation).value_inference is Operation.value_inference:
+        raise _unknown(operation)
+    types = {
+        name: var.dtype for name, var in operation.inputs.items() if not isinstance(var, tuple)
+    }
+
+    def fold(**arguments: Any) -> Any:
+        found = fold_constants(
+            operation.op_type,
+            {name: _typed(value, types.get(name)) for name, value in arguments.items()},
+        )
+        if found is None:
+            raise _unknown(operation)
+        return found
+
+    return fold
+
+
+def fold_constants(kind: str, arguments: dict[str, Any]) -> Any:
+    """An operation's result by coremltools, a list where there are several; None where it does
+    not fold it."""
+    coremltools = import_coremltools()
+    from coremltools.converters.mil import Builder
+    from coremltools.converters.mil.mil import Function
+
+    with Function({}, opset_version=coremltools.target.iOS18):
+        result = getattr(Builder, kind)(**arguments)
+    if isinstance(result, tuple | list):
+        return [var.val for var in result]
+    return result.val
+
+
+def _typed(value: Any, dtype: Any) -> Any:
+    """As the program has it: float16 comes as float32."""
+    from coremltools.converters.mil.mil import types
+
+    if dtype is None or not isinstance(value, np.ndarray):
+        return value
+    return value.astype(types.nptype_from_builtin(dtype))
+
+
+def _unknown(operation: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the numpy evaluation of Core ML programs does not know the operation "
+        f"{operation.op_type} ({operation.name})",
+        remedy="Run the package on macOS with --runtime coreml.",
+    )

@@ -1,0 +1,38 @@
+"""coremltools, where it is installed, and the system that Core ML needs."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from edge_spec.errors import DeviceError, MissingDependencyError
+from edge_spec.quiet_import import quiet_import
+
+_MIN_MACOS = 15  # states and several functions in a package
+
+
+def import_coremltools() -> Any:
+    """Raises MissingDependencyError."""
+    try:
+        with quiet_import():
+            import coremltools
+    except ImportError:
+        raise MissingDependencyError(
+            "coremltools is not installed", remedy='Run: pip install "edge-spec[coreml]".'
+        ) from None
+    return coremltools
+
+
+def require_core_ml(system: str = sys.platform, macos: str | None = None) -> None:
+    """system, macos: what Python says of this machine. Raises DeviceError where Core ML cannot
+    run a package."""
+    macos = platform.mac_ver()[0] if macos is None else macos
+    remedy = "Here, --runtime mil evaluates the package in numpy (slowly), for checks."
+    if system != "darwin":
+        raise DeviceError(f"Core ML runs on macOS {_MIN_MACOS} or newer only", remedy=remedy)
+    if int(macos.partition(".")[0] or 0) < _MIN_MACOS:
+        raise DeviceError(
+            f"this is macOS {macos}, and Core ML runs models with a state on {_MIN_MACOS} or newer",
+            remedy=f"Update macOS. {remedy}",
+        )

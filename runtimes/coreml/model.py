@@ -1,0 +1,145 @@
+"""Opens bundles with a Core ML package: on Core ML, or in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.bundle import Bundle
+from edge_spec.errors import DeviceError, UsageError
+from edge_spec.model import Capabilities, RuntimeOptions
+from edge_spec.placement.devices import CPU, GPU, Device, processor
+from edge_spec.runtimes.coreml.layout import Layout, read_layout, signatures_of_spec
+from edge_spec.runtimes.coreml.library import import_coremltools, require_core_ml
+from edge_spec.runtimes.coreml.package import (
+    FORMAT,
+    compute_of,
+    package_of,
+    read_function,
+    read_specification,
+)
+from edge_spec.runtimes.coreml.units import ANE, UNITS
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.coreml.program import Program
+    from edge_spec.runtimes.coreml.session import CoreMlSession
+
+
+class CoreMlModel:
+    """A program and its layout; sessions share the program."""
+
+    def __init__(self, program: Program, layout: Layout, config: ModelConfig) -> None:
+        self.config = config
+        self.capabilities = Capabilities(
+            max_rows=layout.max_rows,
+            trees=True,
+            rollback=True,
+            hidden_states=layout.hidden_states,
+        )
+        self._program: Program | None = program
+        self._layout = layout
+
+    def open_session(self) -> CoreMlSession:
+        from edge_spec.runtimes.coreml.session import CoreMlSession
+
+        assert self._program is not None, "the model is closed"
+        return CoreMlSession(self._program, self._layout, self.config.context_length)
+
+    def close(self) -> None:
+        self._program = None
+
+
+class CoreMlRuntime:
+    name = "coreml"
+    reads = FORMAT
+
+    def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
+        """Raises DeviceError on other systems than macOS, UsageError, BundleError."""
+        options.require_only(self.name, "providers", "context_length")
+        config = _config(source, options)
+        require_core_ml()
+        from edge_spec.runtimes.coreml.native import NativeProgram, compiled_package
+
+        package = package_of(source)
+        specification = read_specification(package)
+        signatures = signatures_of_spec(specification)
+        layout = read_layout(signatures, source.config, str(package))
+        unit = _unit(options.providers) or compute_of(specification) or GPU
+        program = NativeProgram(compiled_package(source), list(signatures), unit)
+        return CoreMlModel(program, layout, config)
+
+    def compute(self, providers: Sequence[str]) -> str | None:
+        """Packages are laid out for the Neural Engine, or by default for the GPU."""
+        require_core_ml()
+        return ANE if _unit(providers) == ANE else None
+
+    def devices(self, options: RuntimeOptions) -> list[Device]:
+        try:
+            require_core_ml()
+        except DeviceError as error:
+            return [Device(self.name, None, None, "", fault=str(error))]
+        from edge_spec.runtimes.coreml.native import compute_devices
+
+        return compute_devices(self.name)
+
+
+class MilRuntime:
+    """The same packages in numpy, on any system: slow, for checks."""
+
+    name = "mil"
+    reads = FORMAT
+
+    def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
+        """Raises UsageError, BundleError; a session, UnsupportedModelError for operations that
+        are not known."""
+        # It is numpy, whatever threads are asked for.
+        options.require_only(self.name, "threads", "providers", "context_length")
+        others = [name for name in options.providers if name.lower() != CPU]
+        if others:
+            raise UsageError(
+                f"{self.name} has no device {', '.join(others)}",
+                remedy="It evaluates packages on the cpu; --runtime coreml runs them on others.",
+            )
+        config = _config(source, options)
+        import_coremltools()
+        from edge_spec.runtimes.coreml.program import NumpyProgram
+
+        package = package_of(source)
+        specification = read_specification(package)
+        signatures = signatures_of_spec(specification)
+        layout = read_layout(signatures, source.config, str(package))
+        program = NumpyProgram(signatures, partial(read_function, package, specification))
+        return CoreMlModel(program, layout, config)
+
+    def devices(self, options: RuntimeOptions) -> list[Device]:
+        import_coremltools()
+        return [processor(self.name)]
+
+
+def _config(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
+    """With the context that was asked for. Raises UsageError where the cache does not hold it."""
+    config, wanted = bundle.config, options.context_length
+    if wanted is None:
+        return config
+    if wanted > config.context_length:
+        raise UsageError(
+            f"the cache of {bundle.path} holds {config.context_length} tokens, not {wanted}",
+            remedy=f"Choose a smaller --context, or export the model with --context {wanted}.",
+        )
+    return replace(config, context_length=wanted)
+
+
+def _unit(providers: Sequence[str]) -> str | None:
+    """The name that was given. Raises UsageError."""
+    if not providers:
+        return None
+    names = [name.lower() for name in providers]
+    if len(names) > 1 or names[0] not in UNITS:
+        raise UsageError(
+            f"coreml has no device {', '.join(names)}",
+            remedy=f"Choose one of {', '.join(UNITS)}; the processor takes part in all of them.",
+        )
+    return names[0]

@@ -1,0 +1,113 @@
+"""Core ML itself, through coremltools: macOS only."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edge_spec.bundle import MANIFEST, Bundle
+from edge_spec.errors import BundleError, DeviceError, SessionError
+from edge_spec.placement.devices import CPU, GPU, NPU, Device
+from edge_spec.runtimes.coreml.layout import EXPORT_AGAIN
+from edge_spec.runtimes.coreml.library import import_coremltools
+from edge_spec.runtimes.coreml.package import package_of
+from edge_spec.runtimes.coreml.units import ANE, KINDS, UNITS
+from edge_spec.storage import atomic_directory, cache_directory, sha256_file
+
+_DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU beside it", ANE: "the Neural Engine"}
+_COMPILED = "model.mlmodelc"
+_T = TypeVar("_T")
+
+
+class NativeProgram:
+    """A compiled package on some of the machine's units. Functions are loaded when they are first
+    run; a state that one function's model has made is passed to all."""
+
+    def __init__(self, compiled: Path, functions: Sequence[str], unit: str) -> None:
+        self._compiled = compiled
+        self._first = functions[0]
+        self._unit = unit
+        self._models: dict[str, Any] = {}
+        self._lock = Lock()  # sessions may be used by threads of their own
+
+    def make_state(self) -> Any:
+        return _tried("make a state", self._model(self._first).make_state)
+
+    def predict(
+        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
+    ) -> Mapping[str, np.ndarray]:
+        model = self._model(function)
+        # A copy: coremltools replaces float16 inputs in it.
+        found: Mapping[str, np.ndarray] = _tried(
+            f"run {function}", lambda: model.predict(dict(inputs), state)
+        )
+        return found
+
+    def read_state(self, state: Any, name: str) -> np.ndarray:
+        return np.asarray(_tried(f"read the state {name}", lambda: state.read_state(name)))
+
+    def write_state(self, state: Any, name: str, value: np.ndarray) -> None:
+        _tried(f"write the state {name}", lambda: state.write_state(name, value))
+
+    def _model(self, function: str) -> Any:
+        with self._lock:
+            if function not in self._models:
+                self._models[function] = self._load(function)
+            return self._models[function]
+
+    def _load(self, function: str) -> Any:
+        coremltools = import_coremltools()
+        units = coremltools.ComputeUnit[UNITS[self._unit]]
+        try:
+            return coremltools.models.CompiledMLModel(str(self._compiled), units, function)
+        except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+            raise DeviceError(
+                f"Core ML cannot load {function} of {self._compiled} on {self._unit}: {error}",
+                remedy="Choose another --device, or export the model with another --compute.",
+            ) from error
+
+
+def compiled_package(bundle: Bundle) -> Path:
+    """The package as this system's Core ML compiles it, once, into the cache: Core ML keeps what
+    it makes for the Neural Engine by the path. Raises BundleError."""
+    digest = sha256_file(bundle.path / MANIFEST)[:16]
+    name = f"{bundle.manifest.name}-{digest}-macos-{platform.mac_ver()[0]}"
+    directory = cache_directory() / "compiled" / name
+    if not (directory / _COMPILED).is_dir():
+        package = package_of(bundle)
+        coremltools = import_coremltools()
+        with atomic_directory(directory) as work:
+            try:
+                coremltools.models.utils.compile_model(str(package), str(work / _COMPILED))
+            except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+                raise BundleError(
+                    f"Core ML cannot compile {package}: {error}", remedy=EXPORT_AGAIN
+                ) from error
+    return directory / _COMPILED
+
+
+def compute_devices(runtime: str) -> list[Device]:
+    """Of this machine, by the names that `--device` takes."""
+    coremltools = import_coremltools()
+    found = coremltools.models.MLModel.get_available_compute_devices()
+    names = {KINDS.get(type(device).__name__) for device in found}
+    return [
+        Device(runtime, name, NPU if name == ANE else name, description)
+        for name, description in _DESCRIPTIONS.items()
+        if name in names
+    ]
+
+
+def _tried(what: str, call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+        raise SessionError(
+            f"Core ML failed to {what}: {error}",
+            remedy="Try another --device; edge-spec devices --model shows where operations run.",
+        ) from error

@@ -1,0 +1,17 @@
+"""What Core ML computes on, by the names that `--device` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from edge_spec.placement.devices import CPU, GPU
+
+ANE, ALL = "ane", "all"
+UNITS: Mapping[str, str] = MappingProxyType(  # names for --device -> coremltools' compute units
+    {CPU: "CPU_ONLY", GPU: "CPU_AND_GPU", ANE: "CPU_AND_NE", ALL: "ALL"}
+)
+# Classes of devices, as coremltools calls them.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {"MLCPUComputeDevice": CPU, "MLGPUComputeDevice": GPU, "MLNeuralEngineComputeDevice": ANE}
+)
