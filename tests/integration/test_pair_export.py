@@ -13,16 +13,20 @@ from typing import Any
 import pytest
 
 from edge_spec import plugins
+from edge_spec.doctor.examine import examine
+from edge_spec.doctor.finding import Level
 from edge_spec.errors import (
     ExportError,
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.model import ExportOptions
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import ExportOptions, RuntimeOptions
 from edge_spec.pair_bundle import PairManifest, read_pair
 from edge_spec.pair_choices import Choices, choices_for, named_formats
 from edge_spec.pair_export import PairRequest, Part, export_pair
+from edge_spec.preparation import prepare
 from edge_spec.sources import Source
 from edge_spec.storage import sha256_file
 
@@ -179,6 +183,25 @@ def test_for_a_kind_of_device_a_format_that_cannot_be_written_is_left_out_with_i
         "draft coreml is left out: no coremltools. Get it.",
     )
     assert not (tmp_path / "out/target/coreml").exists()
+
+
+def test_core_ml_is_written_where_the_model_suits_its_unit(hf: Any, tmp_path: Path) -> None:
+    """The Neural Engine has no heads of 16."""
+    pytest.importorskip("coremltools")
+    manifest = exported_for(choices_for("ios"), hf(), tmp_path / "out")
+    assert manifest.target.formats == ["coreml", "gguf"]
+    assert manifest.draft is not None and manifest.draft.formats == ["gguf"]
+    (variant, _) = manifest.target.variants
+    assert (variant.compute, variant.quantization) == ("gpu", "int4 for the gpu")
+    (note,) = manifest.notes
+    assert note.startswith("draft coreml is left out: ") and "multiple of 32" in note
+    source = Source(str(tmp_path / "out"), quiet)
+    model = prepare(source, "mil", LoadOptions(), quiet).open(RuntimeOptions())
+    assert model.config.num_layers == 2
+    model.close()
+    found = examine(tmp_path / "out", quiet)
+    assert all(finding.level is not Level.FAULT for finding in found)
+    assert "target coreml, with mil" in [finding.found for finding in found]
 
 
 def test_a_format_that_was_named_is_written_or_nothing_is(

@@ -19,7 +19,7 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # design.md section 2, lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "endpoint", "tree", "sampling", "storage", "bundle", "template"}
-    | {"pair_bundle", "pair_choices", "processor", "tokenizer", "vocabulary"},
+    | {"pair_bundle", "pair_choices", "processor", "quiet_import", "tokenizer", "vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
