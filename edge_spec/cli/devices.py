@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from edge_spec.placement.devices import Device
+    from edge_spec.placement.operations import FunctionPlacement
 
 _PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 
@@ -19,9 +25,22 @@ def devices(
     rpc: Annotated[
         list[str] | None, typer.Option(help=options.RPC_HELP, metavar=options.ENDPOINT)
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Core ML bundle: show where its operations run, instead.", metavar="BUNDLE"
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """List the devices that models can run on, and what keeps the others from it."""
+    if model is not None:
+        if rpc:
+            raise UsageError(
+                "--model and --rpc do not go together", remedy="Leave one of them out."
+            )
+        _show_placements(model, json)
+        return
     from edge_spec.endpoint import Endpoint
     from edge_spec.placement.devices import list_devices
 
@@ -37,8 +56,36 @@ def devices(
     _print(found)
 
 
+def _show_placements(path: Path, json: bool) -> None:
+    from edge_spec.bundle import open_bundle
+    from edge_spec.placement.operations import placements_of
+
+    found = placements_of(open_bundle(path))
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps({"placements": [asdict(each) for each in found]}, ensure_ascii=False))
+        return
+    _print_placements(found)
+
+
+def _print_placements(found: Sequence[FunctionPlacement]) -> None:
+    from rich.table import Table
+
+    columns = ("function", "operations", "estimated cost", "not on the chosen device")
+    table = Table(*columns, box=None, pad_edge=False)
+    for each in found:
+        table.add_row(
+            each.function,
+            ", ".join(f"{unit} {count}" for unit, count in each.operations.items()),
+            ", ".join(f"{unit} {share:.1%}" for unit, share in each.shares.items()) or "-",
+            ", ".join(f"{kind} {count}" for kind, count in each.fallbacks.items()) or "-",
+        )
+    _show(table)
+
+
 def _print(found: list[Device]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -52,6 +99,12 @@ def _print(found: list[Device]) -> None:
         table.add_row(
             *map(Text, cells), Text(": ".join(about), style="red" if device.fault else "")
         )
+    _show(table)
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
     console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
     console.print(table)
 

@@ -41,7 +41,7 @@ class Slots:
     def take(self, slots: Sequence[int]) -> None:
         """For the next tokens; rising, and behind the end."""
         self._taken += slots
-        self._mask[slots] = 0
+        self._mask[list(slots)] = 0
 
     def forget(self, length: int) -> None:
         """All tokens from this one on."""

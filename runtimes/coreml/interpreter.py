@@ -47,10 +47,11 @@ class Interpreted:
         with np.errstate(all="ignore"):  # float16 has infinities
             for step in self.steps:
                 step(values, state)
-            return {
-                name: values[place].astype(np.float16 if name in self.half_outputs else None)
-                for name, place in self.outputs.items()
-            }
+            return {name: self._returned(name, values[at]) for name, at in self.outputs.items()}
+
+    def _returned(self, name: str, value: np.ndarray) -> np.ndarray:
+        """A copy: the value itself may be a view of the state."""
+        return value.astype(np.float16 if name in self.half_outputs else value.dtype)
 
 
 def interpret(function: Any, shared: Constants) -> Interpreted:

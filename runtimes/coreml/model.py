@@ -24,6 +24,7 @@ from edge_spec.runtimes.coreml.package import (
 from edge_spec.runtimes.coreml.units import ANE, UNITS
 
 if TYPE_CHECKING:
+    from edge_spec.placement.operations import FunctionPlacement
     from edge_spec.runtimes.coreml.program import Program
     from edge_spec.runtimes.coreml.session import CoreMlSession
 
@@ -84,6 +85,15 @@ class CoreMlRuntime:
         from edge_spec.runtimes.coreml.native import compute_devices
 
         return compute_devices(self.name)
+
+    def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
+        """By Core ML's own plan for the unit that the options name, or the package's."""
+        require_core_ml()
+        from edge_spec.runtimes.coreml.native import compiled_package
+        from edge_spec.runtimes.coreml.unit_plan import read_plan, summarize
+
+        unit = _unit(options.providers) or compute_of(read_specification(package_of(source))) or GPU
+        return summarize(read_plan(compiled_package(source), unit), unit)
 
 
 class MilRuntime:

@@ -16,7 +16,7 @@ from edge_spec.placement.devices import CPU, GPU, NPU, Device
 from edge_spec.runtimes.coreml.layout import EXPORT_AGAIN
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.package import package_of
-from edge_spec.runtimes.coreml.units import ANE, KINDS, UNITS
+from edge_spec.runtimes.coreml.units import ANE, CLASSES, UNITS
 from edge_spec.storage import atomic_directory, cache_directory, sha256_file
 
 _DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU beside it", ANE: "the Neural Engine"}
@@ -95,7 +95,7 @@ def compute_devices(runtime: str) -> list[Device]:
     """Of this machine, by the names that `--device` takes."""
     coremltools = import_coremltools()
     found = coremltools.models.MLModel.get_available_compute_devices()
-    names = {KINDS.get(type(device).__name__) for device in found}
+    names = {CLASSES.get(type(device).__name__) for device in found}
     return [
         Device(runtime, name, NPU if name == ANE else name, description)
         for name, description in _DESCRIPTIONS.items()

@@ -12,6 +12,6 @@ UNITS: Mapping[str, str] = MappingProxyType(  # names for --device -> coremltool
     {CPU: "CPU_ONLY", GPU: "CPU_AND_GPU", ANE: "CPU_AND_NE", ALL: "ALL"}
 )
 # Classes of devices, as coremltools calls them.
-KINDS: Mapping[str, str] = MappingProxyType(
+CLASSES: Mapping[str, str] = MappingProxyType(
     {"MLCPUComputeDevice": CPU, "MLGPUComputeDevice": GPU, "MLNeuralEngineComputeDevice": ANE}
 )

@@ -1,0 +1,57 @@
+"""Where a library means to run each operation of a model, as `edge-spec devices --model` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from edge_spec import plugins
+from edge_spec.bundle import Bundle
+from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.model import Runtime, RuntimeOptions
+
+UNKNOWN = "unknown"  # a device that the library does not tell
+
+
+@dataclass(frozen=True)
+class FunctionPlacement:
+    """Of one function of a model, constants left out; largest first.
+
+    shares: of the estimated cost, which add up to 1; empty where the library tells no costs.
+    fallbacks: operations by their kind that the device which was asked for cannot run.
+    """
+
+    function: str
+    operations: Mapping[str, int]  # by device
+    shares: Mapping[str, float]  # by device
+    fallbacks: Mapping[str, int]
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A runtime that knows where operations of its models will run."""
+
+    def placements(self, source: Any, options: RuntimeOptions) -> Sequence[FunctionPlacement]:
+        """source, options: what `open` takes. Raises DeviceError where the library cannot tell."""
+
+
+def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
+    """By the first installed runtime that reads the bundle and can tell. Raises UsageError where
+    there is none."""
+    format = bundle.manifest.format
+    for runtime in _installed():
+        if runtime.reads == format and isinstance(runtime, Placing):
+            return runtime.placements(bundle, RuntimeOptions())
+    raise UsageError(
+        f"no runtime tells where operations of {bundle.path} run, a bundle of format {format}",
+        remedy="Core ML does: give a bundle that was exported with --format coreml.",
+    )
+
+
+def _installed() -> Iterator[Runtime]:
+    for name in plugins.names("runtimes"):
+        try:
+            yield plugins.load_runtime(name)
+        except MissingDependencyError:
+            continue

@@ -1,0 +1,311 @@
+"""Sessions on Core ML packages, run in numpy, do what the reference session does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools")
+
+from edge_spec import plugins
+from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.runtimes.coreml import MilRuntime
+from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_spec
+from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
+from edge_spec.runtimes.coreml.program import NumpyProgram, Program
+from edge_spec.runtimes.coreml.session import CoreMlSession
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.testing import check_session
+from edge_spec.tree import TokenTree
+
+CONTEXT = 100  # tokens; 128 slots
+# Logits have a standard deviation of 2 to 3, and one wrong token moves them by 1 to 10. Float16
+# everywhere makes 0.04 of that beside float32; two ways to score the same row make 0.01.
+TOLERANCE, OWN_TOLERANCE = 0.15, 0.05
+
+Tokens = Callable[..., list[int]]
+RandomTree = Callable[..., TokenTree]
+
+
+class Watched:
+    """A program that remembers which functions ran and where they wrote, and can be made to fail
+    at its next pass or its next move of a state."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.runs: list[tuple[str, int]] = []
+        self.moves = 0
+        self.failing = ""  # "predict" or "write_state"
+
+    def make_state(self) -> Any:
+        return self._program.make_state()
+
+    def predict(
+        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
+    ) -> Mapping[str, np.ndarray]:
+        self.runs.append((function, int(inputs["write_slot"][0])))
+        found = self._program.predict(function, inputs, state)
+        self._fail_in("predict")  # once everything is written
+        return found
+
+    def read_state(self, state: Any, name: str) -> np.ndarray:
+        return self._program.read_state(state, name)
+
+    def write_state(self, state: Any, name: str, value: np.ndarray) -> None:
+        self.moves += 1
+        if name == "values":
+            self._fail_in("write_state")
+        self._program.write_state(state, name, value)
+
+    def _fail_in(self, call: str) -> None:
+        if self.failing == call:
+            self.failing = ""
+            raise SessionError("it failed", remedy="Try again.")
+
+
+@pytest.fixture(scope="module")
+def packaged(
+    checkpoint: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Bundle]:
+    """packaged(variant, compute="gpu"): a float16 bundle."""
+
+    @cache
+    def export(variant: str, compute: str = "gpu") -> Bundle:
+        out = tmp_path_factory.mktemp("package") / variant
+        options = ExportOptions("fp16", compute=compute, context_length=CONTEXT, check=False)
+        exporter = plugins.load_exporter("coreml")
+        exporter.export(checkpoint(variant), out, options, lambda what, fraction: None)
+        return open_bundle(out)
+
+    return export
+
+
+@pytest.fixture(scope="module")
+def program(packaged: Callable[..., Bundle]) -> NumpyProgram:
+    package = package_of(packaged("llama"))
+    spec = read_specification(package)
+    return NumpyProgram(signatures_of_spec(spec), lambda name: read_function(package, spec, name))
+
+
+@pytest.fixture
+def watched(program: NumpyProgram) -> Watched:
+    return Watched(program)
+
+
+@pytest.fixture
+def both(
+    watched: Watched,
+    packaged: Callable[..., Bundle],
+    checkpoint: Callable[..., Any],
+    side_by_side: ModuleType,
+) -> Any:
+    """A session of a watched program, and one of the reference."""
+    bundle = packaged("llama")
+    package = package_of(bundle)
+    layout = read_layout(
+        signatures_of_spec(read_specification(package)), bundle.config, str(package)
+    )
+    session = CoreMlSession(watched, layout, CONTEXT)
+    reference = ReferenceModel(checkpoint("llama"), CONTEXT).open_session()
+    return side_by_side.Both((session, reference), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("variant", "compute"),
+    [
+        ("llama", "gpu"),
+        ("llama-bias", "gpu"),
+        ("llama-llama3", "gpu"),
+        ("qwen2", "gpu"),
+        ("qwen3", "gpu"),
+        ("qwen3", "ane"),
+    ],
+)
+def test_every_kind_of_model_scores_as_the_reference_does(
+    variant: str,
+    compute: str,
+    packaged: Callable[..., Bundle],
+    checkpoint: Callable[..., Any],
+    side_by_side: ModuleType,
+    tokens: Tokens,
+    random_tree: RandomTree,
+) -> None:
+    model = MilRuntime().open(packaged(variant, compute), RuntimeOptions())
+    reference = ReferenceModel(checkpoint(variant), CONTEXT)
+    both = side_by_side.Both((model.open_session(), reference.open_session()), TOLERANCE)
+    both.prefill(tokens(70))
+    tree = random_tree(7, seed=1)
+    both.forward(tree)
+    both.commit(tree.path(6))
+    both.chain(tokens(3, seed=2))
+
+
+def test_the_conformance_suite_passes(packaged: Callable[..., Bundle]) -> None:
+    model = MilRuntime().open(packaged("llama"), RuntimeOptions(context_length=48))
+    assert check_session(model, OWN_TOLERANCE).max_difference > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "runs"),
+    [
+        (1, [("rows_1", 0)]),
+        (3, [("rows_4", 0)]),
+        (20, [("prefill_64", 0)]),
+        (64, [("prefill_64", 0)]),
+        (70, [("prefill_64", 0), ("rows_8", 64)]),
+        # 128 slots do not hold a second padded prefill of 64.
+        (99, [("prefill_64", 0), ("prefill_64", 64)]),
+    ],
+)
+def test_a_prefill_runs_the_smallest_function_that_holds_its_rest(
+    size: int, runs: Any, both: Any, watched: Watched, tokens: Tokens
+) -> None:
+    both.prefill(tokens(size))
+    assert watched.runs == runs
+    both.chain(tokens(1, seed=1))
+
+
+def test_a_prefill_near_the_end_runs_scoring_functions(
+    both: Any, watched: Watched, tokens: Tokens
+) -> None:
+    both.prefill(tokens(64))
+    both.chain(tokens(8, seed=1))
+    both.commit(range(8))
+    watched.runs.clear()
+    both.prefill(tokens(20, seed=2))
+    assert watched.runs == [("rows_8", 72), ("rows_8", 80), ("rows_4", 88)]
+    both.chain(tokens(8, seed=3))
+
+
+@pytest.mark.parametrize(("rows", "function"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8)])
+def test_a_tree_runs_the_smallest_function_that_holds_it(
+    rows: int, function: int, both: Any, watched: Watched, random_tree: RandomTree
+) -> None:
+    both.forward(random_tree(rows, seed=1))
+    assert watched.runs == [(f"rows_{function}", 0)]
+
+
+def test_no_tree_is_larger_than_the_largest_function(packaged: Callable[..., Bundle]) -> None:
+    model = MilRuntime().open(packaged("llama"), RuntimeOptions())
+    assert model.capabilities.max_rows == 8
+
+
+def test_an_accepted_path_stays_where_it_is(both: Any, watched: Watched, tokens: Tokens) -> None:
+    both.prefill(tokens(5))
+    parents = np.array([-1, 0, 0, 2, 2, 4], np.int32)
+    both.forward(TokenTree(np.array(tokens(6), np.int32), parents, np.ones(6, np.float32)))
+    both.commit([0, 2, 4, 5])
+    both.chain(tokens(2, seed=1))
+    assert watched.runs[-1] == ("rows_4", 11)
+    assert watched.moves == 0
+
+
+def star(tokens: list[int]) -> TokenTree:
+    """All rows hang below row 0: to keep the last one leaves a hole of all others."""
+    parents = np.array([-1, *(0 for _ in tokens[1:])], np.int32)
+    return TokenTree(np.array(tokens, np.int32), parents, np.ones(len(tokens), np.float32))
+
+
+def test_slots_that_run_out_are_made_free(both: Any, watched: Watched, tokens: Tokens) -> None:
+    """Two tokens a round, in 8 slots."""
+    for seed in range((CONTEXT - 8) // 2):
+        both.forward(star(tokens(8, seed)))
+        both.commit([0, 7])
+    assert watched.moves >= 4  # of two states
+    assert max(slot for _, slot in watched.runs) == 120
+    both.forward(star(tokens(8, seed=500)))
+
+
+@pytest.mark.parametrize("length", [8, 6, 5, 3, 0])
+def test_a_rollback_forgets_tokens_with_holes_among_them(
+    length: int, both: Any, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    both.prefill(tokens(5))
+    parents = np.array([-1, 0, 0, 2, 2, 4], np.int32)
+    both.forward(TokenTree(np.array(tokens(6), np.int32), parents, np.ones(6, np.float32)))
+    both.commit([0, 2, 4, 5])
+    both.rollback(length)
+    both.forward(random_tree(6, seed=3))
+    both.commit([0])
+    both.chain(tokens(3, seed=4))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_anything_in_any_order(
+    seed: int, both: Any, watched: Watched, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    random = np.random.RandomState(seed)
+    for step in range(60):
+        room = CONTEXT - both.length
+        if room < 9 or random.rand() < 0.1:
+            both.rollback(random.randint(0, both.length + 1))
+        elif random.rand() < 0.1:
+            both.prefill(tokens(random.randint(1, min(room, 30)), step))
+        else:
+            tree = random_tree(random.randint(1, 9), step)
+            both.forward(tree)
+            both.commit(tree.path(random.randint(0, len(tree))))
+    assert watched.moves > 0
+
+
+def test_a_pass_that_fails_leaves_the_session_usable(
+    both: Any, watched: Watched, tokens: Tokens, random_tree: RandomTree
+) -> None:
+    both.prefill(tokens(10))
+    for attempt in ("forward", "prefill"):
+        watched.failing = "predict"
+        with pytest.raises(SessionError):
+            if attempt == "forward":
+                both.sessions[0].forward(random_tree(8, seed=9))
+            else:
+                both.sessions[0].prefill(tokens(6, seed=9))
+        assert both.length == 10
+    both.chain(tokens(4))
+    both.commit(range(2))
+    both.chain(tokens(4, seed=1))
+
+
+def test_a_move_that_fails_leaves_the_session_usable(
+    both: Any, watched: Watched, tokens: Tokens
+) -> None:
+    for seed in range(16):
+        both.forward(star(tokens(8, seed)))
+        both.commit([0, 7])
+    watched.failing = "write_state"
+    with pytest.raises(SessionError):
+        both.sessions[0].forward(star(tokens(8)))
+    assert watched.moves == 2  # of which the second failed
+    both.chain(tokens(8))
+    assert watched.moves == 4
+
+
+def test_sessions_of_one_model_have_their_own_caches(
+    packaged: Callable[..., Bundle], tokens: Tokens, scores: Callable[..., np.ndarray]
+) -> None:
+    model = MilRuntime().open(packaged("llama"), RuntimeOptions())
+    first, second = model.open_session(), model.open_session()
+    first.prefill(tokens(6))
+    alone = scores(first, tokens(2, seed=1))
+    second.prefill(tokens(9, seed=2))
+    np.testing.assert_array_equal(scores(first, tokens(2, seed=1)), alone)
+
+
+def test_hidden_states_come_where_they_were_exported(
+    checkpoint: Callable[..., Any], tmp_path: Any, side_by_side: ModuleType, tokens: Tokens
+) -> None:
+    options = ExportOptions("fp16", context_length=CONTEXT, check=False, hidden_states=True)
+    exporter = plugins.load_exporter("coreml")
+    exporter.export(checkpoint("llama"), tmp_path / "out", options, lambda what, fraction: None)
+    model = MilRuntime().open(open_bundle(tmp_path / "out"), RuntimeOptions())
+    assert model.capabilities.hidden_states
+    session = model.open_session()
+    assert session.forward(TokenTree.chain(1, tokens(2))).hidden is not None
+    reference = ReferenceModel(checkpoint("llama"), CONTEXT).open_session()
+    side_by_side.Both((session, reference), TOLERANCE).chain(tokens(5))
