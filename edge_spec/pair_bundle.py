@@ -36,13 +36,14 @@ from edge_spec.storage import sha256_file
 PAIR_MANIFEST = "pair.json"
 PROFILES = "profiles"
 ROLES = ("target", "draft")
+MAX_TEXT_CHARACTERS = 2000  # of one text in pair.json
 
 _MAX_FILES = 10_000  # of one variant; a Core ML package has fewer than ten
 _EXPORT_AGAIN = "Delete the directory and export the pair again."
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Becomes a part of file names in the cache.
 _Name = Annotated[str, Field(pattern=r"^[^/\\:\x00-\x1f]{1,200}$")]
-_Text = Annotated[str, Field(max_length=2000)]
+_Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 
 
 class Variant(BaseModel):

@@ -19,6 +19,7 @@ from edge_spec.errors import (
 )
 from edge_spec.model import Checkpoint, ExportOptions, Progress
 from edge_spec.pair_bundle import (
+    MAX_TEXT_CHARACTERS,
     PROFILES,
     ROLES,
     Member,
@@ -103,7 +104,7 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
             tokenizer=FileEntry(sha256=sha256_file(tokenizer), num_bytes=tokenizer.stat().st_size),
             chat_template_sha256=template_sha256(template),
             vocabulary=proof,
-            versions=plugins.writer_versions(sorted(request.choices.formats)),
+            versions=plugins.writer_versions(sorted({f for m in members for f in m.formats})),
         )
         write_pair(work, manifest)
     return manifest
@@ -257,7 +258,8 @@ class _Writer:
 
     def _leave_out(self, choice: Choice, error: EdgeSpecError) -> str:
         shutil.rmtree(self.work / self.part.role / choice.format, ignore_errors=True)
-        return f"{self.part.role} {choice.format} is left out: {error}"
+        note = f"{self.part.role} {choice.format} is left out: {error}"
+        return note[:MAX_TEXT_CHARACTERS]
 
 
 def stored_quantization(path: Path) -> str:

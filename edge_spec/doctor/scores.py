@@ -18,6 +18,7 @@ from edge_spec.tree import TokenTree
 
 _TOKENS = 48  # that are scored
 _CHUNK_ROWS = 16
+_REASON_CHARACTERS = 200  # of a library's own error
 # Two conversions within d and e of one source are within about 2 (d + e) of each other: small
 # divergences grow like squared distances. As much again, since the text is another one; the rest
 # is for conversions that lose next to nothing.
@@ -60,6 +61,9 @@ def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray |
             continue
         except EdgeSpecError as error:
             return fault("opens", f"{each}: {error.message}", error.remedy), None
+        except Exception as error:  # a library may fail in any way on a graph that is not ours
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
+            return fault("opens", f"{each}: {runtime.name} failed: {why}", "Export it again."), None
         if not np.isfinite(logits).all():
             return fault("opens", f"{each}: its scores are no numbers", "Export it again."), None
         return ok("opens", f"{each}, with {runtime.name}"), logits

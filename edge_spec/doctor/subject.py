@@ -19,7 +19,7 @@ from edge_spec.preparation import text_of_bundle, text_of_published
 
 @dataclass(frozen=True)
 class Examined:
-    """One model in one format. What it says of itself is read when it is asked for, and may raise
+    """One model in one format. What it says of itself is read when it is asked for, which may raise
     an EdgeSpecError."""
 
     role: str
@@ -65,12 +65,6 @@ class Subject:
     progress: Progress
 
     @property
-    def kind(self) -> str:
-        if self.pair is not None:
-            return "pair bundle"
-        return "bundle" if self.variants[0].is_bundle else "GGUF file"
-
-    @property
     def roles(self) -> dict[str, list[Examined]]:
         """The variants of each model."""
         found: dict[str, list[Examined]] = {}
@@ -91,9 +85,8 @@ def open_subject(path: Path, progress: Progress) -> Subject:
         )
         return Subject(path, pair, variants, progress)
     if is_bundle(path):
-        return Subject(
-            path, None, (Examined(ROLES[0], read_manifest(path).format, path),), progress
-        )
+        bundle = Examined(ROLES[0], read_manifest(path).format, path)
+        return Subject(path, None, (bundle,), progress)
     if path.is_dir():
         raise UsageError(
             f"{path} is no bundle",

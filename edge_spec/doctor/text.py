@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 
 from edge_spec.doctor.finding import Finding, fault, ok, warning
@@ -121,7 +122,7 @@ def check_ends(subject: Subject) -> Iterator[Finding]:
         for each, token in outside:
             yield fault("end of text", f"{each}: {token} is no token", _EXPORT_AGAIN)
         if len({frozenset(ids) for ids in ends}) > 1:
-            yield fault("end of text", f"the variants of the {role} differ in it", _EXPORT_AGAIN)
+            yield warning("end of text", f"the variants of the {role} differ in it", _EXPORT_AGAIN)
         elif not ends[0]:
             yield warning("end of text", f"the {role} has none", "Answers end at --max-tokens.")
         elif not outside and role == ROLES[0]:
@@ -130,8 +131,7 @@ def check_ends(subject: Subject) -> Iterator[Finding]:
 
 def scored_tokens(variant: Examined, most: int) -> list[int]:
     """Of the conversation above, or of a text where the model has no template."""
-    try:
+    tokens: list[int] = []
+    with suppress(EdgeSpecError):
         tokens = variant.text.chat_prompt(CONVERSATION)
-    except EdgeSpecError:
-        tokens = variant.text.tokenizer.encode(_SAMPLE)
-    return tokens[:most]
+    return (tokens or variant.text.tokenizer.encode(_SAMPLE))[:most]

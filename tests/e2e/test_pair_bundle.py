@@ -69,6 +69,13 @@ def test_bad_usage_is_one_line(edge_spec, tmp_path: Path, arguments: list[str], 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("part", [".", "target/onnx"])
+def test_its_files_stay_as_they_were_written(edge_spec, pair: Path, part: str) -> None:
+    done = edge_spec("tune-skip", str(pair / part))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is part of a pair bundle" in done.stderr
+
+
 def test_a_runtime_whose_format_it_lacks_is_refused_in_one_line(edge_spec, pair: Path) -> None:
     text = (pair / "pair.json").read_text()
     document = json.loads(text)

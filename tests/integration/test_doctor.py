@@ -16,8 +16,10 @@ from edge_spec.doctor.examine import examine
 from edge_spec.doctor.finding import Finding, Level
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.load_options import LoadOptions
-from edge_spec.model import RuntimeOptions
+from edge_spec.model import ExportOptions, RuntimeOptions
 from edge_spec.pair_bundle import list_files, read_pair
+from edge_spec.pair_choices import named_formats
+from edge_spec.pair_export import PairRequest, Part, export_pair
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
 from edge_spec.preparation import prepare
 from edge_spec.sources import Source
@@ -275,3 +277,35 @@ def test_what_cannot_be_opened_here_is_a_warning(
     found = the_fault(exported().path, open_models=True)
     assert (found.check, found.level) == ("opens", Level.WARNING)
     assert found.found == "onnx was not opened: ort: only on macOS"
+
+
+def test_a_graph_with_other_inputs_is_a_fault_and_no_traceback(pair: Path) -> None:
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph(nodes, "g", [value], [result])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    (pair / "draft/onnx/model.onnx").write_bytes(model.SerializeToString())
+    rewrite(pair / "draft/onnx")
+    relist(pair, "draft", "onnx")
+    found = the_fault(pair, open_models=True)
+    assert (found.check, found.level) == ("opens", Level.FAULT)
+
+
+def test_several_ends_of_text_are_the_same_in_every_format(
+    hf: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(hf(), tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"eos_token_id": [262, 264]}))
+    request = PairRequest(
+        Part(Source(str(model), quiet)),
+        None,
+        named_formats(["onnx", "gguf"]),
+        ExportOptions(check=False),
+    )
+    export_pair(request, tmp_path / "out", quiet)
+    assert [finding for finding in faults(tmp_path / "out") if finding.check == "end of text"] == []
