@@ -5,27 +5,30 @@ from __future__ import annotations
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import coremltools as ct
 from coremltools.converters.mil import Program
-from coremltools.converters.mil.converter import mil_convert
+from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
 
 COMPUTE = "edge_spec.compute"  # user-defined metadata: the unit that the program is laid out for
-_SPECIFICATION = 9  # iOS 18, macOS 15
+SPECIFICATION = 9  # iOS 18, macOS 15
 
 
 def save(program: Program, path: Path, compute: str) -> None:
     """Writes `path`, a new .mlpackage, which needs iOS 18 or macOS 15."""
-    with redirect_stderr(StringIO()):  # it draws progress bars
-        model: Any = mil_convert(
+    # Beside it: weights are moved, not copied, within a disk. Progress bars are coremltools' own.
+    with TemporaryDirectory(dir=path.parent) as weights, redirect_stderr(StringIO()):
+        specification: Any
+        specification, _ = mil_convert_to_proto(
             program,
-            convert_from="milinternal",
-            convert_to="mlprogram",
-            specification_version=_SPECIFICATION,
-            compute_units=ct.ComputeUnit.CPU_ONLY,
+            "milinternal",
+            "mlprogram",
+            ConverterRegistry,
+            specification_version=SPECIFICATION,
+            weights_dir=weights,
             export_multi_functions=True,
-            skip_model_load=True,
         )
-    model.user_defined_metadata[COMPUTE] = compute
-    model.save(str(path))
+        specification.description.metadata.userDefined[COMPUTE] = compute
+        ct.utils.save_spec(specification, str(path), weights_dir=weights)

@@ -107,7 +107,6 @@ def palette(bits: int) -> Storage:
 
 def constant(name: str, values: np.ndarray, stored_as: str | None = None) -> Var:
     """The same name, or the same `stored_as`, has to stand for the same values everywhere."""
-    name = name.replace(".", "_")
     var = ops.const(val=values, name=name)
     var.op.weight_id = stored_as or name
     return var
@@ -127,11 +126,12 @@ class Weights:
 
     def vector(self, name: str) -> Var:
         """Raises UnsupportedModelError for a value beyond float16."""
-        return constant(name, self._fits(name, self.checkpoint.float32(name)).astype(self.dtype))
+        values = self._fits(name, self.checkpoint.float32(name))
+        return constant(_identifier(name), values.astype(self.dtype))
 
     def zeros(self, name: str, size: int) -> Var:
         """A bias where a model has none: coremltools would store each of its own."""
-        return constant(name + ".zeros", np.zeros(size, self.dtype), f"zeros_{size}")
+        return constant(_identifier(name + ".zeros"), np.zeros(size, self.dtype), f"zeros_{size}")
 
     def matrix(self, name: str, num_trailing: int = 0) -> Var:
         """[out, in, 1, ...] with `num_trailing` ones."""
@@ -144,7 +144,7 @@ class Weights:
 
     def _add(self, name: str, storage: Storage, rows: slice, num_trailing: int) -> Var:
         tensor = self.checkpoint.tensors[name]
-        key = f"{name}.{rows.start}"
+        key = _identifier(f"{name}.{rows.start}")
         if key not in self._stored:
             self._fits(name, tensor.float32())
             self._stored[key] = storage(tensor, rows)
@@ -160,3 +160,7 @@ class Weights:
                 remedy="Export it with --format gguf or onnx.",
             )
         return values
+
+
+def _identifier(name: str) -> str:
+    return name.replace(".", "_")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import distributions
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,11 +18,22 @@ _SUFFIX = "executionprovider"
 _AZURE = "AzureExecutionProvider"  # calls a service and takes no graph
 # Packages with get_library_path() and get_ep_name().
 _PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.].+|qnn)", re.IGNORECASE)
-# Of providers that do not tell; that of Core ML chooses among all units.
+# Of providers that do not tell.
 _KINDS: Mapping[str, str] = MappingProxyType(
     {"cpu": CPU, "dnnl": CPU, "xnnpack": CPU, "qnn": NPU, "vitisai": NPU}
     | dict.fromkeys(("cuda", "tensorrt", "nvtensorrtrtx", "dml", "webgpu", "migraphx"), GPU)
 )
+# Of the one that has a name for each set of units: their kind, and its MLComputeUnits.
+_COREML = "coreml"
+_COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
+    {
+        _COREML: (None, "ALL"),
+        f"{_COREML}-ane": (NPU, "CPUAndNeuralEngine"),
+        f"{_COREML}-gpu": (GPU, "CPUAndGPU"),
+        f"{_COREML}-cpu": (CPU, "CPUOnly"),
+    }
+)
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class Choice(NamedTuple):
@@ -32,6 +44,7 @@ class Choice(NamedTuple):
     kind: str | None
     description: str
     device: Any  # OrtEpDevice; None: the provider's first
+    options: Mapping[str, str] = _NO_OPTIONS  # of a provider that is built in
 
     @property
     def from_package(self) -> bool:
@@ -53,7 +66,8 @@ def import_onnxruntime() -> Any:
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[Choice]:
     """For names such as "cuda" or "CUDAExecutionProvider"; no name stands for the CPU.
 
-    Packages are loaded where a name is not built in. Raises UsageError that lists the devices.
+    Packages are loaded where a name is not built in. Raises UsageError that lists the devices, or
+    for two sets of units of one provider.
     """
     names = [_short(name) for name in wanted or (CPU,)]
     known = choices(onnxruntime)
@@ -66,7 +80,14 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[Choice]:
                 f"onnxruntime has no device {name!r} here",
                 remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
             )
-    return [known[name] for name in dict.fromkeys(names)]
+    chosen = [known[name] for name in dict.fromkeys(names)]
+    units = [choice.name for choice in chosen if choice.options]
+    if len(units) > 1:
+        raise UsageError(
+            f"onnxruntime has Core ML once in a session, not as {' and '.join(units)}",
+            remedy="Name one of them; coreml is all units together.",
+        )
+    return chosen
 
 
 def choices(onnxruntime: Any) -> dict[str, Choice]:
@@ -76,6 +97,9 @@ def choices(onnxruntime: Any) -> dict[str, Choice]:
         if provider == _AZURE:
             continue
         name = _short(provider)
+        if name == _COREML:
+            found += _coreml(provider)
+            continue
         by_kind: dict[str, Any] = {}  # the first of each
         for device in onnxruntime.get_ep_devices():
             if device.ep_name == provider:
@@ -110,13 +134,17 @@ def load_packages() -> Mapping[str, str]:
     return MappingProxyType(faults)
 
 
-def add_providers(settings: Any, chosen: Sequence[Choice]) -> list[str] | None:
+def add_providers(
+    settings: Any, chosen: Sequence[Choice], compiled: Path | None = None
+) -> list[str | tuple[str, dict[str, str]]] | None:
     """To the SessionOptions, where one is a package's; else what a session takes beside them.
 
+    compiled: where Core ML keeps what it compiles; without it, it compiles at every load. It goes
+    by a graph's path, so a directory is for one state of the files alone.
     Raises UsageError for providers that do not go together, DeviceError for one that is gone.
     """
     if not any(choice.from_package for choice in chosen):
-        return [choice.provider for choice in chosen]
+        return [_entry(choice, compiled) for choice in chosen]
     for choice in chosen:
         if choice.device is None:
             raise UsageError(
@@ -135,6 +163,31 @@ def require_started(session: Any, chosen: Sequence[Choice]) -> None:
     lost = [choice.name for choice in chosen if choice.provider not in session.get_providers()]
     if lost:
         raise _lost(lost, ", and would run on the CPU")
+
+
+def _coreml(provider: str) -> list[Choice]:
+    """https://onnxruntime.ai/docs/execution-providers/CoreML-ExecutionProvider.html"""
+    return [
+        Choice(
+            name,
+            provider,
+            kind,
+            f"{provider}, {units}",
+            None,
+            MappingProxyType({"ModelFormat": "MLProgram", "MLComputeUnits": units}),
+        )
+        for name, (kind, units) in _COREML_UNITS.items()
+    ]
+
+
+def _entry(choice: Choice, compiled: Path | None) -> str | tuple[str, dict[str, str]]:
+    if not choice.options:
+        return choice.provider
+    options = dict(choice.options)
+    if compiled is not None:
+        compiled.mkdir(parents=True, exist_ok=True)
+        options["ModelCacheDirectory"] = str(compiled)
+    return choice.provider, options
 
 
 def _lost(names: Sequence[str], why: str) -> DeviceError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.bundle import Bundle
+from edge_spec.bundle import MANIFEST, Bundle
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.model import Capabilities, RuntimeOptions
 from edge_spec.placement.devices import CPU, Device
@@ -17,6 +18,7 @@ from edge_spec.runtimes.ort.devices import (
     import_onnxruntime,
     require_started,
 )
+from edge_spec.storage import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
@@ -55,7 +57,7 @@ class OrtModel:
         self._load = partial(
             onnxruntime.InferenceSession,
             sess_options=settings,
-            providers=add_providers(settings, self._devices),
+            providers=add_providers(settings, self._devices, _compiled(bundle)),
         )
         self._inference: Any = self._open(GRAPH_FILE)
         self._partial: Any = None
@@ -93,6 +95,12 @@ class OrtModel:
             ) from error
         require_started(session, self._devices)
         return session
+
+
+def _compiled(bundle: Bundle) -> Path:
+    """Where providers keep what they make of these files; the manifest has the hashes of all."""
+    digest = sha256_file(bundle.path / MANIFEST)[:16]
+    return cache_directory() / "compiled" / f"{bundle.manifest.name}-{digest}-onnxruntime"
 
 
 class OrtRuntime:

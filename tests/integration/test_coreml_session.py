@@ -14,7 +14,7 @@ pytest.importorskip("coremltools")
 
 from edge_spec import plugins
 from edge_spec.bundle import Bundle, open_bundle
-from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.errors import SessionError
 from edge_spec.model import ExportOptions, RuntimeOptions
 from edge_spec.runtimes.coreml import MilRuntime
 from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_spec

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.bundle import Bundle
+from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.model import RuntimeOptions
 from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model, trial
@@ -78,6 +78,83 @@ def test_a_name_that_is_no_device_lists_those_there_are(name: str) -> None:
     with pytest.raises(UsageError, match="onnxruntime has no device") as caught:
         choose(onnxruntime, ["cpu", name])
     assert "There are: cpu" in caught.value.remedy
+
+
+class OnMac:
+    """onnxruntime's macOS wheel, which has Core ML's provider built in and no device of it."""
+
+    def get_available_providers(self) -> list[str]:
+        return ["CoreMLExecutionProvider", "AzureExecutionProvider", "CPUExecutionProvider"]
+
+    def get_ep_devices(self) -> Any:
+        return (ep_device("CPUExecutionProvider", "CPU"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("coreml", "ALL"),
+        ("CoreMLExecutionProvider", "ALL"),
+        ("coreml-ane", "CPUAndNeuralEngine"),
+        ("CoreML-GPU", "CPUAndGPU"),
+        ("coreml-cpu", "CPUOnly"),
+    ],
+)
+def test_core_ml_has_a_name_for_each_set_of_units(tmp_path: Path, name: str, units: str) -> None:
+    """Option names and values: coreml_provider_factory.h and coreml_options.cc of onnxruntime."""
+    chosen = choose(OnMac(), [name, "cpu"])
+    options = {"ModelFormat": "MLProgram", "MLComputeUnits": units}
+    assert add_providers(None, chosen) == [
+        ("CoreMLExecutionProvider", options),
+        "CPUExecutionProvider",
+    ]
+    kept = options | {"ModelCacheDirectory": str(tmp_path / "kept")}
+    assert add_providers(None, chosen, tmp_path / "kept") == [
+        ("CoreMLExecutionProvider", kept),
+        "CPUExecutionProvider",
+    ]
+    assert (tmp_path / "kept").is_dir()
+
+
+def test_core_mls_names_tell_their_kinds() -> None:
+    found = choices(OnMac())
+    assert {name: choice.kind for name, choice in found.items()} == {
+        "coreml": None,
+        "coreml-ane": "npu",
+        "coreml-gpu": "gpu",
+        "coreml-cpu": "cpu",
+        "cpu": "cpu",
+    }
+
+
+def test_two_sets_of_core_mls_units_are_refused() -> None:
+    """onnxruntime would ignore the second."""
+    with pytest.raises(UsageError, match="once in a session, not as coreml-ane and coreml-gpu"):
+        choose(OnMac(), ["coreml-ane", "coreml-gpu"])
+
+
+@pytest.mark.skipif(
+    "CoreMLExecutionProvider" in onnxruntime.get_available_providers(), reason="Core ML is here"
+)
+def test_core_ml_where_there_is_none_is_one_line(exported: Exported) -> None:
+    """Also where it is listed and does not start: onnxruntime warns and takes the CPU."""
+    with pytest.raises(UsageError, match="no device 'coreml-ane'") as caught:
+        OrtRuntime().open(exported(), RuntimeOptions(providers=("coreml-ane",)))
+    assert "\n" not in str(caught.value)
+    chosen = choose(OnMac(), ["coreml-ane"])
+    with pytest.warns(UserWarning, match="not in available provider names"):
+        session = onnxruntime.InferenceSession(
+            exported().file("model.onnx"), providers=add_providers(None, chosen)
+        )
+    with pytest.raises(DeviceError, match="cannot start coreml-ane, and would run on the CPU"):
+        require_started(session, chosen)
+
+
+def test_what_a_provider_compiles_belongs_to_one_state_of_the_files(exported: Exported) -> None:
+    """Core ML's provider goes by the path, and would run an older export's graph."""
+    int4, fp32 = exported(quantization="int4"), exported(quantization="fp32")
+    assert model._compiled(int4) != model._compiled(fp32)
+    assert model._compiled(int4) == model._compiled(open_bundle(int4.path))
 
 
 def test_devices_of_packages_are_added_in_order() -> None:

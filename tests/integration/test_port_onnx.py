@@ -1,0 +1,152 @@
+"""The ONNX section of docs/mobile.md says all that an app needs to run a bundle's graph.
+
+generation.json is decoded by onnxruntime alone, with inputs, outputs and cache as on that page and
+nothing of edge_spec's own session.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.model import ExportOptions
+
+onnxruntime: Any = pytest.importorskip("onnxruntime")
+VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CASES = json.loads((VECTORS / "generation.json").read_text("utf-8"))["cases"]
+
+
+def load(name: str) -> ModuleType:
+    """A module beside the tests; --import-mode=importlib cannot import it by name."""
+    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # the others import it by its name
+    spec.loader.exec_module(module)
+    return module
+
+
+class App:
+    """A cache in buffers of its own, which each pass reads and writes in place."""
+
+    def __init__(self, bundle: Path) -> None:
+        described = json.loads((bundle / "manifest.json").read_text("utf-8"))["architecture"]
+        graph = str(bundle / "model.onnx")
+        self._session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        self._vocab, self._hidden = described["vocab_size"], described["hidden_size"]
+        shape = (
+            1,
+            described["num_kv_heads"],
+            described["context_length"] + 1,
+            described["head_dim"],
+        )
+        self._cache = {
+            f"{layer}.{part}": np.zeros(shape, np.float32)
+            for layer in range(described["num_layers"])
+            for part in ("key", "value")
+        }
+        self.cached = 0
+
+    def score(self, tokens: Sequence[int], depths: Sequence[int], sees: np.ndarray) -> np.ndarray:
+        """sees: [rows, rows] bool."""
+        rows = len(tokens)
+        repeated = list(range(rows)) if rows > 1 else [0, 0]
+        total = self.cached + len(repeated)
+        bias = np.zeros((1, 1, len(repeated), total), np.float32)
+        if rows > 1:
+            bias[0, 0, :, self.cached :][~sees] = -np.inf
+        logits = np.empty((rows, self._vocab), np.float32)
+        binding = self._session.io_binding()
+        inputs = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_rows": np.array(repeated, np.int64),
+            "kept_rows": np.arange(rows),
+            "position_ids": np.array([[self.cached + depths[row] for row in repeated]], np.int64),
+            "attention_bias": bias,
+            "seqlens_k": np.array([total - 1], np.int32),
+            "total_sequence_length": np.array(total, np.int32),
+            "logit_rows": np.arange(rows),
+        }
+        outputs = {"logits": logits, "hidden": np.empty((rows, self._hidden), np.float32)}
+        for name, buffer in self._cache.items():
+            inputs[f"past.{name}"] = outputs[f"present.{name}"] = buffer
+        values = {
+            id(array): onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            for array in [*inputs.values(), *outputs.values()]
+        }
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, values[id(array)])
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, values[id(array)])
+        self._session.run_with_iobinding(binding)
+        return logits
+
+    def commit(self, rows: Sequence[int]) -> None:
+        for buffer in self._cache.values():
+            kept = buffer[:, :, [self.cached + row for row in rows]]
+            buffer[:, :, self.cached : self.cached + len(rows)] = kept
+        self.cached += len(rows)
+
+    def tree(self, tokens: Sequence[int], parents: Sequence[int]) -> np.ndarray:
+        depths, sees = [0], np.eye(len(tokens), dtype=bool)
+        for row, parent in enumerate(parents[1:], start=1):
+            depths.append(depths[parent] + 1)
+            sees[row] |= sees[parent]
+        if self.cached or len(tokens) == 1:
+            return self.score(tokens, depths, sees)
+        root = self.score(tokens[:1], [0], sees[:1, :1])
+        self.cached = 1
+        rest = self.score(tokens[1:], [depth - 1 for depth in depths[1:]], sees[1:, 1:])
+        self.cached = 0
+        return np.concatenate([root, rest])
+
+
+@pytest.fixture(scope="module")
+def make_app(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], App]:
+    load("tiny_models")
+    load("vector_values")
+    directory = tmp_path_factory.mktemp("port")
+    checkpoint = open_checkpoint(load("tiny_generation").write_model(directory / "tiny"))
+    options = ExportOptions("fp32", check=False)
+    OnnxExporter().export(checkpoint, directory / "bundle", options, lambda what, fraction: None)
+    return lambda: App(directory / "bundle")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+@pytest.mark.parametrize("whole", [True, False], ids=["prompt at once", "token by token"])
+def test_a_generation_is_decoded_with_the_graph_alone(
+    case: Any, whole: bool, make_app: Callable[[], App]
+) -> None:
+    app = make_app()
+    prompt = case["prompt"][:-1]
+    for part in [prompt] if whole else [[token] for token in prompt]:
+        app.score(part, range(len(part)), np.tri(len(part), dtype=bool))
+        app.commit(range(len(part)))
+    for described in case["rounds"]:
+        logits = app.tree(described["tree"]["tokens"], described["tree"]["parents"])
+        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=1e-4)
+        app.commit(described["kept"])
+    assert app.cached == len(case["prompt"]) - 1 + len(case["text"])
+
+
+def test_a_tree_on_an_empty_cache_needs_its_root_first(make_app: Callable[[], App]) -> None:
+    """And is then what it is behind a pass of its first row."""
+    tokens, parents = [5, 6, 7, 8], [-1, 0, 0, 2]
+    alone = make_app().tree(tokens, parents)
+    for path in ([0, 1], [0, 2, 3]):
+        app = make_app()
+        for row in path:
+            found = app.score([tokens[row]], [0], np.ones((1, 1), bool))
+            app.commit([0])
+            np.testing.assert_allclose(alone[row], found[0], rtol=0, atol=1e-4)

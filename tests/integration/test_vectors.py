@@ -1,0 +1,204 @@
+"""docs/vectors holds what this implementation computes, and says all that it takes to compute it.
+
+Everything is read back from the JSON; only the tiny model of generation.json comes from its
+generator, as it does for the author of a port.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec import plugins
+from edge_spec.bundle import open_bundle
+from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.model import ExportOptions, Model, RuntimeOptions
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.sampling import Sampler, SamplingParams
+
+VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MOST_BYTES = 300_000  # a port copies the files into its own repository
+
+
+def load(name: str) -> ModuleType:
+    """A module beside the tests; --import-mode=importlib cannot import it by name."""
+    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # the others import it by its name
+    spec.loader.exec_module(module)
+    return module
+
+
+load("tiny_models")
+values = load("vector_values")
+generation = load("tiny_generation")
+load("coreml_slots")
+make_vectors = load("make_vectors")
+
+
+def cases(name: str) -> list[Any]:
+    found: list[Any] = json.loads((VECTORS / f"{name}.json").read_text("utf-8"))["cases"]
+    return found
+
+
+def named(name: str) -> Any:
+    return pytest.mark.parametrize("case", cases(name), ids=lambda case: case["name"])
+
+
+def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
+    """Twice the same bytes; on another machine the last digits of float32 sums may differ."""
+    for directory in (tmp_path / "first", tmp_path / "second"):
+        make_vectors.write(directory)
+    written = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert written == sorted(path.name for path in VECTORS.iterdir())
+    for name in written:
+        made = (tmp_path / "first" / name).read_bytes()
+        assert made == (tmp_path / "second" / name).read_bytes()
+        require_same(json.loads(made), json.loads((VECTORS / name).read_bytes()), name)
+    assert sum((VECTORS / name).stat().st_size for name in written) < MOST_BYTES
+
+
+def require_same(found: Any, expected: Any, where: str) -> None:
+    if isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5), where
+        return
+    assert type(found) is type(expected), where
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            require_same(found[key], value, f"{where} {key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for i, value in enumerate(expected):
+            require_same(found[i], value, f"{where} {i}")
+    else:
+        assert found == expected, where
+
+
+@named("trees")
+def test_trees_are_replayed(case: Any) -> None:
+    tree = values.tree_of(case)
+    assert tree.depths.tolist() == case["depths"]
+    assert tree.ancestors.astype(int).tolist() == case["ancestors"]
+    assert [tree.path(row) for row in range(len(tree))] == case["paths"]
+
+
+@named("sampling")
+def test_probabilities_are_replayed(case: Any) -> None:
+    assert make_vectors.target_probs(case) == pytest.approx(case["target_probs"], rel=1e-12)
+
+
+@pytest.mark.parametrize("case", cases("races"), ids=lambda case: case["key"])
+def test_races_are_replayed(case: Any) -> None:
+    given = {name: case[name] for name in ("key", "sampling", "logits")}
+    assert make_vectors.race(given) == case
+
+
+@named("verification")
+def test_verdicts_are_replayed_with_the_draws_that_are_given(case: Any) -> None:
+    """And take all of them: a draw too many or too few would shift every later one."""
+    sampler = values.sampler_of(case["sampling"], case["draws"])
+    verdict = values.verified(values.tree_of(case["tree"]), case["logits"], sampler)
+    assert verdict == case["verdict"]
+    assert sampler.consumed() == case["draws"]
+
+
+def test_verdicts_cover_what_may_happen() -> None:
+    """Nothing, something and everything accepted, of guesses that were sampled and that were not;
+    a recovery drawn from what is left; paths with holes."""
+    accepted: dict[str, set[int]] = {}
+    for case in cases("verification"):
+        kind = case["name"].split(",")[0].split(":")[0]
+        accepted.setdefault(kind, set()).add(len(case["verdict"]["accepted_rows"]))
+    assert accepted["greedy"] >= {0, 1, 2, 3} and accepted["candidates"] == {0, 1, 2}
+    assert accepted["sampled chain"] == {0, 1, 2, 3}
+    recovered = [case for case in cases("verification") if case["draws"]["recovery"]]
+    assert len(recovered) >= 6
+    kept = [case["verdict"]["kept"] for case in cases("verification")]
+    assert any(rows != list(range(len(rows))) for rows in kept)
+
+
+@named("suffix")
+def test_suffix_chains_are_replayed(case: Any) -> None:
+    assert make_vectors.proposed(case["text"], case["most"]) == case["chain"]
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(generation.write_model(tmp_path_factory.mktemp("vectors") / "tiny"))
+
+
+OPENED = {  # export options, and how far logits of about 5 may be from float32's
+    "reference": (None, 1e-4),
+    "ort": (ExportOptions("fp32", check=False), 1e-4),
+    "mil-gpu": (ExportOptions("fp16", check=False, compute="gpu"), 0.06),
+    "mil-ane": (ExportOptions("fp16", check=False, compute="ane"), 0.06),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(OPENED))
+def opened(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Model, float]:
+    """The tiny model in each format that this suite can run, and its tolerance."""
+    options, tolerance = OPENED[request.param]
+    if request.param.startswith("mil"):
+        pytest.importorskip("coremltools")
+    checkpoint = open_checkpoint(tiny_model)
+    if options is None:
+        return ReferenceModel(checkpoint), tolerance
+    runtime = plugins.load_runtime(request.param.partition("-")[0])
+    out = tmp_path_factory.mktemp("bundle") / "tiny"
+    exporter = plugins.load_exporter(runtime.reads)
+    exporter.export(checkpoint, out, options, lambda what, fraction: None)
+    return runtime.open(open_bundle(out), RuntimeOptions()), tolerance
+
+
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # coremltools'
+@named("generation")
+def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> None:
+    model, tolerance = opened
+    session = model.open_session()
+    session.prefill(case["prompt"][:-1])
+    text: list[int] = []
+    for described in case["rounds"]:
+        tree = values.tree_of(described["tree"])
+        assert session.length == described["length"]
+        assert tree.tokens[0] == [*case["prompt"], *text][-1]
+        logits = session.forward(tree).logits
+        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=tolerance)
+        verdict = values.verified(tree, logits, Sampler(SamplingParams(), []))
+        tokens = cut(verdict["tokens"], case["stop_ids"], case["max_tokens"] - len(text))
+        kept = verdict["kept"][: len(tokens)]
+        assert kept == described["kept"]
+        session.commit(kept)
+        text += tokens
+    assert text == case["text"]
+    assert len(text) == case["max_tokens"] or text[-1] in case["stop_ids"]
+
+
+def cut(tokens: list[int], stop_ids: list[int], most: int) -> list[int]:
+    stops = [i for i, token in enumerate(tokens) if token in stop_ids]
+    return tokens[: min([most, *(i + 1 for i in stops)])]
+
+
+def test_generations_have_holes_wrong_guesses_and_clear_decisions() -> None:
+    """What half precision changes is far below the distance of the two likeliest tokens."""
+    ended, stopped = cases("generation")
+    kept = [described["kept"] for described in ended["rounds"]]
+    assert any(rows != list(range(len(rows))) for rows in kept)
+    assert any(len(each["tree"]["tokens"]) > 1 and each["kept"] == [0] for each in ended["rounds"])
+    assert any(len(each["tree"]["tokens"]) == 1 for each in ended["rounds"])
+    assert stopped["text"][-1] in stopped["stop_ids"]
+    last = stopped["rounds"][-1]
+    assert len(last["kept"]) < len(last["tree"]["tokens"])
+    assert min(case["smallest_margin"] for case in (ended, stopped)) > 0.1
