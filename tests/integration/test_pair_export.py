@@ -185,8 +185,6 @@ def test_for_a_kind_of_device_a_format_that_cannot_be_written_is_left_out_with_i
     assert not (tmp_path / "out/target/coreml").exists()
 
 
-# coremltools leaves a directory to its finalizer.
-@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 def test_core_ml_is_written_where_the_model_suits_its_unit(hf: Any, tmp_path: Path) -> None:
     """The Neural Engine has no heads of 16."""
     pytest.importorskip("coremltools")
