@@ -95,6 +95,14 @@ def may_replace(out: Path) -> bool:
 
 def open_bundle(path: Path) -> Bundle:
     """Reads the manifest and checks size and sha256 of every file. Raises BundleError."""
+    manifest = read_manifest(path)
+    for name, entry in manifest.files.items():
+        check_file(path, name, entry)
+    return Bundle(path, manifest)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Of the bundle at `path`, whose files are not looked at. Raises BundleError."""
     manifest_path = path / MANIFEST
     try:
         if manifest_path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -114,9 +122,7 @@ def open_bundle(path: Path) -> Bundle:
         raise BundleError(
             f"{manifest_path}: bad architecture: {error}", remedy=_EXPORT_AGAIN
         ) from None
-    for name, entry in manifest.files.items():
-        _check_file(path, name, entry)
-    return Bundle(path, manifest)
+    return manifest
 
 
 def write_manifest(path: Path, **fields: object) -> Manifest:
@@ -157,8 +163,9 @@ def _json(manifest: Manifest) -> bytes:
     return (manifest.model_dump_json(indent=2) + "\n").encode()
 
 
-def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
-    if not _is_below(name):
+def check_file(directory: Path, name: str, entry: FileEntry) -> None:
+    """Raises BundleError unless it is below the directory, no link, and what `entry` says."""
+    if not is_below(name):
         raise BundleError(f"{directory} lists a file outside itself: {name}", remedy=_EXPORT_AGAIN)
     file = directory / name
     links = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
@@ -173,7 +180,7 @@ def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
         raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)
 
 
-def _is_below(name: str) -> bool:
+def is_below(name: str) -> bool:
     """Whether it is a plain relative path on every system: no root, drive or step upwards."""
     parts = name.split("/")
     return not any(part in ("", ".", "..") or set(part) & set("\\:\0") for part in parts)

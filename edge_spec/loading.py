@@ -54,7 +54,7 @@ def load(
     *,
     runtime: str = "auto",
     drafter: str = "auto",
-    draft: str | Sequence[str] = "none",
+    draft: str | Sequence[str] | None = None,
     draft_runtime: str = "auto",
     draft_n_max: int | None = None,
     exit_layer: int | None = None,
@@ -70,10 +70,10 @@ def load(
 ) -> Engine:
     """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
 
-    model: a GGUF file, a Hugging Face directory, a bundle directory or "smollm2".
+    model: a GGUF file, a Hugging Face directory, a bundle directory, a pair bundle or "smollm2".
     drafter: "auto", "none", or names joined by commas.
     draft: a smaller model that guesses, on a runtime of its own; of several, each other one
-    guesses for the one before it.
+    guesses for the one before it. None: what a pair bundle brings along; "none": no draft.
     exit_layer: where early exit ends; searched on the text where it is not given.
     corpora: texts, files or directories, that answers may quote; indexed once.
     lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
@@ -84,10 +84,12 @@ def load(
     decides what is left to "auto". A model that has no profile is measured while it is idle.
     Raises an EdgeSpecError that names what is missing or wrong.
     """
+    say = progress or (lambda what, fraction: None)
+    named = [draft] if isinstance(draft, str) else draft
     options = LoadOptions(
         runtime=runtime,
         drafter=drafter,
-        drafts=named_drafts([draft] if isinstance(draft, str) else draft),
+        drafts=chosen_drafts(Source(model, say), named, drafter, is_planned=plan is not None),
         draft_runtime=draft_runtime,
         draft_n_max=draft_n_max,
         exit_layer=exit_layer,
@@ -100,13 +102,21 @@ def load(
         context_length=context_length,
         plan=None if plan is None else Path(plan),
     )
-    say = progress or (lambda what, fraction: None)
     return load_engine(model, options, say, measure_when_idle=True)
 
 
-def named_drafts(names: Sequence[str]) -> tuple[str, ...]:
-    """ "none" stands for no draft."""
-    return tuple(name for name in names if name != "none")
+def chosen_drafts(
+    source: Source, named: Sequence[str] | None, drafter: str, *, is_planned: bool
+) -> tuple[str, ...]:
+    """named: "none" stands for no draft; None for the one of a pair bundle, where the drafters
+    that were asked for can use it and no plan says who drafts. Raises as `Source.member` does."""
+    if named is not None:
+        return tuple(name for name in named if name != "none")
+    wanted = {name.strip() for name in drafter.split(",")}
+    draft = None if source.member is None else source.member.draft
+    if draft is None or is_planned or not wanted & {"auto", *plugins.PAIR_DRAFTERS}:
+        return ()
+    return (str(draft),)
 
 
 def load_engine(
@@ -127,7 +137,7 @@ def load_engine(
             drafts.append(draft)
 
         key = profile_key(source, target, options.runtime_options)
-        profile = load_profile(key)
+        profile = load_profile(key, target.profiles)
 
         @cache
         def costs() -> RowCosts:
@@ -270,7 +280,7 @@ def _open_drafts(
             vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
         key = profile_key(Source(name, progress), draft, options.draft_runtime_options)
-        profile = load_profile(key)
+        profile = load_profile(key, draft.profiles)
         costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(level_of, model, costs)

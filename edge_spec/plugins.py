@@ -8,7 +8,8 @@ A package adds one by declaring it, without touching this repository:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,7 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "coreml": ("coremltools",),
     "mil": ("coremltools",),
 }
+WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
 # That bring a plugin's library; else "cpu".
 EXTRAS = {"llamacpp": "llamacpp", "ik": "ik", "coreml": "coreml", "mil": "coreml"}
 
@@ -40,16 +42,24 @@ def names(kind: str) -> list[str]:
     return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
-def load_runtime(name: str) -> Runtime:
+def load_runtime(name: str, formats: Container[str] | None = None) -> Runtime:
     """ "auto" is `auto_runtime`."""
-    runtime: Runtime = _load("runtimes", auto_runtime() if name == "auto" else name)()
+    runtime: Runtime = _load("runtimes", auto_runtime(formats) if name == "auto" else name)()
     return runtime
 
 
-def auto_runtime() -> str:
-    """The first of AUTO_RUNTIMES whose library is installed."""
-    installed = (runtime for runtime, module in AUTO_RUNTIMES if find_spec(module))
-    return next(installed, AUTO_RUNTIMES[0][0])
+def auto_runtime(formats: Container[str] | None = None) -> str:
+    """The first of AUTO_RUNTIMES whose library is installed and that reads one of `formats`; None:
+    all of them can be had. Where there is none, the first that only lacks one of the two."""
+
+    def reads_one(runtime: str) -> bool:
+        return formats is None or load_runtime(runtime).reads in formats
+
+    installed = [runtime for runtime, module in AUTO_RUNTIMES if find_spec(module)]
+    for among in (installed, [runtime for runtime, _ in AUTO_RUNTIMES]):
+        for runtime in filter(reads_one, among):
+            return runtime
+    return next(iter(installed), AUTO_RUNTIMES[0][0])
 
 
 def library_version(runtime: str) -> str:
@@ -69,6 +79,15 @@ def library_version(runtime: str) -> str:
 def load_exporter(name: str) -> Exporter:
     exporter: Exporter = _load("exporters", name)()
     return exporter
+
+
+def writer_versions(formats: Iterable[str]) -> dict[str, str]:
+    """Of edge-spec and of the libraries that these exporters write with, by distribution."""
+    found = {}
+    for distribution in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
+        with suppress(PackageNotFoundError):
+            found[distribution] = version(distribution)
+    return found
 
 
 def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:

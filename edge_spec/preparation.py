@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle, is_bundle, open_bundle
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.bundle import TOKENIZER, Bundle, is_bundle, open_bundle
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import (
     ExportOptions,
@@ -35,6 +35,7 @@ class Prepared:
     source: Any  # what the runtime's `open` takes
     config: ModelConfig
     text: TextFormat
+    profiles: Path | None = None  # that came with it
 
     def vocabulary(self) -> Mapping[str, int]:
         """Token -> id."""
@@ -66,29 +67,38 @@ def prepare(
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> Prepared:
-    """providers: where it will run; devices of the options' target are not looked at."""
-    chosen = plugins.load_runtime(runtime)
+    """Raises an EdgeSpecError where the runtime cannot have the model.
+
+    runtime: "auto" is the usual one; for a pair bundle, the first that reads a format it has.
+    providers: where it will run; devices of the options' target are not looked at.
+    """
+    chosen = plugins.load_runtime(runtime, source.formats)
     if chosen.reads == "checkpoint":
-        published: Published = plugins.open_checkpoint(source.path)
+        published: Published = plugins.open_checkpoint(source.at(chosen.reads))
     elif chosen.reads == "gguf":
         published = plugins.open_published(gguf_file(source, options, progress))
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
         bundle = _bundle(source, chosen.reads, export_options, progress)
-        text = _text_of_bundle(bundle)
-        return Prepared(source.name, chosen, bundle, bundle.config, text)
-    text = _text_of_published(published, chosen)
-    return Prepared(source.name, chosen, published, published.config, text)
+        text = text_of_bundle(bundle)
+        return Prepared(source.name, chosen, bundle, bundle.config, text, source.profiles)
+    text = text_of_published(published, chosen)
+    return Prepared(source.name, chosen, published, published.config, text, source.profiles)
+
+
+def joined_types(weight_types: frozenset[str]) -> str:
+    """How a GGUF file stores its matrices, such as "Q4_K+Q6_K"; its norms are never quantized."""
+    return "+".join(sorted(weight_types - {"F32"} or weight_types))
 
 
 def is_prepared(
     source: Source, runtime: str, options: LoadOptions, providers: Sequence[str] = ()
 ) -> bool:
     """Whether `prepare` has nothing to convert."""
-    chosen = plugins.load_runtime(runtime)
+    chosen = plugins.load_runtime(runtime, source.formats)
     reads = chosen.reads
-    if reads == "checkpoint" or (not source.is_demo and is_bundle(source.path)):
+    if reads == "checkpoint" or source.member or (not source.is_demo and is_bundle(source.path)):
         return True
     compute = compute_for(chosen, providers)
     export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
@@ -100,42 +110,49 @@ def is_prepared(
 
 def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
     """A GGUF file as it is; anything else, or with another quantization, converted once."""
-    if not source.is_demo and is_bundle(source.path):
+    path = source.at("gguf")
+    if not source.is_demo and is_bundle(path):
         raise UsageError(
-            f"{source.path} is a bundle, not a GGUF file",
+            f"{path} is a bundle, not a GGUF file",
             remedy="Choose another --runtime, or give the model that the bundle was made from.",
         )
-    if source.path.is_file() and options.quantization is None:
-        return source.path
+    if path.is_file() and options.quantization is None:
+        return path
     export_options = ExportOptions(options.quantization, options.block_size)
     cached = source.cached("gguf", export_options).with_suffix(".gguf")
     if not cached.is_file():
         cached.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint = plugins.open_checkpoint(source.path)
+        checkpoint = plugins.open_checkpoint(path)
         plugins.load_exporter("gguf").export(checkpoint, cached, export_options, progress)
     return cached
 
 
 def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:
-    if not source.is_demo and is_bundle(source.path):
-        bundle = open_bundle(source.path)
+    path = source.at(format)
+    if not source.is_demo and is_bundle(path):
+        bundle = open_bundle(path)
         if bundle.manifest.format != format:
             raise UsageError(
-                f"{source.path} is an {bundle.manifest.format} bundle",
+                f"{path} is an {bundle.manifest.format} bundle",
                 remedy=f"The chosen runtime reads {format}; choose another with --runtime.",
             )
         return bundle
     cached = source.cached(format, options)
     if not is_bundle(cached):
         exporter = plugins.load_exporter(format)
-        checkpoint = plugins.open_checkpoint(source.path)
+        checkpoint = plugins.open_checkpoint(path)
         exporter.export(checkpoint, cached, options, progress)
     return open_bundle(cached)
 
 
-def _text_of_bundle(bundle: Bundle) -> TextFormat:
+def text_of_bundle(bundle: Bundle) -> TextFormat:
+    """Raises ModelFileError for a tokenizer that cannot be read."""
     manifest = bundle.manifest
-    json = bundle.file("tokenizer.json").read_text(encoding="utf-8")
+    file = bundle.file(TOKENIZER)
+    try:
+        json = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
     return TextFormat(
         tokenizer=Tokenizer(json, manifest.bos_id if manifest.adds_bos else None),
         chat_template=manifest.chat_template,
@@ -144,7 +161,8 @@ def _text_of_bundle(bundle: Bundle) -> TextFormat:
     )
 
 
-def _text_of_published(published: Published, runtime: Runtime) -> TextFormat:
+def text_of_published(published: Published, runtime: Runtime) -> TextFormat:
+    """Raises UnsupportedModelError where neither we nor the runtime can have its tokenizer."""
     try:
         json = published.tokenizer_json()
         tokenizer: TextCodec = Tokenizer(json, published.bos_id if published.adds_bos else None)

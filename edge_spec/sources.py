@@ -10,6 +10,7 @@ from pathlib import Path
 from edge_spec import demo_model
 from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.model import ExportOptions, Progress
+from edge_spec.pair_bundle import PairMember, find_member
 from edge_spec.storage import cache_directory
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
@@ -46,10 +47,35 @@ class Source:
             )
         return path.resolve()
 
+    @cached_property
+    def member(self) -> PairMember | None:
+        """The model that is meant, where the path is in a pair bundle. Raises as `path` does, and
+        BundleError."""
+        return None if self.is_demo else find_member(self.path)
+
+    @property
+    def formats(self) -> frozenset[str] | None:
+        """What a pair bundle has it as; None where anything can be converted or is one format."""
+        return None if self.member is None else frozenset(self.member.member.formats)
+
+    @property
+    def profiles(self) -> Path | None:
+        """Where profiles that came with the model are, if any did."""
+        return None if self.member is None else self.member.profiles
+
+    def at(self, reads: str) -> Path:
+        """Where a runtime finds what it reads (`Runtime.reads`): the path, or the variant of a pair
+        bundle. Raises as `member` does, and UsageError for a format that a pair bundle lacks."""
+        if self.member is None:
+            return self.path
+        return self.member.path("gguf" if reads == "checkpoint" else reads)
+
     @property
     def name(self) -> str:
         if self.is_demo:
             return self.model
+        if self.member is not None:
+            return self.member.member.name
         return self.path.name if self.path.is_dir() else self.path.stem
 
     def cached(self, format: str, options: ExportOptions) -> Path:
@@ -67,9 +93,12 @@ class Source:
 
     @property
     def _identity(self) -> str:
-        """The demo's hash; else path, size and time of change of the model's files."""
+        """The demo's hash, or that of a pair bundle's files; else path, size and time of change of
+        the model's files."""
         if self.is_demo:
             return demo_model.SHA256
+        if self.member is not None:
+            return self.member.identity
         files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
         stats = [(str(file), file.stat()) for file in files]
         return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])

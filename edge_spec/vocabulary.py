@@ -34,14 +34,14 @@ class Vocabulary:
 
 def same_vocabulary(target: Mapping[str, int], draft: Mapping[str, int]) -> bool:
     """target, draft: token -> id. Ids that only one of them has, and padding, may differ."""
-    return _compare(target, draft).is_same
+    return compare(target, draft).is_same
 
 
 def require_same_vocabulary(
     target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
 ) -> None:
     """Raises UsageError that lists the first differences, unless `same_vocabulary`."""
-    num_shared, different = compared = _compare(target, draft)
+    num_shared, different = compared = compare(target, draft)
     if compared.is_same:
         return
     shown = "; ".join(
@@ -55,7 +55,7 @@ def require_same_vocabulary(
     )
 
 
-class _Compared(NamedTuple):
+class Compared(NamedTuple):
     num_shared: int  # ids that both have
     different: list[tuple[int, str, str]]  # id, the target's token, the draft's
 
@@ -64,7 +64,8 @@ class _Compared(NamedTuple):
         return self.num_shared > 0 and not self.different
 
 
-def _compare(target: Mapping[str, int], draft: Mapping[str, int]) -> _Compared:
+def compare(target: Mapping[str, int], draft: Mapping[str, int]) -> Compared:
+    """target, draft: token -> id."""
     of_target = {id: token for token, id in target.items()}
     of_draft = {id: token for token, id in draft.items()}
     different = [
@@ -73,4 +74,4 @@ def _compare(target: Mapping[str, int], draft: Mapping[str, int]) -> _Compared:
         if of_draft.get(id, token) != token
         and not (_PADDING.fullmatch(token) or _PADDING.fullmatch(of_draft[id]))
     ]
-    return _Compared(len(of_target.keys() & of_draft.keys()), different)
+    return Compared(len(of_target.keys() & of_draft.keys()), different)

@@ -74,9 +74,14 @@ def carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> Block
 
 
 def quantize(
-    weights: np.ndarray, bits: int, block_size: int, symmetric: bool = False
+    weights: np.ndarray,
+    bits: int,
+    block_size: int,
+    symmetric: bool = False,
+    importance: np.ndarray | None = None,
 ) -> BlockQuantized:
-    """The nearest found to `weights` [rows, columns] in squared error.
+    """The nearest found to `weights` [rows, columns] in squared error, in which each column counts
+    as much as `importance` [columns] says.
 
     Zero points are kept only where they lower the total error against symmetric blocks, and never
     where `symmetric` is asked for.
@@ -84,10 +89,10 @@ def quantize(
     rows, columns = weights.shape
     blocks = -(-columns // block_size)
     padding = ((0, 0), (0, blocks * block_size - columns))
+    counts = np.ones(columns) if importance is None else importance / importance.mean()
+    counts = np.pad(counts, padding[1]).astype(np.float32).reshape(blocks, block_size)
     found = [
-        _best_blocks(
-            np.pad(weights[start : start + _SLICE_ROWS], padding), bits, block_size, symmetric
-        )
+        _best_blocks(np.pad(weights[start : start + _SLICE_ROWS], padding), counts, bits, symmetric)
         for start in range(0, rows, _SLICE_ROWS)
     ]
     levels, scales, zeros = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -103,10 +108,14 @@ def quantize(
 
 
 def _best_blocks(
-    weights: np.ndarray, bits: int, block_size: int, symmetric: bool
+    weights: np.ndarray, counts: np.ndarray, bits: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Levels uint8 [n, block_size], scales float32 [n] and zero points uint8 [n] of n blocks."""
-    weights = weights.reshape(-1, block_size)
+    """Levels uint8 [n, block_size], scales float32 [n] and zero points uint8 [n] of n blocks.
+
+    counts: [blocks of a row, block_size] float32.
+    """
+    counts = np.tile(counts, (len(weights), 1))
+    weights = weights.reshape(counts.shape)
     top, middle = np.float32((1 << bits) - 1), np.float32(1 << (bits - 1))
     low = np.minimum(weights.min(axis=1), 0)
     high = np.maximum(weights.max(axis=1), 0)
@@ -123,7 +132,7 @@ def _best_blocks(
     scales, zeros = np.empty_like(low), np.empty(low.shape, np.uint8)
     errors = np.full(low.shape, np.inf, np.float32)
     for scale, zero in grids:
-        fitted, scale, error = _fit(weights, np.where(scale == 0, 1, scale), zero, top)
+        fitted, scale, error = _fit(weights, counts, np.where(scale == 0, 1, scale), zero, top)
         better = error < errors
         for best, new in ((levels, fitted), (scales, scale), (zeros, zero), (errors, error)):
             best[better] = new[better]
@@ -131,7 +140,11 @@ def _best_blocks(
 
 
 def _fit(
-    weights: np.ndarray, scale: np.ndarray, zero: np.ndarray, top: np.float32
+    weights: np.ndarray,
+    counts: np.ndarray,
+    scale: np.ndarray,
+    zero: np.ndarray,
+    top: np.float32,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Levels on this grid, the least-squares scale for them, and the squared error [n]."""
     levels = weights / scale[:, None]
@@ -139,12 +152,12 @@ def _fit(
     levels += zero[:, None]
     np.clip(levels, 0, top, out=levels)
     centred = levels - zero[:, None]
-    norm = np.einsum("ij,ij->i", centred, centred)
-    dot = np.einsum("ij,ij->i", weights, centred)
-    scale = np.where(norm > 0, dot / np.maximum(norm, 1), scale).astype(np.float32)
+    norm = np.einsum("ij,ij,ij->i", centred, centred, counts)
+    dot = np.einsum("ij,ij,ij->i", weights, centred, counts)
+    scale = np.where(norm > 0, dot / np.where(norm > 0, norm, 1), scale).astype(np.float32)
     centred *= scale[:, None]
     centred -= weights
-    return levels, scale, np.einsum("ij,ij->i", centred, centred)
+    return levels, scale, np.einsum("ij,ij,ij->i", centred, centred, counts)
 
 
 # The whole range of a block, and at 4 bits also a little less of it: clipping the few extremes

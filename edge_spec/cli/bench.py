@@ -66,28 +66,37 @@ def bench(
     choice = _peer_choice(model, loading, peer_model or (), peer_python or ()) if peers else None
     if not peers and (peer_model or peer_python):
         raise UsageError("--peer-model and --peer-python need --peers", remedy="Add --peers.")
-    with open_engine(str(choice.gguf) if choice else model, loading) as engine:
+    opened = str(choice.gguf) if choice else model
+    with open_engine(opened, loading) as engine:
         plan = make_plan(engine, entries, max_tokens, repeat)
-        measured, opened = _measure(engine, plan, choice)
+        measured, open_peers = _measure(engine, plan, choice)
         if not measured.tasks:
             raise KeyboardInterrupt
-        settings = _settings(engine, loading) | {
+        settings = _settings(engine, opened, loading) | {
             "model": Path(model).name,
             "weights": choice.weights if choice else engine.parts.name,
             "prompts": prompts.name if prompts else "edge-spec's own",
             "max_tokens": max_tokens,
         }
-        report = document(measured, settings, opened)
+        report = document(measured, settings, open_peers)
     _print(report, json, out)
     if measured.partial:
         raise KeyboardInterrupt
 
 
-def _settings(engine: Engine, loading: options.ModelOptions) -> dict[str, Any]:
+def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dict[str, Any]:
+    from edge_spec.loading import chosen_drafts
+    from edge_spec.sources import Source
+
+    drafts = loading.draft or []
+    if loading.draft is None:  # that of a pair bundle is told by its name, not by its path
+        source = Source(opened, lambda what, fraction: None)
+        bundled = chosen_drafts(source, None, loading.drafter, is_planned=loading.plan is not None)
+        drafts = [Source(draft, source.progress).name for draft in bundled]
     return {
         "runtime": engine.parts.runtime,
         "drafter": loading.drafter,
-        "drafts": loading.draft or [],
+        "drafts": drafts,
         "exact": loading.exact,
         "threads": loading.threads,
     }
@@ -126,7 +135,7 @@ def _peer_choice(
     chosen = parse_choices("--peer-model", models), parse_choices("--peer-python", pythons)
     with ProgressBar() as progress:
         source = Source(model, progress)
-        own_file = not source.is_demo and source.path.is_file()
+        own_file = not source.is_demo and source.at("gguf").is_file()
         quantization = None if own_file else _PEER_WEIGHTS
         gguf = gguf_file(source, LoadOptions(quantization=quantization), progress)
     weights = gguf.name if own_file else f"{source.name} as {quantization}"

@@ -1,13 +1,23 @@
-"""`edge-spec export MODEL OUT`: a bundle in another format."""
+"""`edge-spec export MODEL OUT`: a bundle in another format, or a pair bundle in several."""
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.model import ExportOptions
+    from edge_spec.pair_bundle import PairManifest
+    from edge_spec.pair_choices import Choices
+
+_PAIR = "Pair bundles"
+_SINGLE = "onnx"  # the format where none is named
 
 
 def export(
@@ -16,13 +26,20 @@ def export(
         Path,
         typer.Argument(help="Directory to write, or the file of a GGUF.", show_default=False),
     ],
-    format: Annotated[str, typer.Option(help="onnx, gguf or coreml.")] = "onnx",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="onnx, gguf or coreml; all, or several joined by commas, for a pair bundle.  "
+            f"[default: {_SINGLE}]"
+        ),
+    ] = None,
     quant: Annotated[
         str | None,
         typer.Option(
             help="onnx: int4, int8, fp16, fp32 (default int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and "
             "others (default Q4_0); coreml: int4, int8, fp16 for the GPU (default int4), lut4, "
-            "lut6, fp16 for the Neural Engine (default lut6)."
+            "lut6, fp16 for the Neural Engine (default lut6). For a pair bundle FORMAT=NAME, "
+            "several joined by commas."
         ),
     ] = None,
     block_size: Annotated[
@@ -43,27 +60,94 @@ def export(
     hidden_states: Annotated[
         bool, typer.Option("--hidden-states", help="coreml: return them beside the scores.")
     ] = False,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="A smaller model that guesses for it.", rich_help_panel=_PAIR),
+    ] = None,
+    draft_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Only the draft's first layers; without --draft, the model's own.",
+            rich_help_panel=_PAIR,
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Formats and quantizations for ios, macos, windows-npu, android or linux.",
+            rich_help_panel=_PAIR,
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option(help="Compare the result with the reference model.")
     ] = True,
     json: options.Json = False,
 ) -> None:
-    """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly."""
-    from edge_spec import plugins
+    """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly, or a
+    model and its draft into one pair bundle."""
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.model import ExportOptions
+    from edge_spec.pair_export import PairRequest, Part, export_pair
+    from edge_spec.sources import Source
+
+    choices = _choices(format, kind, quant)
+    asked = ExportOptions(
+        None if choices else quant, block_size, layers, check, compute, context, hidden_states
+    )
+    if choices is None:
+        if draft is not None or draft_layers is not None:
+            raise UsageError(
+                "a draft goes into a pair bundle", remedy="Add --format all, or --for."
+            )
+        _export_one(model, out, format or _SINGLE, asked, json)
+        return
+    if compute is not None:
+        raise UsageError(
+            "--compute is for one model: those of a pair are laid out for units of their own",
+            remedy="Leave it out, or choose both with --for.",
+        )
+    with ProgressBar() as progress:
+        target = Part(Source(model, progress), layers)
+        guesses = None
+        if draft not in (None, "none") or draft_layers is not None:
+            guesses = Part(Source(model if draft is None else draft, progress), draft_layers)
+        request = PairRequest(target, guesses, choices, asked)
+        manifest = export_pair(request, out, progress)
+    _print_pair(manifest, out.absolute(), json)
+
+
+def _choices(format: str | None, kind: str | None, quant: str | None) -> Choices | None:
+    """None for a single format. Raises UsageError."""
+    from edge_spec.pair_choices import (
+        ALL_FORMATS,
+        choices_for,
+        named_formats,
+        with_quantizations,
+    )
+
+    formats = ALL_FORMATS if format == "all" else tuple((format or _SINGLE).split(","))
+    if kind is not None:
+        if format not in (None, "all"):
+            raise UsageError(f"--for {kind} chooses the formats", remedy="Leave --format out.")
+        return with_quantizations(choices_for(kind), quant)
+    if len(formats) == 1:
+        return None
+    return with_quantizations(named_formats(formats), quant)
+
+
+def _export_one(
+    model: str, out: Path, format: str, export_options: ExportOptions, as_json: bool
+) -> None:
+    from edge_spec import plugins
+    from edge_spec.cli.progress import ProgressBar
     from edge_spec.sources import Source
 
     with ProgressBar() as progress:
         exporter = plugins.load_exporter(format)
         checkpoint = plugins.open_checkpoint(Source(model, progress).path)
-        export_options = ExportOptions(
-            quant, block_size, layers, check, compute, context, hidden_states
-        )
         report = exporter.export(checkpoint, out, export_options, progress)
-    if json:
-        from json import dumps
-
+    if as_json:
         print(dumps({"path": str(report.path), "num_bytes": report.num_bytes, **report.parity}))
         return
     print(f"{report.path}: {report.num_bytes / 1e6:.1f} MB")
@@ -73,3 +157,24 @@ def export(
             "KL divergence {kl_divergence:.4f}, largest logit difference "
             "{max_logit_difference:.3g}".format(**report.parity)
         )
+
+
+def _print_pair(manifest: PairManifest, out: Path, as_json: bool) -> None:
+    num_bytes = sum(entry.num_bytes for entry in manifest.files.values())
+    if as_json:
+        variants = [
+            {"role": role, **variant.model_dump(exclude={"files"}), "num_bytes": variant.num_bytes}
+            for role, member in manifest.members()
+            for variant in member.variants
+        ]
+        document = {"path": str(out), "num_bytes": num_bytes, "kind": manifest.kind}
+        print(dumps(document | {"notes": manifest.notes, "variants": variants}))
+        return
+    kind = "" if manifest.kind is None else f", for {manifest.kind}"
+    print(f"{out}: {num_bytes / 1e6:.1f} MB{kind}")
+    for role, member in manifest.members():
+        for variant in member.variants:
+            size = f"{variant.num_bytes / 1e6:.1f} MB"
+            print(f"{role} {variant.format} {variant.quantization}, {size}: {variant.why}")
+    for note in manifest.notes:
+        print(f"note: {note}")

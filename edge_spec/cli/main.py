@@ -15,6 +15,7 @@ import typer
 from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
 from edge_spec.cli.devices import devices
+from edge_spec.cli.doctor import doctor
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
 from edge_spec.cli.plan import plan
@@ -36,6 +37,7 @@ app.command()(export)
 app.command()(bench)
 app.command()(devices)
 app.command()(plan)
+app.command()(doctor)
 app.command()(tune_skip)
 
 

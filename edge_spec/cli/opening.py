@@ -7,16 +7,21 @@ from edge_spec.cli.progress import ProgressBar
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.engine import Engine
 from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine, named_drafts
+from edge_spec.loading import chosen_drafts, load_engine
 from edge_spec.sampling import SamplingParams
+from edge_spec.sources import Source
 
 
 def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = False) -> Engine:
     """Raises an EdgeSpecError."""
+    bar = ProgressBar()
+    drafts = chosen_drafts(
+        Source(model, bar), options.draft, options.drafter, is_planned=options.plan is not None
+    )
     load_options = LoadOptions(
         runtime=options.runtime,
         drafter=options.drafter,
-        drafts=named_drafts(options.draft or ()),
+        drafts=drafts,
         draft_runtime=options.draft_runtime,
         draft_providers=_names(options.draft_device),
         draft_threads=options.draft_threads,
@@ -38,7 +43,7 @@ def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = Fal
         rpc_servers=tuple(options.rpc or ()),
         plan=options.plan,
     )
-    with ProgressBar() as progress:
+    with bar as progress:
         return load_engine(model, load_options, progress, measure_when_idle)
 
 

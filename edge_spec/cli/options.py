@@ -20,7 +20,7 @@ _SAMPLING = "Sampling"
 
 ENDPOINT = "HOST:PORT"
 RPC_HELP = "A server of llama.cpp whose devices are used, too; may be repeated."
-MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle directory, or smollm2."
+MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle or pair bundle, or smollm2."
 
 
 def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
@@ -48,7 +48,7 @@ class ModelOptions:
         _option(
             _LOADING,
             "A smaller model that guesses, or none; may be repeated: each one more guesses for the "
-            "one before.",
+            "one before.  [default: a pair bundle's own]",
         ),
     ] = None
     draft_runtime: Annotated[str, _option(_LOADING, "The draft's runtime.")] = "auto"

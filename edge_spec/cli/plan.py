@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def plan(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     draft: Annotated[
-        str | None, typer.Option(help="A smaller model that may guess for it.")
+        str | None, typer.Option(help="A smaller model that may guess for it, or none.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
@@ -34,6 +34,7 @@ def plan(
     The plan is kept: from then on this model runs as it says, unless options say otherwise.
     """
     from edge_spec.cli.progress import ProgressBar
+    from edge_spec.loading import chosen_drafts
     from edge_spec.placement.devices import list_devices
     from edge_spec.placement.plan import plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
@@ -41,7 +42,9 @@ def plan(
 
     with ProgressBar() as progress:
         target = Source(model, progress)
-        pair = Source(draft, progress) if draft and draft != "none" else None
+        named = None if draft is None else [draft]
+        drafts = chosen_drafts(target, named, "auto", is_planned=False)
+        pair = Source(drafts[0], progress) if drafts else None
         kept = plan_path(target, pair)  # both are there, before anything is measured
         planner = Planner(target, pair, list_devices(), progress, refresh)
         made = planner.make()

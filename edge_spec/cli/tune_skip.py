@@ -32,13 +32,21 @@ def tune_skip(
     from edge_spec.errors import UsageError
     from edge_spec.load_options import LoadOptions
     from edge_spec.loading import load_engine
+    from edge_spec.pair_bundle import is_in_pair
     from edge_spec.preparation import prepare
     from edge_spec.self_speculation import Judge, best_exit, best_nested, optimized, save_parts
     from edge_spec.sources import Source
 
     plain = LoadOptions(runtime="ort", drafter="none")
-    with ProgressBar() as progress, load_engine(model, plain, progress) as engine:
-        bundle = prepare(Source(model, progress), "ort", plain, progress).source
+    bar = ProgressBar()
+    source = Source(model, bar)
+    if not source.is_demo and is_in_pair(source.path):
+        raise UsageError(
+            f"{model} is part of a pair bundle, whose files stay as they were written",
+            remedy="Tune the model that it was made from.",
+        )
+    with bar as progress, load_engine(model, plain, progress) as engine:
+        bundle = prepare(source, "ort", plain, progress).source
         if not isinstance(bundle, Bundle):
             raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
         texts = []

@@ -56,7 +56,7 @@ def candidates(
     refused: list[str] = []
     fault: EdgeSpecError | None = None
     prepared: dict[tuple[str, str | None], Prepared] = {}  # by runtime and what it is laid out for
-    usual = plugins.auto_runtime()
+    usual = plugins.auto_runtime(source.formats)
     for device in sorted(devices, key=lambda device: device.runtime != usual):
         if device.runtime in _FOR_CHECKS:
             continue

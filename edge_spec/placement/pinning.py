@@ -109,7 +109,9 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
             outdated[0].runtime,
         )
         return options
-    if placement.target.runtime != plugins.auto_runtime():  # perhaps with other weights
+    if placement.target.runtime != plugins.auto_runtime(
+        source.formats
+    ):  # perhaps with other weights
         progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
     return applied(options, placement, plan.draft)
 

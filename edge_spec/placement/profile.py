@@ -18,8 +18,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from edge_spec import plugins
 from edge_spec.bundle import Bundle
 from edge_spec.control.cost import RowCosts
+from edge_spec.errors import ModelFileError
 from edge_spec.model import RuntimeOptions
-from edge_spec.preparation import Prepared
+from edge_spec.preparation import Prepared, joined_types
 from edge_spec.processor import cpu_name
 from edge_spec.sources import EXPORT_VERSION, Source
 from edge_spec.storage import atomic_file, cache_directory
@@ -138,16 +139,19 @@ def profile_key(source: Source, prepared: Prepared, options: RuntimeOptions) -> 
 def stored_weights(prepared: Prepared) -> str:
     if isinstance(prepared.source, Bundle):
         return prepared.source.manifest.quantization
-    types = prepared.source.weight_types
-    return "+".join(sorted(types - {"F32"} or types))  # norms are never quantized
+    return joined_types(prepared.source.weight_types)
 
 
-def load_profile(key: ProfileKey) -> Profile | None:
+def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:
     """None where there is none that holds for this key and is certain; one line says why, where
-    there is one for something else."""
+    there is one for something else.
+
+    bundled: a directory of profiles that came with the model. Looked into where the cache has none:
+    what was measured on this very device says more than what was on one like it.
+    """
     file = _read(key.path)
     if file is None or file.profile is None or not file.profile.is_certain:
-        return None
+        return None if bundled is None else _bundled(key, bundled / key.path.name)
     if file.key != key:
         _log.warning(
             "the profile of %s on %s is of version %s of its library, not %s: it is made anew",
@@ -158,6 +162,29 @@ def load_profile(key: ProfileKey) -> Profile | None:
         )
         return None
     return file.profile
+
+
+def _bundled(key: ProfileKey, path: Path) -> Profile | None:
+    """A file that came with a model is never removed: `edge-spec doctor` names a damaged one."""
+    try:
+        file = _FILE.validate_json(_content(path))
+    except (OSError, ValidationError):
+        return None
+    holds = file.key == key and file.profile is not None and file.profile.is_certain
+    return file.profile if holds else None
+
+
+def read_key(path: Path) -> ProfileKey:
+    """What the profile in a file holds for. Raises ModelFileError, OSError."""
+    try:
+        return _FILE.validate_json(_content(path)).key
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "JSON"
+        raise ModelFileError(
+            f"{path} is no profile of this version: {where}: {first['msg']}",
+            remedy="Delete it, or copy the profile again.",
+        ) from None
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
@@ -189,8 +216,7 @@ def _locked(path: Path) -> FileLock:
 
 def _read(path: Path) -> _File | None:
     try:
-        with path.open("rb") as file:
-            return _FILE.validate_json(file.read(_MAX_FILE_BYTES))
+        return _FILE.validate_json(_content(path))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
@@ -199,6 +225,11 @@ def _read(path: Path) -> _File | None:
         with suppress(OSError):  # or every reader would say so again
             path.unlink()
         return None
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_MAX_FILE_BYTES)
 
 
 def _write(file: _File, path: Path) -> None:

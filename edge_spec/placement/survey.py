@@ -34,7 +34,9 @@ def survey(
     do. refresh: measures again what the cache knows. Raises an EdgeSpecError, OSError.
     """
     fitting = [place for place in places if fits(place, free)]
-    known = {} if refresh else {each.key: load_profile(each.key) for each in fitting}
+    known = {}
+    if not refresh:
+        known = {each.key: load_profile(each.key, each.prepared.profiles) for each in fitting}
     new = {place.key: place for place in fitting if known.get(place.key) is None}
     effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new)))))
     for key, place in new.items():

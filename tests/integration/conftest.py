@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,8 +23,11 @@ from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelErro
 from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.model import ExportOptions, RuntimeOptions, Session
+from edge_spec.pair_choices import named_formats
+from edge_spec.pair_export import PairRequest, Part, export_pair
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.sources import Source
 from edge_spec.tree import TokenTree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -141,6 +146,23 @@ def packaged(
         return open_bundle(out)
 
     return export
+
+
+@pytest.fixture(scope="session")
+def exported_pair(hf: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair bundle: a model of two layers as ONNX and GGUF, and its first layer, that drafts."""
+    out = tmp_path_factory.mktemp("pairs") / "pair"
+    target = Part(Source(str(hf()), lambda what, fraction: None))
+    request = PairRequest(target, replace(target, num_layers=1), named_formats(["onnx", "gguf"]))
+    export_pair(request, out, lambda what, fraction: None)
+    return out
+
+
+@pytest.fixture
+def pair(exported_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, beside an empty cache."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    return Path(shutil.copytree(exported_pair, tmp_path / "pair"))
 
 
 @pytest.fixture(params=["llamacpp", "ik"])

@@ -124,6 +124,8 @@ def test_the_package_is_what_ios_18_reads(compute: str, wide: Any, tmp_path: Pat
             else {"keys": [layers, *heads], "values": [layers, *heads]}
         )
         for operation in read_function(package, spec, name).operations:
+            if operation.op_type == "coreml_update_state":  # of iOS 18; not in the registry's core
+                continue
             assert min(SSAOpRegistry.core_ops[operation.op_type]) <= target.iOS18
 
 

@@ -6,18 +6,34 @@ import numpy as np
 import pytest
 
 from edge_spec.exporters.coreml import palettize as module
-from edge_spec.exporters.coreml.palettize import MAX_TABLE_BITS, palettize
+from edge_spec.exporters.coreml.palettize import MAX_TABLE_BITS, Palettized, palettize
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
-@pytest.mark.parametrize("bits", [4, 6])
-def test_as_many_values_as_entries_are_kept_exactly(bits: int) -> None:
-    values = np.linspace(-1, 1, 1 << bits).astype(np.float16).astype(np.float32)
+def test_as_many_values_as_entries_are_kept_exactly() -> None:
+    values = np.linspace(-1, 1, 16).astype(np.float16).astype(np.float32)
     weights = np.random.RandomState(0).choice(values, (8, 4096))
-    assert np.array_equal(palettize(weights, bits).dequantize(), weights)
+    assert np.array_equal(palettize(weights, 4).dequantize(), weights)
+
+
+def test_columns_that_count_more_are_nearer() -> None:
+    weights = normal(4, 512)
+    importance = np.where(np.arange(512) % 2, 100.0, 1.0)
+    plain, weighted = palettize(weights, 4), palettize(weights, 4, importance)
+
+    def error(found: Palettized) -> float:
+        return float(np.mean((found.dequantize() - weights) ** 2 * importance))
+
+    assert error(weighted) < 0.95 * error(plain)
+
+
+def test_the_scale_of_importance_does_not_matter() -> None:
+    weights, importance = normal(4, 512), np.linspace(1, 5, 512)
+    first, second = palettize(weights, 4, importance), palettize(weights, 4, importance * 1e6)
+    assert np.array_equal(first.dequantize(), second.dequantize())
 
 
 def test_the_error_is_that_of_the_best_table_for_normal_weights() -> None:

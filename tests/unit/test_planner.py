@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,14 +145,15 @@ def test_a_runtime_s_library_has_a_version_and_a_missing_one_has_none(
     assert plugins.library_version("nonesuch") == ""
 
 
-def test_devices_with_a_fault_are_told_where_there_is_no_other() -> None:
-    source = Source("m.gguf", quiet)
+def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    source = Source(str(tmp_path / "m.gguf"), quiet)
     devices = [
         Device("ort", "cuda", "gpu", "a card", fault="no driver"),
         Device("ik", None, None, "", fault="not installed"),
         Device("reference", "cpu", "cpu", "the processor"),
     ]
-    with pytest.raises(UsageError, match=r"run m\.gguf: ort cuda: no driver; ik: not installed"):
+    with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; ik: not installed"):
         candidates(source, LoadOptions(), devices, quiet)
 
 

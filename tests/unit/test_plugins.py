@@ -48,6 +48,27 @@ def test_the_reference_runtime_loads() -> None:
 
 
 @pytest.mark.parametrize(
+    ("installed", "formats", "expected"),
+    [
+        (("onnxruntime", "llama_cpp"), None, "ort"),
+        (("llama_cpp", "ik_llama_cpp"), None, "llamacpp"),
+        ((), None, "ort"),
+        (("onnxruntime", "ik_llama_cpp"), {"gguf"}, "ik"),
+        (("onnxruntime",), {"gguf", "coreml"}, "llamacpp"),  # says what to install
+        (("llama_cpp",), {"coreml"}, "llamacpp"),  # says what there is
+    ],
+)
+def test_auto_takes_an_installed_runtime_that_reads_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+    installed: tuple[str, ...],
+    formats: set[str] | None,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(plugins, "find_spec", lambda module: module in installed or None)
+    assert plugins.auto_runtime(formats) == expected
+
+
+@pytest.mark.parametrize(
     ("chosen", "expected"),
     [
         ("none", []),

@@ -1,0 +1,137 @@
+"""Whether all variants of a model are one model, and speak as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+
+from edge_spec.doctor.finding import Finding, fault, ok, warning
+from edge_spec.doctor.subject import Examined, Subject
+from edge_spec.errors import EdgeSpecError
+from edge_spec.pair_bundle import ROLES
+from edge_spec.pair_export import prove, template_sha256
+from edge_spec.template import Message
+from edge_spec.vocabulary import require_same_vocabulary
+
+CONVERSATION: tuple[Message, ...] = (
+    {"role": "user", "content": "Which is larger, 3.11 or 3.9?"},
+    {"role": "assistant", "content": "As numbers, 3.9."},
+    {"role": "user", "content": "Write a function that sorts ['Zoë', 'naïve', '東京']."},
+)
+_SAMPLE = "The naïve café, 1,024 * 3.5 = 3584;\n\tdef f(x): return x**2  # 東京 🙂\n"
+_EXPORT_AGAIN = "Export it again."
+# Formats state contexts and rotary frequencies each in their own way; these they state alike.
+_SHAPE = (
+    *("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"),
+    *("head_dim", "vocab_size"),
+)
+
+
+def check_architecture(subject: Subject) -> Iterator[Finding]:
+    for role, variants in subject.roles.items():
+        first = variants[0].config
+        shape = {name: asdict(first)[name] for name in _SHAPE}
+        others = [
+            each for each in variants if any(asdict(each.config)[n] != shape[n] for n in shape)
+        ]
+        for each in others:
+            yield fault(
+                "architecture", f"{each} is another model than {variants[0]}", _EXPORT_AGAIN
+            )
+        if not others:
+            whose = f"{role}: " if subject.pair else ""
+            yield ok(
+                "architecture",
+                f"{whose}{first.architecture}, {first.num_layers} layers, "
+                f"{first.hidden_size} wide, {first.vocab_size} tokens",
+            )
+
+
+def check_tokenizer(subject: Subject) -> Iterator[Finding]:
+    """One file where there are files, and the same ids for one text everywhere."""
+    different = False
+    for variants in subject.roles.values():
+        hashes = {each.manifest.tokenizer_sha256 for each in variants if each.manifest}
+        if subject.pair is not None and variants[0].role == ROLES[0]:
+            hashes.add(subject.pair.tokenizer.sha256)
+        if len(hashes) > 1:
+            different = True
+            yield fault(
+                "tokenizer", f"the {variants[0].role} has {len(hashes)} of them", _EXPORT_AGAIN
+            )
+        ids = variants[0].text.tokenizer.encode(_SAMPLE)
+        for each in variants[1:]:
+            if each.text.tokenizer.encode(_SAMPLE) != ids:
+                different = True
+                yield fault(
+                    "tokenizer", f"{each} reads a text otherwise than {variants[0]}", _EXPORT_AGAIN
+                )
+    if not different:
+        size = len(subject.variants[0].text.tokenizer.vocabulary())
+        same = ", the same in all variants" if len(subject.variants) > 1 else ""
+        yield ok("tokenizer", f"{size} tokens{same}")
+
+
+def check_vocabulary(subject: Subject) -> Iterator[Finding]:
+    """Proves anew that the draft's tokens are the target's."""
+    roles = subject.roles
+    if subject.pair is None or len(roles) < 2:
+        return
+    # A GGUF file spells its tokens anew, so that digests are compared of a tokenizer.json.
+    target, draft = (sorted(roles[role], key=lambda each: not each.is_bundle)[0] for role in ROLES)
+    known, guessed = (each.text.tokenizer.vocabulary() for each in (target, draft))
+    require_same_vocabulary(known, guessed, str(target), str(draft))
+    proof = prove(known, guessed)
+    if target.is_bundle and draft.is_bundle and proof != subject.pair.vocabulary:
+        yield fault("vocabulary", "it is not the one that pair.json states", _EXPORT_AGAIN)
+        return
+    yield ok("vocabulary", f"the draft has the target's {proof.num_shared} tokens")
+
+
+def check_template(subject: Subject) -> Iterator[Finding]:
+    """Each template in its sandbox, on a short conversation."""
+    templates = {str(each): each.text.chat_template for each in subject.roles[ROLES[0]]}
+    first = next(iter(templates.values()))
+    listed = template_sha256(first) if subject.pair is None else subject.pair.chat_template_sha256
+    for name, template in templates.items():
+        if template_sha256(template) != listed:
+            yield fault("chat template", f"that of {name} is another one", _EXPORT_AGAIN)
+            return
+    if first is None:
+        yield warning("chat template", "there is none", "Use `generate --raw`, or a chat model.")
+        return
+    tokens = subject.variants[0].text.chat_prompt(CONVERSATION)
+    outside = [token for token in tokens if not 0 <= token < subject.variants[0].config.vocab_size]
+    if outside:
+        yield fault("chat template", f"it makes the token {outside[0]}", _EXPORT_AGAIN)
+        return
+    yield ok("chat template", f"renders a conversation of {len(tokens)} tokens in its sandbox")
+
+
+def check_ends(subject: Subject) -> Iterator[Finding]:
+    """The tokens that end an answer."""
+    for role, variants in subject.roles.items():
+        ends = [each.text.eos_ids for each in variants]
+        outside = [
+            (each, token)
+            for each in variants
+            for token in each.text.eos_ids
+            if not 0 <= token < each.config.vocab_size
+        ]
+        for each, token in outside:
+            yield fault("end of text", f"{each}: {token} is no token", _EXPORT_AGAIN)
+        if len({frozenset(ids) for ids in ends}) > 1:
+            yield warning("end of text", f"the variants of the {role} differ in it", _EXPORT_AGAIN)
+        elif not ends[0]:
+            yield warning("end of text", f"the {role} has none", "Answers end at --max-tokens.")
+        elif not outside and role == ROLES[0]:
+            yield ok("end of text", f"token {', '.join(map(str, ends[0]))}")
+
+
+def scored_tokens(variant: Examined, most: int) -> list[int]:
+    """Of the conversation above, or of a text where the model has no template."""
+    tokens: list[int] = []
+    with suppress(EdgeSpecError):
+        tokens = variant.text.chat_prompt(CONVERSATION)
+    return (tokens or variant.text.tokenizer.encode(_SAMPLE))[:most]

@@ -1,0 +1,128 @@
+"""Which formats and quantizations a kind of device is given, each with its reason.
+
+A reason names what reads the format and where that can be looked up; none rests on a rate that was
+not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from edge_spec.errors import UsageError
+
+ALL_FORMATS = ("onnx", "gguf", "coreml")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One format. None leaves the quantization, or the unit it is laid out for, to its exporter."""
+
+    format: str
+    quantization: str | None
+    why: str
+    compute: str | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is written of each model.
+
+    kind: of device that they are for; then a format that cannot be written here is left out. None:
+    the user named the formats, and all of them are written or none.
+    """
+
+    target: tuple[Choice, ...]
+    draft: tuple[Choice, ...]
+    kind: str | None = None
+    notes: tuple[str, ...] = ()  # what that kind of device does without
+
+    @property
+    def formats(self) -> set[str]:
+        return {choice.format for choice in self.target + self.draft}
+
+
+_COREML_GPU = Choice(
+    "coreml",
+    "int4",
+    "for the GPU: from iOS 18 and macOS 15 on, Core ML reads 4-bit weights with a scale a block "
+    "(coremltools, What's New)",
+    "gpu",
+)
+_COREML_ANE = Choice(
+    "coreml",
+    "lut6",
+    "for the Neural Engine, which has lookup tables but no scales a block (ANEMLL), beside a "
+    "target on the GPU",
+    "ane",
+)
+_METAL = Choice("gguf", "Q4_0", "what apps with llama.cpp read, whose Metal kernels know it")
+_REPACKED = Choice(
+    "gguf",
+    "Q4_0",
+    "llama.cpp lays it out anew at load for dot-product instructions, ARM's or AVX2's",
+)
+_ONNX = Choice(
+    "onnx", "int4", "onnxruntime multiplies by 4-bit weights as they are stored (MatMulNBits)"
+)
+
+_QNN = (
+    "the NPU stays idle: onnxruntime's QNN provider takes graphs of static shapes only, and this "
+    "one has as many rows as a round has guesses; CPU and GPU run it"
+)
+_KINDS: Mapping[str, Choices] = MappingProxyType(
+    {
+        "ios": Choices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
+        "macos": Choices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
+        "windows-npu": Choices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_QNN,)),
+        "android": Choices((_REPACKED, _ONNX), (_REPACKED, _ONNX)),
+        "linux": Choices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
+    }
+)
+KINDS = tuple(_KINDS)
+
+
+def choices_for(kind: str) -> Choices:
+    """Raises UsageError that lists the kinds there are."""
+    if kind not in _KINDS:
+        raise UsageError(
+            f"there is no kind of device called {kind!r}",
+            remedy=f"Choose one of {', '.join(KINDS)}.",
+        )
+    return replace(_KINDS[kind], kind=kind)
+
+
+def named_formats(formats: Sequence[str]) -> Choices:
+    """These formats in their default quantizations. Raises UsageError for a name given twice."""
+    if len(set(formats)) < len(formats):
+        raise UsageError(f"{','.join(formats)} names a format twice", remedy="Name each once.")
+    chosen = tuple(Choice(format, None, "asked for") for format in formats)
+    return Choices(chosen, chosen)
+
+
+def with_quantizations(choices: Choices, asked: str | None) -> Choices:
+    """asked: FORMAT=NAME, joined by commas, for target and draft alike.
+
+    Raises UsageError for any other form, and for a format that is not written.
+    """
+    names = {}
+    for part in asked.split(",") if asked else ():
+        format, _, name = (piece.strip() for piece in part.partition("="))
+        if format not in choices.formats or not name or format in names:
+            raise UsageError(
+                f"--quant {asked} does not say which format gets what",
+                remedy="With several formats, write FORMAT=NAME for each that is to differ, such "
+                f"as --quant {sorted(choices.formats)[0]}=NAME.",
+            )
+        names[format] = name
+
+    def changed(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        return tuple(
+            replace(each, quantization=names[each.format], why="asked for")
+            if each.format in names
+            else each
+            for each in chosen
+        )
+
+    return replace(choices, target=changed(choices.target), draft=changed(choices.draft))

@@ -1,0 +1,87 @@
+"""A pair bundle from the command line: made, examined, answered from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def pair(edge_spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first two layers of the demo model; the first one drafts."""
+    out = tmp_path_factory.mktemp("pairs") / "pair"
+    layers = ["--layers", "2", "--draft-layers", "1"]
+    done = edge_spec("export", "smollm2", str(out), "--for", "linux", *layers, "--no-check")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{out}: ") and lines[0].endswith(", for linux")
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["target", "onnx"],
+        ["target", "gguf"],
+        ["draft", "onnx"],
+        ["draft", "gguf"],
+    ]
+    return out
+
+
+def test_doctor_examines_it_on_one_screen_and_fails_for_a_fault(edge_spec, pair: Path) -> None:
+    done = edge_spec("doctor", str(pair), "--no-open")
+    assert done.returncode == 0 and done.stdout.endswith("0 faults, 0 warnings\n")
+    assert len(done.stdout.splitlines()) <= 24
+    (pair / "tokenizer.json").rename(pair / "moved.json")
+    done = edge_spec("doctor", str(pair), "--json")
+    (pair / "moved.json").rename(pair / "tokenizer.json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["ok"]) == (1, False)
+    levels = [finding["level"] for finding in document["findings"]]
+    assert levels == ["fault", "warning"]
+
+
+def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> None:
+    for options, is_open in (([], True), (["--draft", "none"], False)):
+        done = edge_spec("generate", str(pair), "Hi", "--max-tokens", "4", *options)
+        assert done.returncode == 0
+        assert ("draft smollm2-1-layers on ort" in done.stderr) == is_open
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--for", "vax"], "ios, macos, windows-npu, android, linux"),
+        (["--for", "linux", "--format", "gguf"], "Leave --format out"),
+        (["--for", "linux", "--quant", "int4"], "FORMAT=NAME"),
+        (["--for", "linux", "--compute", "ane"], "--compute is for one model"),
+        (["--draft", "smollm2"], "Add --format all, or --for"),
+        (["--format", "onnx", "--draft-layers", "1"], "Add --format all, or --for"),
+        (["--for", "linux", "--draft", "smollm2"], "the draft would be smollm2 itself"),
+        (["--format", "onnx,tflite"], "nothing is installed that writes tflite"),
+    ],
+)
+def test_bad_usage_is_one_line(edge_spec, tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = edge_spec("export", "smollm2", str(tmp_path / "out"), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert told in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", [".", "target/onnx"])
+def test_its_files_stay_as_they_were_written(edge_spec, pair: Path, part: str) -> None:
+    done = edge_spec("tune-skip", str(pair / part))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is part of a pair bundle" in done.stderr
+
+
+def test_a_runtime_whose_format_it_lacks_is_refused_in_one_line(edge_spec, pair: Path) -> None:
+    text = (pair / "pair.json").read_text()
+    document = json.loads(text)
+    del document["target"]["variants"][1]
+    (pair / "pair.json").write_text(json.dumps(document))
+    done = edge_spec("generate", str(pair), "Hi", "--runtime", "llamacpp")
+    (pair / "pair.json").write_text(text)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has its target as onnx, not as gguf" in done.stderr

@@ -1,0 +1,311 @@
+"""`edge-spec doctor` finds what is wrong with a bundle, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.doctor.examine import examine
+from edge_spec.doctor.finding import Finding, Level
+from edge_spec.errors import DeviceError, UsageError
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.pair_bundle import list_files, read_pair
+from edge_spec.pair_choices import named_formats
+from edge_spec.pair_export import PairRequest, Part, export_pair
+from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.preparation import prepare
+from edge_spec.sources import Source
+
+Exported = Callable[..., Bundle]
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def faults(path: Path, *, open_models: bool = False) -> list[Finding]:
+    found = examine(path, quiet, open_models=open_models)
+    return [finding for finding in found if finding.level is not Level.OK]
+
+
+def the_fault(path: Path, *, open_models: bool = False) -> Finding:
+    (found,) = faults(path, open_models=open_models)
+    assert found.remedy and "\n" not in found.found
+    return found
+
+
+def relist(pair: Path, role: str, format: str, **changes: Any) -> None:
+    """Makes pair.json agree with a variant that a test has changed, so that no hash shows it."""
+    document = json.loads((pair / "pair.json").read_text())
+    for variant in document[role]["variants"]:
+        if variant["format"] == format:
+            files = list_files(pair, variant["path"])
+            variant["files"] = {name: entry.model_dump() for name, entry in files.items()}
+            variant |= changes
+    (pair / "pair.json").write_text(json.dumps(document))
+    read_pair(pair)
+
+
+def rewrite(bundle: Path, **changes: Any) -> None:
+    """A bundle whose manifest says something else, and fits its files."""
+    described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
+    (bundle / MANIFEST).unlink()
+    write_manifest(bundle, **(described | changes))
+
+
+def test_a_pair_as_it_was_written_has_no_fault(pair: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    found = examine(pair, quiet)
+    assert {finding.level for finding in found} == {Level.OK}, found
+    checks = [finding.check for finding in found]
+    assert sorted(set(checks)) == [
+        *("architecture", "chat template", "end of text", "files", "manifest", "opens"),
+        *("profiles", "scores", "tokenizer", "vocabulary"),
+    ]
+    assert checks.count("opens") == 4 and checks.count("scores") == 2
+    assert len(found) <= 20 and all(len(finding.found) < 120 for finding in found)
+
+
+def test_a_bundle_and_a_gguf_file_are_examined_too(
+    exported: Exported, gguf: Callable[..., Path]
+) -> None:
+    pytest.importorskip("llama_cpp")
+    for path in (exported().path, gguf()):
+        found = examine(path, quiet)
+        assert {finding.level for finding in found} == {Level.OK}, found
+        assert {"files", "architecture", "tokenizer", "opens"} <= {each.check for each in found}
+
+
+def test_what_is_neither_is_refused(hf: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no bundle"):
+        examine(hf(), quiet)
+    (tmp_path / "x.gguf").write_bytes(b"no GGUF")
+    assert "x.gguf" in the_fault(tmp_path / "x.gguf").found
+
+
+@pytest.mark.parametrize(
+    "name", ["target/gguf/model.gguf", "draft/onnx/model.onnx", "tokenizer.json"]
+)
+def test_a_damaged_or_missing_file_is_named(pair: Path, name: str) -> None:
+    content = bytearray((pair / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (pair / name).write_bytes(content)
+    assert name in the_fault(pair).found and "sha256" in the_fault(pair).found
+    (pair / name).unlink()
+    assert f"{name} is missing" in the_fault(pair).found
+
+
+def test_a_foreign_file_is_a_warning(pair: Path, exported: Exported, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    for path in (pair, bundle):
+        (path / "virus.exe").touch()
+        found = the_fault(path)
+        assert (found.level, found.check) == (Level.WARNING, "files")
+        assert "virus.exe" in found.found
+
+
+@pytest.mark.parametrize("name", ["pair.json", "target/onnx/manifest.json"])
+def test_a_manifest_of_another_version_is_a_fault(pair: Path, name: str) -> None:
+    document = json.loads((pair / name).read_text())
+    document["schema_version"] = 9
+    (pair / name).write_text(json.dumps(document))
+    if name != "pair.json":
+        relist(pair, "target", "onnx")
+    assert "schema_version" in the_fault(pair).found
+
+
+def test_what_pair_json_says_of_a_variant_has_to_be_so(pair: Path) -> None:
+    relist(pair, "target", "gguf", quantization="Q8_0")
+    assert "pair.json says quantization Q8_0, it is " in the_fault(pair).found
+
+
+def test_a_file_that_a_variant_does_not_vouch_for_is_a_fault(pair: Path) -> None:
+    (pair / "target/onnx/model.onnx").write_bytes(b"another graph")
+    relist(pair, "target", "onnx")
+    found = the_fault(pair)
+    assert found.check == "manifest" and "['model.onnx']" in found.found
+
+
+def test_variants_of_two_models_are_a_fault(pair: Path) -> None:
+    shutil.copy(pair / "draft/gguf/model.gguf", pair / "target/gguf/model.gguf")
+    relist(pair, "target", "gguf")
+    found = the_fault(pair)
+    assert found.check == "architecture" and "target gguf is another model" in found.found
+
+
+def test_another_tokenizer_in_one_variant_is_a_fault(pair: Path) -> None:
+    file = pair / "target/onnx/tokenizer.json"
+    described = json.loads(file.read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["t"], vocabulary["e"] = vocabulary["e"], vocabulary["t"]
+    file.write_text(json.dumps(described))
+    rewrite(pair / "target/onnx")
+    relist(pair, "target", "onnx")
+    found = [finding.found for finding in faults(pair)]
+    assert "the target has 2 of them" in found
+    assert "target gguf reads a text otherwise than target onnx" in found
+    assert any("another vocabulary" in line for line in found)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"model": {"type": "BPE"}}', b"\xff"])
+def test_a_tokenizer_that_is_none_is_a_fault(pair: Path, content: bytes) -> None:
+    for name in ("target/onnx/tokenizer.json", "tokenizer.json"):
+        (pair / name).write_bytes(content)
+    rewrite(pair / "target/onnx")
+    relist(pair, "target", "onnx")
+    document = json.loads((pair / "pair.json").read_text())
+    document["tokenizer"] = list_files(pair, "tokenizer.json")["tokenizer.json"].model_dump()
+    (pair / "pair.json").write_text(json.dumps(document))
+    found = faults(pair)
+    assert found[0].check == "tokenizer" and found[0].remedy
+    assert {finding.level for finding in found} == {Level.FAULT}
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(100)])
+def test_a_gguf_file_that_is_none_is_a_fault(pair: Path, content: bytes) -> None:
+    (pair / "draft/gguf/model.gguf").write_bytes(content)
+    relist(pair, "draft", "gguf")
+    assert "model.gguf" in the_fault(pair).found
+
+
+def test_a_proof_that_does_not_hold_is_a_fault(pair: Path) -> None:
+    document = json.loads((pair / "pair.json").read_text())
+    document["vocabulary"]["num_shared"] = 7
+    (pair / "pair.json").write_text(json.dumps(document))
+    found = the_fault(pair)
+    assert (found.check, found.level) == ("vocabulary", Level.FAULT)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% for", "does not compile"),
+        ("{{ raise_exception('no') }}", "refuses these messages: no"),
+    ],
+)
+def test_a_template_that_leaves_its_sandbox_or_fails_is_a_fault(
+    exported: Exported, tmp_path: Path, template: str, told: str
+) -> None:
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    rewrite(bundle, chat_template=template)
+    found = the_fault(bundle)
+    assert (found.check, found.level) == ("chat template", Level.FAULT)
+    assert told in found.found
+
+
+def test_another_template_in_one_variant_is_a_fault(pair: Path) -> None:
+    rewrite(pair / "target/onnx", chat_template="{{ messages }}")
+    relist(pair, "target", "onnx")
+    assert the_fault(pair).check == "chat template"
+
+
+def test_a_model_that_never_ends_is_warned_of_and_an_end_beyond_the_vocabulary_refused(
+    exported: Exported, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    rewrite(bundle, eos_ids=())
+    assert (the_fault(bundle).check, the_fault(bundle).level) == ("end of text", Level.WARNING)
+    rewrite(bundle, eos_ids=(100_000,))
+    assert the_fault(bundle).found == "onnx: 100000 is no token"
+
+
+def test_profiles_are_read_and_have_to_be_this_models(pair: Path) -> None:
+    source = Source(str(pair), quiet)
+    key = profile_key(source, prepare(source, "ort", LoadOptions(), quiet), RuntimeOptions())
+    save_profile(key, Profile((ContextCosts(32, {1: 0.1}),), 100.0, 0.0, 0.0, rounds=5, spread=0.0))
+    file = pair / "profiles" / key.path.name
+    shutil.copy(key.path, file)
+    assert faults(pair) == []
+    file.rename(pair / "profiles/mine.json")
+    assert f"looked for as {key.path.name}" in the_fault(pair).found
+    document = json.loads((pair / "profiles/mine.json").read_text())
+    document["key"]["identity"] = "another"
+    (pair / "profiles/mine.json").write_text(json.dumps(document))
+    assert "of another model" in the_fault(pair).found
+    (pair / "profiles/mine.json").write_text("{}")
+    assert "no profile of this version" in the_fault(pair).found
+
+
+def test_scores_that_are_too_far_apart_are_a_fault(
+    pair: Path, gguf: Callable[..., Path], tiny: Any, tmp_path: Path
+) -> None:
+    """The same shape and tokenizer, other weights."""
+    pytest.importorskip("llama_cpp")
+    other = tiny.write_gguf(tiny.build(seed=1), tmp_path / "other.gguf")
+    shutil.copy(other, pair / "target/gguf/model.gguf")
+    relist(pair, "target", "gguf", quantization="F32")
+    assert faults(pair) == []
+    found = the_fault(pair, open_models=True)
+    assert (found.check, found.level) == ("scores", Level.FAULT)
+    assert "target onnx and gguf: KL divergence" in found.found
+
+
+def test_scores_are_not_vouched_for_without_a_check_at_export(pair: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    relist(pair, "target", "gguf", parity={})
+    found = the_fault(pair, open_models=True)
+    assert (found.check, found.level) == ("scores", Level.WARNING)
+
+
+def test_a_graph_that_its_library_refuses_is_a_fault(pair: Path) -> None:
+    (pair / "draft/onnx/model.onnx").write_bytes(b"no graph")
+    rewrite(pair / "draft/onnx")
+    relist(pair, "draft", "onnx")
+    found = the_fault(pair, open_models=True)
+    assert found.check == "opens" and found.found.startswith("draft onnx: ")
+
+
+def test_what_cannot_be_opened_here_is_a_warning(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere:
+        name, reads = "ort", "onnx"
+
+        def open(self, *arguments: object) -> None:
+            raise DeviceError("only on macOS", remedy="Use a Mac.")
+
+    monkeypatch.setattr(plugins, "load_runtime", lambda name: Elsewhere())
+    found = the_fault(exported().path, open_models=True)
+    assert (found.check, found.level) == ("opens", Level.WARNING)
+    assert found.found == "onnx was not opened: ort: only on macOS"
+
+
+def test_a_graph_with_other_inputs_is_a_fault_and_no_traceback(pair: Path) -> None:
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph(nodes, "g", [value], [result])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    (pair / "draft/onnx/model.onnx").write_bytes(model.SerializeToString())
+    rewrite(pair / "draft/onnx")
+    relist(pair, "draft", "onnx")
+    found = the_fault(pair, open_models=True)
+    assert (found.check, found.level) == ("opens", Level.FAULT)
+
+
+def test_several_ends_of_text_are_the_same_in_every_format(
+    hf: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(hf(), tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"eos_token_id": [262, 264]}))
+    request = PairRequest(
+        Part(Source(str(model), quiet)),
+        None,
+        named_formats(["onnx", "gguf"]),
+        ExportOptions(check=False),
+    )
+    export_pair(request, tmp_path / "out", quiet)
+    assert [finding for finding in faults(tmp_path / "out") if finding.check == "end of text"] == []

@@ -1,0 +1,219 @@
+"""Pair bundles of tiny models: composed by the real exporters, opened by the real runtimes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.doctor.examine import examine
+from edge_spec.doctor.finding import Level
+from edge_spec.errors import (
+    ExportError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    UsageError,
+)
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.pair_bundle import PairManifest, read_pair
+from edge_spec.pair_choices import Choices, choices_for, named_formats
+from edge_spec.pair_export import PairRequest, Part, export_pair
+from edge_spec.preparation import prepare
+from edge_spec.sources import Source
+from edge_spec.storage import sha256_file
+
+BOTH = named_formats(["onnx", "gguf"])
+UNCHECKED = ExportOptions(check=False)
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def part(path: Path, num_layers: int | None = None) -> Part:
+    return Part(Source(str(path), quiet), num_layers)
+
+
+def contents(directory: Path) -> dict[str, str]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): sha256_file(path) for path in files}
+
+
+def test_it_has_both_models_in_both_formats_and_says_how_far_they_are(exported_pair: Path) -> None:
+    manifest = read_pair(exported_pair)
+    assert set(contents(exported_pair)) == {"pair.json", *manifest.files}
+    for name, entry in manifest.files.items():
+        assert sha256_file(exported_pair / name) == entry.sha256
+    for (role, member), num_layers in zip(manifest.members(), (2, 1), strict=True):
+        assert member.num_layers == num_layers
+        assert member.formats == ["onnx", "gguf"]
+        assert member.variants[0].quantization == "int4 block 32"
+        assert all(v.path.startswith(role) and "kl_divergence" in v.parity for v in member.variants)
+    assert manifest.draft is not None and manifest.draft.name == "llama-1-layers"
+    assert manifest.vocabulary is not None and manifest.vocabulary.num_shared == 265
+    assert {"edge-spec", "onnx", "gguf"} <= set(manifest.versions)
+    assert (exported_pair / "profiles").is_dir()
+    assert str(exported_pair.parent) not in (exported_pair / "pair.json").read_text()
+
+
+@pytest.mark.parametrize("after", [1, 9, 15])
+@pytest.mark.parametrize("existing", [False, True])
+def test_an_interrupt_leaves_out_as_it_was(
+    existing: bool, after: int, exported_pair: Path, hf: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    if existing:
+        shutil.copytree(exported_pair, out)
+    before, told = contents(tmp_path), 0
+
+    def interrupt(what: str, fraction: float) -> None:
+        nonlocal told
+        told += 1
+        if told == after:
+            raise KeyboardInterrupt
+
+    model = part(hf())
+    with pytest.raises(KeyboardInterrupt):
+        export_pair(PairRequest(model, replace(model, num_layers=1), BOTH), out, interrupt)
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
+
+
+def test_a_full_disk_leaves_out_as_it_was(exported_pair: Path, hf: Any, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")  # not on Windows
+    out = Path(shutil.copytree(exported_pair, tmp_path / "out"))
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # of a file, in bytes
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            export_pair(PairRequest(part(hf()), None, BOTH), out, quiet)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_pair_is_replaced_whole_and_other_directories_are_not(
+    pair: Path, hf: Callable[..., Path], tmp_path: Path
+) -> None:
+    request = PairRequest(part(hf(), 1), None, named_formats(["gguf"]), UNCHECKED)
+    export_pair(request, pair, quiet)
+    assert set(contents(pair)) == {"pair.json", "tokenizer.json", "target/gguf/model.gguf"}
+    (pair / "diary.txt").write_text("dear diary")
+    before = contents(pair)
+    with pytest.raises(UsageError, match="exists and is no pair bundle, or has more in it"):
+        export_pair(request, pair, quiet)
+    assert contents(pair) == before
+
+
+def test_a_draft_with_other_tokens_is_refused_before_anything_is_written(
+    hf: Callable[..., Path], tiny: ModuleType, tmp_path: Path
+) -> None:
+    other = tiny.write_hf(tiny.build(), tmp_path / "other")
+    described = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
+    (other / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UsageError, match="another vocabulary than llama: 2 of 265 tokens differ"):
+        export_pair(PairRequest(part(hf()), part(other), BOTH), tmp_path / "out", quiet)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("target_layers", "draft_layers", "told"),
+    [
+        (None, None, "with all of its 2 layers"),
+        (None, 2, "with all of its 2 layers"),
+        (1, 1, "with all of its 1 layers"),
+        (3, 1, "has 2 layers, 3 are asked for"),
+        (None, 0, "has 2 layers, 0 are asked for"),
+    ],
+)
+def test_a_draft_is_smaller_than_its_target(
+    target_layers: int | None, draft_layers: int | None, told: str, hf: Any, tmp_path: Path
+) -> None:
+    model = part(hf())
+    request = PairRequest(
+        replace(model, num_layers=target_layers), replace(model, num_layers=draft_layers), BOTH
+    )
+    with pytest.raises(UsageError, match=told):
+        export_pair(request, tmp_path / "out", quiet)
+
+
+def test_an_option_of_a_format_that_is_not_written_is_refused(hf: Any, tmp_path: Path) -> None:
+    request = PairRequest(part(hf()), None, BOTH, ExportOptions(context_length=64))
+    with pytest.raises(UsageError, match="none of gguf, onnx has an option context-length"):
+        export_pair(request, tmp_path / "out", quiet)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> None:
+    """Its exporter is installed, and cannot write."""
+
+    class Broken:
+        def export(self, *arguments: object) -> None:
+            raise error
+
+    names, real = plugins.names, plugins.load_exporter
+    monkeypatch.setattr(plugins, "names", lambda kind: sorted({*names(kind), format}))
+    monkeypatch.setattr(
+        plugins, "load_exporter", lambda name: Broken() if name == format else real(name)
+    )
+
+
+def exported_for(kind: Choices, model: Path, out: Path) -> PairManifest:
+    return export_pair(PairRequest(part(model), part(model, 1), kind, UNCHECKED), out, quiet)
+
+
+def test_for_a_kind_of_device_a_format_that_cannot_be_written_is_left_out_with_its_reason(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "coreml", MissingDependencyError("no coremltools", remedy="Get it."))
+    manifest = exported_for(choices_for("macos"), hf(), tmp_path / "out")
+    assert manifest.kind == "macos" and manifest.target.formats == ["gguf", "onnx"]
+    assert manifest.notes == (
+        "target coreml is left out: no coremltools. Get it.",
+        "draft coreml is left out: no coremltools. Get it.",
+    )
+    assert not (tmp_path / "out/target/coreml").exists()
+
+
+def test_core_ml_is_written_where_the_model_suits_its_unit(hf: Any, tmp_path: Path) -> None:
+    """The Neural Engine has no heads of 16."""
+    pytest.importorskip("coremltools")
+    manifest = exported_for(choices_for("ios"), hf(), tmp_path / "out")
+    assert manifest.target.formats == ["coreml", "gguf"]
+    assert manifest.draft is not None and manifest.draft.formats == ["gguf"]
+    (variant, _) = manifest.target.variants
+    assert (variant.compute, variant.quantization) == ("gpu", "int4 for the gpu")
+    (note,) = manifest.notes
+    assert note.startswith("draft coreml is left out: ") and "multiple of 32" in note
+    source = Source(str(tmp_path / "out"), quiet)
+    model = prepare(source, "mil", LoadOptions(), quiet).open(RuntimeOptions())
+    assert model.config.num_layers == 2
+    model.close()
+    found = examine(tmp_path / "out", quiet)
+    assert all(finding.level is not Level.FAULT for finding in found)
+    assert "target coreml, with mil" in [finding.found for finding in found]
+
+
+def test_a_format_that_was_named_is_written_or_nothing_is(
+    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "coreml", UnsupportedModelError("a head of 7", remedy="Use another."))
+    with pytest.raises(UnsupportedModelError, match="a head of 7"):
+        exported_for(named_formats(["gguf", "coreml"]), hf(), tmp_path / "out")
+    with pytest.raises(UsageError, match=r"nothing is installed that writes tflite\..*--format"):
+        exported_for(named_formats(["gguf", "tflite"]), hf(), tmp_path / "out")
+    for format in ("onnx", "gguf"):
+        without(monkeypatch, format, UnsupportedModelError("a head of 7", remedy="Use another."))
+    with pytest.raises(ExportError, match=r"target could not be written for linux: .*a head of 7"):
+        exported_for(choices_for("linux"), hf(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

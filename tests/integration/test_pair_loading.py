@@ -1,0 +1,140 @@
+"""Pair bundles of tiny models, opened by the real runtimes with the draft that they carry."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec import load, plugins
+from edge_spec.errors import BundleError, UsageError
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import chosen_drafts
+from edge_spec.model import RuntimeOptions
+from edge_spec.placement.candidates import candidates
+from edge_spec.placement.devices import CPU, Device
+from edge_spec.placement.profile import (
+    ContextCosts,
+    Profile,
+    load_profile,
+    profile_key,
+    save_profile,
+)
+from edge_spec.preparation import prepare
+from edge_spec.sources import Source
+
+FORMATS = {"ort": "onnx", "llamacpp": "gguf", "ik": "gguf", "reference": "gguf"}
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("runtime", FORMATS)
+def test_each_runtime_opens_the_variant_that_it_reads(pair: Path, runtime: str) -> None:
+    if runtime in ("llamacpp", "ik"):
+        pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
+    for source, num_layers in ((pair, 2), (pair / "draft", 1)):
+        prepared = prepare(Source(str(source), quiet), runtime, LoadOptions(), quiet)
+        variant = prepared.source.path.relative_to(pair.resolve()).parts
+        assert variant[1] == FORMATS[runtime]
+        model = prepared.open(RuntimeOptions(threads=None if runtime == "reference" else 1))
+        assert model.config.num_layers == num_layers
+        model.close()
+
+
+def test_auto_takes_the_runtime_whose_format_is_there(pair: Path) -> None:
+    manifest = json.loads((pair / "pair.json").read_text())
+    del manifest["target"]["variants"][0]
+    (pair / "pair.json").write_text(json.dumps(manifest))
+    source = Source(str(pair), quiet)
+    assert prepare(source, "auto", LoadOptions(), quiet).runtime.reads == "gguf"
+    with pytest.raises(UsageError, match="its target as gguf, not as onnx"):
+        prepare(source, "ort", LoadOptions(), quiet)
+    assert (
+        prepare(Source(str(pair / "draft"), quiet), "auto", LoadOptions(), quiet).runtime.reads
+        == "onnx"
+    )
+
+
+def test_the_bundled_draft_guesses_and_the_text_stays_the_same(pair: Path) -> None:
+    answers = []
+    for draft in (None, "none"):
+        drafter = "draft-model" if draft is None else "none"
+        with load(
+            str(pair), runtime="ort", draft=draft, drafter=drafter, exact=True, threads=1
+        ) as llm:
+            answers.append([token.id for token in llm.generate("the", max_tokens=24).tokens])
+            assert [each.model.config.num_layers for each in llm.parts.drafts] == (
+                [1] if draft is None else []
+            )
+    assert answers[0] == answers[1]
+
+
+def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) -> None:
+    source = Source(str(pair), quiet)
+    bundled = (str(pair / "draft"),)
+    for named, drafter, planned, expected in (
+        (None, "auto", False, bundled),
+        (None, "suffix,draft-model", False, bundled),
+        (None, "suffix", False, ()),
+        (None, "none", False, ()),
+        (None, "auto", True, ()),
+        (["none"], "auto", False, ()),
+        (["other.gguf"], "auto", False, ("other.gguf",)),
+    ):
+        assert chosen_drafts(source, named, drafter, is_planned=planned) == expected
+    assert chosen_drafts(Source(str(hf()), quiet), None, "auto", is_planned=False) == ()
+
+
+def test_a_plan_considers_every_runtime_that_has_its_format(pair: Path) -> None:
+    names = [name for name in ("ort", "llamacpp", "ik") if plugins.library_version(name)]
+    devices = [Device(name, "cpu", CPU, "the processor") for name in names]
+    for path, num_layers in ((pair, 2), (pair / "draft", 1)):
+        places, refused = candidates(Source(str(path), quiet), LoadOptions(), devices, quiet)
+        assert {place.key.runtime for place in places} == set(names) and not refused
+        assert {place.prepared.config.num_layers for place in places} == {num_layers}
+        assert all(place.prepared.profiles == pair / "profiles" for place in places)
+    assert not (pair.parent / "cache" / "bundles").exists()  # nothing was converted
+
+
+def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:
+    graph = pair / "target/onnx/model.onnx"
+    graph.write_bytes(graph.read_bytes() + b"x")
+    with pytest.raises(BundleError, match=r"model\.onnx has"):
+        load(str(pair), runtime="ort", draft="none")
+
+
+def test_a_bundled_profile_is_used_until_the_device_has_its_own(pair: Path) -> None:
+    source = Source(str(pair), quiet)
+    prepared = prepare(source, "ort", LoadOptions(), quiet)
+    key = profile_key(source, prepared, RuntimeOptions())
+    bundled = pair / "profiles" / key.path.name
+    assert load_profile(key, prepared.profiles) is None
+    save_profile(key, profile(0.5))
+    key.path.rename(bundled)
+    found = load_profile(key, prepared.profiles)
+    assert found is not None and found.costs(0).at(1) == 0.5
+    assert load_profile(replace(key, cpu="another"), prepared.profiles) is None
+    save_profile(key, profile(0.25))
+    found = load_profile(key, prepared.profiles)
+    assert found is not None and found.costs(0).at(1) == 0.25
+    key.path.unlink()
+    bundled.write_text("{}")
+    assert load_profile(key, prepared.profiles) is None and bundled.exists()
+
+
+def profile(step_s: float) -> Profile:
+    return Profile((ContextCosts(32, {1: step_s}),), 100.0, 0.0, 0.0, rounds=5, spread=0.01)
+
+
+def test_a_copy_is_the_same_model_to_a_profile(pair: Path, exported_pair: Path) -> None:
+    keys = []
+    for path in (pair, exported_pair):
+        source = Source(str(path), quiet)
+        prepared = prepare(source, "ort", LoadOptions(), quiet)
+        keys.append(profile_key(source, prepared, RuntimeOptions()))
+    assert keys[0] == keys[1]
