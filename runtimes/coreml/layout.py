@@ -73,7 +73,7 @@ def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where:
         needed = config.context_length + layout.max_rows - 1
         if layout.slots < needed:
             raise ValueError(f"its cache has {layout.slots} slots and needs {needed}")
-    except ValueError as error:
+    except (IndexError, ValueError) as error:  # IndexError: an input that is no array
         raise BundleError(
             f"{where} is no model of edge-spec: {error}", remedy=EXPORT_AGAIN
         ) from None

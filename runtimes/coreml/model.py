@@ -59,7 +59,8 @@ class CoreMlRuntime:
 
     def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
         """Raises DeviceError on other systems than macOS, UsageError, BundleError."""
-        options.require_only(self.name, "providers", "context_length")
+        # Threads are Core ML's own matter; a draft is given its target's.
+        options.require_only(self.name, "threads", "providers", "context_length")
         asked = _unit(options.providers)
         config = _config(source, options)
         require_core_ml()

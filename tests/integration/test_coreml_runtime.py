@@ -119,7 +119,7 @@ def test_no_runtime_tells_where_operations_of_other_bundles_run(
         ("mil", {"providers": ("ane",)}, "mil has no device ane"),
         ("mil", {"gpu_layers": 1}, "mil has no option gpu-layers"),
         ("mil", {"context_length": 101}, "holds 100 tokens, not 101.*--context 101"),
-        ("coreml", {"threads": 2}, "coreml has no option threads"),
+        ("coreml", {"kv_type": "f16"}, "coreml has no option kv-type"),
         ("coreml", {"providers": ("cuda",)}, "coreml has no device cuda.*cpu, gpu, ane, all"),
         ("coreml", {"providers": ("gpu", "ane")}, "coreml has no device gpu, ane"),
         ("coreml", {"context_length": 101}, "holds 100 tokens, not 101"),
@@ -216,6 +216,7 @@ def changed(
     [
         ("inputs", "mask", None, "function rows_1 takes input_ids, position_ids, write_slot"),
         ("inputs", "more", (1,), "function rows_1 takes"),
+        ("inputs", "input_ids", (), "index out of range"),
         ("inputs", "input_ids", (2, 4), "inputs of its function rows_1 have the shapes"),
         ("outputs", "logits", None, "no function with an output called logits"),
         ("outputs", "logits", (1, 7), "output logits of its function rows_4 has the shape"),
