@@ -1,0 +1,202 @@
+"""Core ML on a Mac, with only the calls into it replaced by numpy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools")
+
+from edge_spec.bundle import Bundle
+from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import RuntimeOptions
+from edge_spec.placement.operations import placements_of
+from edge_spec.preparation import compute_for, is_prepared
+from edge_spec.runtimes.coreml import CoreMlRuntime, MilRuntime
+from edge_spec.runtimes.coreml import library as library_module
+from edge_spec.runtimes.coreml import native as native_module
+from edge_spec.runtimes.coreml.layout import signatures_of_spec
+from edge_spec.runtimes.coreml.library import import_coremltools
+from edge_spec.runtimes.coreml.package import read_function, read_specification
+from edge_spec.runtimes.coreml.program import NumpyProgram
+from edge_spec.sources import Source
+from edge_spec.testing import check_session
+from edge_spec.tree import TokenTree
+
+OWN_TOLERANCE = 0.05  # as in test_coreml_session.py
+
+
+def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+class PretendedModel:
+    """What coremltools' CompiledMLModel does on a Mac, in numpy; its state is shared by all
+    functions, as Core ML's is hoped to be."""
+
+    loaded: list[tuple[str, str]] = []  # noqa: RUF012
+    fault = ""
+
+    def __init__(self, path: str, compute_units: Any, function_name: str) -> None:
+        if self.fault == "load":
+            raise RuntimeError("the framework\nsays no")
+        self.loaded.append((function_name, compute_units.name))
+        package = Path(path)
+        spec = read_specification(package)
+        signatures = signatures_of_spec(spec)
+        self._function = function_name
+        self._program = NumpyProgram(signatures, lambda name: read_function(package, spec, name))
+
+    def make_state(self) -> Any:
+        return PretendedState(self._program)
+
+    def predict(self, data: Any, state: Any) -> Any:
+        if self.fault == "predict":
+            raise RuntimeError("the unit\nis busy")
+        data["mask"] = data["mask"].astype(np.float32)  # as coremltools does, in place
+        return self._program.predict(self._function, data, state.arrays)
+
+
+class PretendedState:
+    def __init__(self, program: NumpyProgram) -> None:
+        self.arrays = program.make_state()
+
+    def read_state(self, name: str) -> np.ndarray:
+        return self.arrays[name].astype(np.float16)
+
+    def write_state(self, name: str, value: np.ndarray) -> None:
+        assert value.dtype == np.float16
+        self.arrays[name][...] = value
+
+
+class MLGPUComputeDevice:
+    """By its name, as coremltools has it."""
+
+
+class MLNeuralEngineComputeDevice:
+    pass
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[PretendedModel]:
+    """A Mac with macOS 15, of which only Core ML's own calls are pretended."""
+    coremltools = import_coremltools()
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    for module in (library_module, native_module):
+        monkeypatch.setattr(module, "this_system", lambda: ("darwin", "15.5"))
+    monkeypatch.setattr(coremltools.models, "CompiledMLModel", PretendedModel)
+    monkeypatch.setattr(coremltools.models.utils, "compile_model", shutil.copytree)
+    monkeypatch.setattr(PretendedModel, "loaded", [])
+    monkeypatch.setattr(PretendedModel, "fault", "")
+    devices = [MLGPUComputeDevice(), MLNeuralEngineComputeDevice()]
+    monkeypatch.setattr(
+        coremltools.models.MLModel, "get_available_compute_devices", lambda: devices
+    )
+    return PretendedModel
+
+
+@pytest.mark.usefixtures("native")
+def test_core_ml_passes_the_conformance_suite_but_for_its_own_calls(
+    packaged: Callable[..., Bundle],
+) -> None:
+    model = CoreMlRuntime().open(packaged(), RuntimeOptions(context_length=48))
+    assert check_session(model, OWN_TOLERANCE).max_difference > 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "compute", "device", "units"),
+    [
+        ("llama", "gpu", (), "CPU_AND_GPU"),
+        ("qwen3", "ane", (), "CPU_AND_NE"),
+        ("llama", "gpu", ("ANE",), "CPU_AND_NE"),
+        ("llama", "gpu", ("cpu",), "CPU_ONLY"),
+        ("llama", "gpu", ("all",), "ALL"),
+    ],
+)
+def test_functions_are_loaded_once_when_they_are_used_on_the_units_that_were_asked_for(
+    variant: str,
+    compute: str,
+    device: tuple[str, ...],
+    units: str,
+    packaged: Callable[..., Bundle],
+    native: type[PretendedModel],
+) -> None:
+    model = CoreMlRuntime().open(packaged(variant, compute), RuntimeOptions(providers=device))
+    assert native.loaded == []
+    for _ in range(2):
+        session = model.open_session()
+        session.prefill([1, 2])
+        session.forward(TokenTree.chain(3))
+    assert sorted(native.loaded) == [("rows_1", units), ("rows_4", units)]
+
+
+@pytest.mark.usefixtures("native")
+def test_a_package_is_compiled_once(packaged: Callable[..., Bundle], tmp_path: Path) -> None:
+    for _ in range(2):
+        CoreMlRuntime().open(packaged(), RuntimeOptions())
+        (compiled,) = (tmp_path / "cache" / "compiled").iterdir()
+        (compiled / "model.mlmodelc" / "mark").touch(exist_ok=True)
+    assert (compiled / "model.mlmodelc" / "mark").exists()
+    assert [path.name for path in compiled.iterdir()] == ["model.mlmodelc"]
+
+
+def test_what_core_ml_raises_is_one_line_with_a_remedy(
+    packaged: Callable[..., Bundle], native: type[PretendedModel]
+) -> None:
+    model = CoreMlRuntime().open(packaged(), RuntimeOptions())
+    native.fault = "load"
+    refused(DeviceError, model.open_session, "cannot load prefill_64|cannot load rows_1")
+    native.fault = ""
+    session = model.open_session()
+    session.prefill([1, 2, 3])
+    native.fault = "predict"
+    refused(SessionError, lambda: session.prefill([4]), "failed to run rows_1: the unit is busy")
+    native.fault = ""
+    session.prefill([4])
+    assert session.length == 4
+
+
+@pytest.mark.usefixtures("native")
+def test_the_devices_of_a_mac_are_listed() -> None:
+    found = [(device.name, device.kind) for device in CoreMlRuntime().devices(RuntimeOptions())]
+    assert found == [("gpu", "gpu"), ("ane", "npu")]
+
+
+@pytest.mark.usefixtures("native")
+def test_a_conversion_is_laid_out_for_the_device_that_will_run_it(
+    hf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = CoreMlRuntime()
+    assert compute_for(runtime, ("ane",)) == "ane"
+    assert [compute_for(runtime, given) for given in ((), ("gpu",), ("all",))] == [None] * 3
+    assert compute_for(MilRuntime(), ("cpu",)) is None
+    asked = []
+    monkeypatch.setattr(
+        Source, "cached", lambda self, format, options: asked.append(options) or Path("none")
+    )
+    source = Source(str(hf("llama")), lambda what, fraction: None)
+    for providers in ((), ("ane",)):
+        assert not is_prepared(source, "coreml", LoadOptions(), providers)
+    assert [options.compute for options in asked] == [None, "ane"]
+
+
+@pytest.mark.usefixtures("native")
+def test_where_operations_run_is_asked_of_the_compiled_package(
+    packaged: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coremltools.models.compute_plan import MLComputePlan
+
+    def fail(path: str, compute_units: Any) -> Any:
+        assert path.endswith("model.mlmodelc")
+        raise RuntimeError(f"no plan for {compute_units.name}")
+
+    monkeypatch.setattr(MLComputePlan, "load_from_path", fail)
+    refused(DeviceError, lambda: placements_of(packaged()), "no plan for CPU_AND_GPU")
