@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -173,6 +173,15 @@ class Published(Protocol):
 
 class Checkpoint(Published, Tensors, Protocol):
     """A model as its authors published it, opened but not yet converted."""
+
+
+@runtime_checkable
+class ObservesInputs(Protocol):
+    """A model that can tell what its matrices are multiplied with."""
+
+    def mean_square_inputs(self, tokens: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """For each matrix by its name in Hugging Face's layout, [in] float64: the mean over
+        `tokens` of each input, squared."""
 
 
 class Runtime(Protocol):
