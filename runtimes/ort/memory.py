@@ -32,11 +32,28 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     config = bundle.config
     length, used = context_tokens(config.context_length, options, num_tokens)
     steps = -(-used // GROWTH_TOKENS)
+    if bundle.manifest.kv_cache == "growing":
+        return _growing_memory(bundle, config, min(steps * GROWTH_TOKENS, length))
     capacity = min(steps * GROWTH_TOKENS, length + 1)
     return Memory(
         weights=_weights(bundle, config),
         cache=2 * config.num_layers * config.kv_size * capacity * _FLOAT,
         work=_work(config, capacity),
+        library=LIBRARY_BYTES,
+    )
+
+
+def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memory:
+    """Of a graph that another exporter wrote: its weights are of no certain kind, so that all are
+    counted twice, as stored and as packed."""
+    # Past, present, and what attention makes of them for each head.
+    arrays = 2 * (2 * config.kv_size + config.query_size)
+    attention = PREFILL_ROWS * capacity * config.num_heads
+    scores = PREFILL_ROWS * config.vocab_size
+    return Memory(
+        weights=2 * bundle.num_bytes,
+        cache=config.num_layers * arrays * capacity * _FLOAT,
+        work=_FLOAT * _ARENA * (attention + scores),
         library=LIBRARY_BYTES,
     )
 
