@@ -100,9 +100,8 @@ def _bundle(source: Source, format: str, options: LoadOptions, progress: Progres
     export_options = ExportOptions(options.quantization, options.block_size)
     cached = source.cached(format, export_options)
     if not is_bundle(cached):
-        exporter = plugins.load_exporter(format)
-        checkpoint = plugins.open_checkpoint(source.path)
-        exporter.export(checkpoint, cached, export_options, progress)
+        exporter, model = plugins.exporter_for(format, source.path)
+        exporter.export(model, cached, export_options, progress)
     return open_bundle(cached)
 
 

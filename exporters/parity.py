@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,33 +43,57 @@ def check(checkpoint: Checkpoint, converted: Converted, progress: Progress) -> P
 
     Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
     """
-    tokens = Tokenizer(checkpoint.tokenizer_json()).encode(parity_text())
+    tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
     tokens = tokens[: checkpoint.config.context_length]
-    if len(tokens) < _MIN_TOKENS:
-        raise ExportError(
-            f"the tokenizer of {checkpoint.path} makes {len(tokens)} tokens of the test text",
-            remedy="Check the model's tokenizer.",
-        )
+    source = _scores("reference", checkpoint, tokens, _part(progress, 0.0))
+    return check_against(checkpoint.path, source, tokens, converted, _part(progress, 0.5))
 
-    def part(start: float) -> Callable[[float], None]:
-        return lambda done: progress("Comparing with the reference", start + done / 2)
 
-    scores = []
-    sides = (("reference", checkpoint), (converted.runtime, converted.source))
-    for start, (runtime, source) in zip((0.0, 0.5), sides, strict=True):
-        model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
-        try:
-            scores.append(score_text(model, tokens, part(start)))
-        finally:
-            model.close()
-    parity = compare(scores[0], scores[1], tokens)
+def check_against(
+    path: Path,
+    source: np.ndarray,
+    tokens: Sequence[int],
+    converted: Converted,
+    on_chunk: Callable[[float], None] = lambda done: None,
+) -> Parity:
+    """Holds what was written against the scores of the model at `path`, [tokens - 1, vocab].
+
+    Raises ExportError beyond the bound.
+    """
+    found = _scores(converted.runtime, converted.source, tokens, on_chunk)
+    parity = compare(source, found, tokens)
     if not parity.kl_divergence <= converted.max_kl_divergence:  # also true for NaN
         raise ExportError(
-            f"the exported model is too far from {checkpoint.path}: KL divergence "
+            f"the exported model is too far from {path}: KL divergence "
             f"{parity.kl_divergence:.4f}, allowed {converted.max_kl_divergence}",
             remedy=converted.remedy,
         )
     return parity
+
+
+def parity_tokens(path: Path, tokenizer_json: str) -> list[int]:
+    """The packaged text. Raises ExportError where the tokenizer makes too little of it."""
+    tokens = Tokenizer(tokenizer_json).encode(parity_text())
+    if len(tokens) < _MIN_TOKENS:
+        raise ExportError(
+            f"the tokenizer of {path} makes {len(tokens)} tokens of the test text",
+            remedy="Check the model's tokenizer.",
+        )
+    return tokens
+
+
+def _part(progress: Progress, start: float) -> Callable[[float], None]:
+    return lambda done: progress("Comparing with the reference", start + done / 2)
+
+
+def _scores(
+    runtime: str, source: Any, tokens: Sequence[int], on_chunk: Callable[[float], None]
+) -> np.ndarray:
+    model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
+    try:
+        return score_text(model, tokens, on_chunk)
+    finally:
+        model.close()
 
 
 def parity_text() -> str:
