@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class Converted(NamedTuple):
     source: Any  # as that runtime reads it
     max_kl_divergence: float
     remedy: str  # where it is farther
+    chunk_rows: tuple[int, ...] = (_CHUNK_ROWS,)  # of the passes, in turns
 
 
 def check(checkpoint: Checkpoint, converted: Converted, progress: Progress) -> Parity:
@@ -60,7 +62,8 @@ def check_against(
 
     Raises ExportError beyond the bound.
     """
-    found = _scores(converted.runtime, converted.source, tokens, on_chunk)
+    chunk_rows = converted.chunk_rows
+    found = _scores(converted.runtime, converted.source, tokens, on_chunk, chunk_rows)
     parity = compare(source, found, tokens)
     if not parity.kl_divergence <= converted.max_kl_divergence:  # also true for NaN
         raise ExportError(
@@ -87,11 +90,15 @@ def _part(progress: Progress, start: float) -> Callable[[float], None]:
 
 
 def _scores(
-    runtime: str, source: Any, tokens: Sequence[int], on_chunk: Callable[[float], None]
+    runtime: str,
+    source: Any,
+    tokens: Sequence[int],
+    on_chunk: Callable[[float], None],
+    chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
     model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
     try:
-        return score_text(model, tokens, on_chunk)
+        return score_text(model, tokens, on_chunk, chunk_rows)
     finally:
         model.close()
 
@@ -102,20 +109,25 @@ def parity_text() -> str:
 
 
 def score_text(
-    model: Model, tokens: Sequence[int], on_chunk: Callable[[float], None] = lambda done: None
+    model: Model,
+    tokens: Sequence[int],
+    on_chunk: Callable[[float], None] = lambda done: None,
+    chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
-    """logits [tokens - 1, vocab] float32: row i scores token i + 1."""
+    """logits [tokens - 1, vocab] float32: row i scores token i + 1. chunk_rows: in turns."""
     session = model.open_session()
-    rows = min(_CHUNK_ROWS, model.capabilities.max_rows)
     count = len(tokens) - 1
     scores = np.empty((count, model.config.vocab_size), np.float32)
+    turns = cycle(chunk_rows)
+    start = 0
     try:
-        for start in range(0, count, rows):
-            end = min(start + rows, count)
+        while start < count:
+            end = min(start + min(next(turns), model.capabilities.max_rows), count)
             chunk = TokenTree.chain(tokens[start], tokens[start + 1 : end])
             scores[start:end] = session.forward(chunk).logits
             session.commit(range(len(chunk)))
             on_chunk(end / count)
+            start = end
     finally:
         session.close()
     return scores

@@ -35,6 +35,7 @@ BLOCK_SIZES = (32, 64, 128)
 LIBRARY = "optimum-onnx"
 _STEP_S = 4 * 3600.0  # then it hangs
 _MAX_REASON = 300  # characters
+_REMEDY = "Use another model, or --no-check."
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Step(NamedTuple):
 
     done: str  # such as "fused"
     work: Callable[..., None]
-    arguments: tuple[int, int]
+    arguments: tuple[int, ...]
     quantization: str | None  # None: as before
     max_kl_divergence: float
 
@@ -184,7 +185,7 @@ class _Making:
         self._describe(made, made.directory)
         scores = np.load(self._scratch / tools.SCORES_FILE, mmap_mode="r")
         bundle = open_bundle(made.directory)
-        converted = Converted("ort", bundle, max_kl_divergence, "Use another model.")
+        converted = Converted("ort", bundle, max_kl_divergence, _REMEDY, (32, 1))
         parity = check_against(self._source.path, scores, self._tokens, converted, self._part)
         return made._replace(parity=parity._asdict())
 
@@ -213,7 +214,7 @@ class _Making:
 
 def _fusion(config: Mapping[str, Any]) -> _Step:
     bound = QUANTIZATIONS["fp32"].max_kl_divergence
-    sizes = (config["num_heads"], config["hidden_size"])
+    sizes = (config["num_heads"], config["hidden_size"], config["context_length"])
     return _Step("fused", tools.fuse, sizes, None, bound)
 
 

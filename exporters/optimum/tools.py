@@ -23,6 +23,9 @@ _TASK = "text-generation-with-past"
 _TRIED_WINDOW_TOKENS, _BEYOND_WINDOW_TOKENS = 1024, 64
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _WINDOWS = ("sliding_window", "window_size", "attention_window")
+# Whose frequencies change with the length of the text: a traced graph has those of a short one.
+_CHANGING_ROPES = ("dynamic", "longrope")
+_ROPE_TABLES = ("cos_cache", "sin_cache")  # as onnxruntime's optimizer calls them
 _EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph's own file
 
 
@@ -70,8 +73,12 @@ def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
     return {"config": described, "tokens": tokens, "notes": notes}
 
 
-def fuse(source: str, out: str, num_heads: str, hidden_size: str) -> None:
-    """Puts onnxruntime's own operators in the place of groups of nodes."""
+def fuse(source: str, out: str, num_heads: str, hidden_size: str, context_length: str) -> None:
+    """Puts onnxruntime's own operators in the place of groups of nodes.
+
+    Raises ValueError where its rotary tables are shorter than the context.
+    """
+    from onnx import numpy_helper
     from onnxruntime.transformers.optimizer import optimize_model
 
     # The optimizer knows few architectures by name; what it looks for under this one, norms,
@@ -83,6 +90,13 @@ def fuse(source: str, out: str, num_heads: str, hidden_size: str) -> None:
         hidden_size=int(hidden_size),
         opt_level=0,
     )
+    for tensor in optimized.model.graph.initializer:
+        if tensor.name in _ROPE_TABLES:
+            table = numpy_helper.to_array(tensor)  # [positions, rotated / 2], of a fixed length
+            if len(table) < int(context_length):
+                raise ValueError(f"rotary tables of {len(table)} positions are too short")
+            kept = table[: int(context_length)].copy()
+            tensor.CopyFrom(numpy_helper.from_array(kept, tensor.name))
     _save(optimized.model, Path(out))
 
 
@@ -136,6 +150,10 @@ def _plan(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
     lengths = [getattr(config, name, None) for name in _LENGTHS]
     context = next((length for length in lengths if length), UNSTATED_CONTEXT_TOKENS)
     notes = []
+    unchanged = _unchanged_tokens(config)
+    if unchanged is not None and unchanged < context:
+        notes.append(f"The context is limited to {unchanged} tokens: beyond, rotations change.")
+        context = unchanged
     windows = [getattr(config, name, None) for name in _WINDOWS]
     window = min((w for w in windows if isinstance(w, int) and 0 < w < context), default=None)
     if window is not None and window > _TRIED_WINDOW_TOKENS:
@@ -146,6 +164,16 @@ def _plan(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
         text = text * (-(-wanted // len(text)))
         text = text[: max(wanted, len(text))]
     return context, text[:context], notes
+
+
+def _unchanged_tokens(config: Any) -> int | None:
+    """Up to which length the rotary embedding is that of a short text."""
+    scaling = getattr(config, "rope_scaling", None) or {}
+    if scaling.get("rope_type", scaling.get("type")) not in _CHANGING_ROPES:
+        return None
+    name = "original_max_position_embeddings"
+    found: int | None = scaling.get(name) or getattr(config, name, None)
+    return found
 
 
 def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
@@ -190,3 +218,4 @@ def _save(model: Any, out: Path) -> None:
         location=DATA_FILE,
         size_threshold=_EXTERNAL_BYTES,
     )
+    (out / DATA_FILE).chmod(0o644)  # onnx makes it private

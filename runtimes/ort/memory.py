@@ -46,14 +46,11 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
 def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memory:
     """Of a graph that another exporter wrote: its weights are of no certain kind, so that all are
     counted twice, as stored and as packed."""
-    # Past, present, and what attention makes of them for each head.
-    arrays = 2 * (2 * config.kv_size + config.query_size)
-    attention = PREFILL_ROWS * capacity * config.num_heads
-    scores = PREFILL_ROWS * config.vocab_size
+    heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # of one layer at a time
     return Memory(
         weights=2 * bundle.num_bytes,
-        cache=config.num_layers * arrays * capacity * _FLOAT,
-        work=_FLOAT * _ARENA * (attention + scores),
+        cache=2 * 2 * config.num_layers * config.kv_size * capacity * _FLOAT,  # past and present
+        work=_FLOAT * _ARENA * (heads * capacity + PREFILL_ROWS * config.vocab_size),
         library=LIBRARY_BYTES,
     )
 
