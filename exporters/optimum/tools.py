@@ -101,21 +101,55 @@ def fuse(source: str, out: str, num_heads: str, hidden_size: str, context_length
 
 
 def quantize(source: str, out: str, bits: str, block_size: str) -> None:
-    """Packs the constant matrices of all products into symmetric blocks."""
+    """Packs the constant matrices of all products into symmetric blocks, the head's in 8 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     model = ONNXModel(_load(Path(source) / GRAPH_FILE))
     model.replace_gemm_with_matmul()  # the quantizer leaves Gemm as it is
-    quantizer = MatMulNBitsQuantizer(
-        model.model,
-        bits=int(bits),
-        block_size=int(block_size),
-        is_symmetric=True,
-        accuracy_level=4,  # activations in int8
-    )
-    quantizer.process()
-    _save(quantizer.model.model, Path(out))
+    graph = model.model.graph
+    _untie(graph)
+    vocab_size = graph.output[0].type.tensor_type.shape.dim[-1].dim_value
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    heads = [n.name for n in products if list(shapes.get(n.input[1], ()))[1:] == [vocab_size]]
+    for chosen_bits, excluded in ((bits, heads), ("8", [])):  # what is packed is no MatMul any more
+        quantizer = MatMulNBitsQuantizer(
+            model.model,
+            bits=int(chosen_bits),
+            block_size=int(block_size),
+            is_symmetric=True,
+            accuracy_level=4,  # activations in int8
+            nodes_to_exclude=excluded,
+        )
+        quantizer.process()
+        model = quantizer.model
+    _save(model.model, Path(out))
+
+
+def _untie(graph: Any) -> None:
+    """Gives each product a matrix of its own where it takes the transpose of one, such as a head
+    that shares its weights with the embedding: the quantizer takes constants only."""
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    turned = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose"
+        and node.input[0] in constants
+        and [list(attribute.ints) for attribute in node.attribute] in ([], [[1, 0]])
+    }
+    for node in graph.node:
+        if node.op_type == "MatMul" and node.input[1] in turned:
+            matrix = numpy_helper.to_array(constants[turned[node.input[1]]]).T
+            name = f"{node.name}.weight"
+            graph.initializer.append(numpy_helper.from_array(matrix.copy(), name))
+            node.input[1] = name
+    used = {name for node in graph.node for name in node.input}
+    for node in [node for node in graph.node if node.op_type == "Transpose"]:
+        if node.output[0] not in used:
+            graph.node.remove(node)
 
 
 def _go_offline() -> None:
