@@ -247,7 +247,7 @@ class Exporter(Protocol):
 
 
 @runtime_checkable
-class ReadingExporter(Exporter, Protocol):
+class ReadingExporter(Protocol):
     """An exporter with a reader of its own, for models that `plugins.open_checkpoint` refuses."""
 
     def open_source(self, path: Path) -> Any:

@@ -59,7 +59,7 @@ def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
         return {"refused": f"the weights of {names[0]} are missing or of another shape"}
     model.eval()
     text = json.loads((Path(scratch) / TOKENS_FILE).read_text(encoding="ascii"))
-    context, tokens, notes = _plan(config, text)
+    context, tokens, notes = plan_text(config, text)
     with torch.no_grad():
         scores = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
     np.save(Path(scratch) / SCORES_FILE, scores.float().numpy())
@@ -175,7 +175,7 @@ def _problem(config: Any) -> str | None:
     return None
 
 
-def _plan(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
+def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
     """The context in tokens, the tokens to score, and what had to be limited.
 
     The tokens reach beyond a sliding window; where that would be too many, the context ends with
@@ -194,9 +194,8 @@ def _plan(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
         notes.append(f"The context is limited to the sliding window of {window} tokens.")
         context = window
     elif window is not None:
-        wanted = window + _BEYOND_WINDOW_TOKENS
-        text = text * (-(-wanted // len(text)))
-        text = text[: max(wanted, len(text))]
+        wanted = max(window + _BEYOND_WINDOW_TOKENS, len(text))
+        text = (text * (wanted // len(text) + 1))[:wanted]
     return context, text[:context], notes
 
 

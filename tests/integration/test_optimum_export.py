@@ -119,8 +119,8 @@ def test_a_step_that_is_too_far_off_is_left_out_and_said(
 def test_a_graph_that_scores_otherwise_is_refused(
     published: Callable[[str], Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def others(path: Path, *arguments: Any) -> np.ndarray:
-        return np.roll(real(path, *arguments), 1, axis=1)
+    def others(path: Path, **options: Any) -> np.ndarray:
+        return np.roll(real(path, **options), 1, axis=1)
 
     real = np.load
     monkeypatch.setattr(export.np, "load", others)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +21,11 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.exporters.optimum import OptimumExporter, export
+from edge_spec.exporters.optimum import OptimumExporter, export, tools
 from edge_spec.exporters.optimum.source import open_source
 from edge_spec.model import ExportOptions
+
+ORIGINAL = "original_max_position_embeddings"
 
 
 @pytest.fixture
@@ -128,6 +130,30 @@ def test_a_directory_with_other_files_is_not_replaced(directory: Path) -> None:
     source = open_source(directory)
     with pytest.raises(UsageError, match="exists and is not a bundle"):
         OptimumExporter().export(source, directory, ExportOptions(), lambda what, done: None)
+
+
+@pytest.mark.parametrize(
+    ("values", "context", "num_tokens", "num_notes"),
+    [
+        ({}, 8192, 500, 0),
+        ({"max_position_embeddings": 100}, 100, 100, 0),
+        ({"max_position_embeddings": None}, 2048, 500, 0),
+        ({"sliding_window": 1024}, 8192, 1088, 0),
+        ({"sliding_window": 256}, 8192, 500, 0),
+        ({"sliding_window": 4096}, 4096, 500, 1),
+        ({"sliding_window": 8192}, 8192, 500, 0),
+        ({"rope_scaling": {"rope_type": "longrope"}, **{ORIGINAL: 4096}}, 4096, 500, 1),
+        ({"rope_scaling": {"type": "longrope", ORIGINAL: 4096}}, 4096, 500, 1),
+        ({"rope_scaling": {"rope_type": "linear", ORIGINAL: 4096}}, 8192, 500, 0),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+)
+def test_the_context_ends_where_a_traced_graph_would_go_wrong(
+    values: dict[str, Any], context: int, num_tokens: int, num_notes: int
+) -> None:
+    config = SimpleNamespace(**{"max_position_embeddings": 8192, **values})
+    found, tokens, notes = tools.plan_text(config, list(range(500)))
+    assert (found, len(tokens), len(notes)) == (context, num_tokens, num_notes)
 
 
 @pytest.fixture
