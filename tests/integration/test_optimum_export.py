@@ -18,7 +18,7 @@ import pytest
 
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import EdgeSpecError, ExportError, UnsupportedModelError
-from edge_spec.exporters.optimum import OptimumExporter, export
+from edge_spec.exporters.optimum import OptimumExporter, export, tools
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
 from edge_spec.model import ExportOptions, ExportReport
@@ -100,6 +100,19 @@ def test_matrices_are_packed(
     assert bits == ({4, 8} if quantization == "int4" else {8})  # the head has 8
     low, high = (1e-4, 0.5) if quantization == "int4" else (1e-7, 0.02)
     assert low < report.parity["kl_divergence"] < high
+
+
+def test_rotary_tables_are_as_long_as_the_context(
+    published: Callable[[str], Published], tmp_path: Path
+) -> None:
+    import onnx
+
+    exported(published("phi").path, tmp_path / "bundle", quantization="fp32")
+    graph = onnx.load(str(tmp_path / "bundle" / "model.onnx"), load_external_data=False).graph
+    tables = [t.dims[0] for t in graph.initializer if t.name in ("cos_cache", "sin_cache")]
+    assert tables == [128, 128]
+    with pytest.raises(ValueError, match="too short"):
+        tools.fuse(str(tmp_path / "bundle"), str(tmp_path / "fused"), "4", "32", "129")
 
 
 def test_a_step_that_is_too_far_off_is_left_out_and_said(
