@@ -236,6 +236,7 @@ class ExportReport:
     path: Path
     num_bytes: int
     parity: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what was left out, and why; a line each
 
 
 class Progress(Protocol):
@@ -252,3 +253,11 @@ class Exporter(Protocol):
     def export(
         self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport: ...
+
+
+@runtime_checkable
+class ReadingExporter(Protocol):
+    """An exporter with a reader of its own, for models that `plugins.open_checkpoint` refuses."""
+
+    def open_source(self, path: Path) -> Any:
+        """What `export` takes. Raises ModelFileError, UnsupportedModelError."""
