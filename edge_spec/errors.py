@@ -6,6 +6,7 @@
     ├── ModelFileError           a model file is missing, truncated or corrupt
     │   └── BundleError          a bundle's manifest or one of its files is
     ├── UnsupportedModelError    a valid file that this version cannot run
+    │   └── UnknownArchitectureError  another exporter may know it
     ├── ExportError              an export failed or missed its quality bound
     ├── DownloadError            a model could not be fetched
     ├── MissingDependencyError   an optional library is not installed
@@ -50,6 +51,10 @@ class BundleError(ModelFileError):
 
 
 class UnsupportedModelError(EdgeSpecError):
+    pass
+
+
+class UnknownArchitectureError(UnsupportedModelError):
     pass
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -175,6 +175,15 @@ class Checkpoint(Published, Tensors, Protocol):
     """A model as its authors published it, opened but not yet converted."""
 
 
+@runtime_checkable
+class ObservesInputs(Protocol):
+    """A model that can tell what its matrices are multiplied with."""
+
+    def mean_square_inputs(self, tokens: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """For each matrix by its name in Hugging Face's layout, [in] float64: the mean over
+        `tokens` of each input, squared."""
+
+
 class Runtime(Protocol):
     """The entry point `edge_spec.runtimes`: one library that can run models.
 
@@ -227,6 +236,7 @@ class ExportReport:
     path: Path
     num_bytes: int
     parity: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what was left out, and why; a line each
 
 
 class Progress(Protocol):
@@ -243,3 +253,11 @@ class Exporter(Protocol):
     def export(
         self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport: ...
+
+
+@runtime_checkable
+class ReadingExporter(Protocol):
+    """An exporter with a reader of its own, for models that `plugins.open_checkpoint` refuses."""
+
+    def open_source(self, path: Path) -> Any:
+        """What `export` takes. Raises ModelFileError, UnsupportedModelError."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.setting import Setting
-from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.model import Checkpoint, Exporter, Published, Runtime
+from edge_spec.errors import MissingDependencyError, UnknownArchitectureError, UsageError
+from edge_spec.model import Checkpoint, Exporter, Published, ReadingExporter, Runtime
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 AUTO_DRAFTERS = ("suffix",)
@@ -33,6 +33,7 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "mil": ("coremltools",),
 }
 WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
+OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
 # That bring a plugin's library; else "cpu".
 EXTRAS = {"llamacpp": "llamacpp", "ik": "ik", "coreml": "coreml", "mil": "coreml"}
 
@@ -88,6 +89,28 @@ def writer_versions(formats: Iterable[str]) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[distribution] = version(distribution)
     return found
+
+
+def open_exportable(exporter: Exporter, path: Path) -> Any:
+    """A model as `exporter` reads it."""
+    if isinstance(exporter, ReadingExporter):
+        return exporter.open_source(path)
+    return open_checkpoint(path)
+
+
+def exporter_for(format: str, path: Path) -> tuple[Exporter, Any]:
+    """Who writes the model at `path` in this format, and the model as it reads it.
+
+    Raises MissingDependencyError where only an exporter that is not installed knows it.
+    """
+    exporter = load_exporter(format)
+    try:
+        return exporter, open_exportable(exporter, path)
+    except UnknownArchitectureError:
+        if format not in OTHER_ARCHITECTURES:
+            raise
+    exporter = load_exporter(OTHER_ARCHITECTURES[format])
+    return exporter, open_exportable(exporter, path)
 
 
 def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:

@@ -139,9 +139,8 @@ def _bundle(source: Source, format: str, options: ExportOptions, progress: Progr
         return bundle
     cached = source.cached(format, options)
     if not is_bundle(cached):
-        exporter = plugins.load_exporter(format)
-        checkpoint = plugins.open_checkpoint(path)
-        exporter.export(checkpoint, cached, options, progress)
+        exporter, model = plugins.exporter_for(format, path)
+        exporter.export(model, cached, options, progress)
     return open_bundle(cached)
 
 

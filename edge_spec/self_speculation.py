@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from edge_spec.architecture import LLAMA_FAMILY
 from edge_spec.bundle import Bundle, add_file
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.drafters.self_draft import WINDOW, Part
@@ -127,7 +128,8 @@ class _Window:
         session = opened.enter_context(closing(model.open_session()))
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
-                "this runtime cannot run a model in part", remedy="Use --runtime ort."
+                "this runtime cannot run a model in part",
+                remedy=f"Use --runtime ort and a model of {', '.join(LLAMA_FAMILY)}.",
             )
         session.prefill(before)
         self._length = len(before)

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.architecture import ModelConfig, RopeScaling
-from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.errors import (
+    ModelFileError,
+    UnknownArchitectureError,
+    UnsupportedModelError,
+)
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -19,27 +23,34 @@ SINGLE = "model.safetensors"
 
 
 def open_directory(path: Path) -> Checkpoint:
-    """Raises ModelFileError for missing or damaged files, UnsupportedModelError for a family."""
+    """Raises ModelFileError for missing or damaged files, UnknownArchitectureError for a family,
+    UnsupportedModelError for what of a known one is not supported."""
     values = read_json(path / "config.json")
-    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
-    generation = read_json(path / "generation_config.json", required=False)
+    _require_known(path, values)
     tensors = _read_tensors(path)
     config = _config(path, values, tensors)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
+    return Checkpoint(path=path, config=config, tensors=tensors, **text_fields(path, values))
+
+
+def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `Published` says of text: its template, special tokens and tokenizer.
+
+    values: of config.json. Raises ModelFileError; that the tokenizer is missing, when it is read.
+    """
+    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
+    generation = read_json(path / "generation_config.json", required=False)
     eos = generation.get("eos_token_id", values.get("eos_token_id"))
     eos_ids = _token_ids(path, "eos_token_id", eos)
     bos_ids = _token_ids(path, "bos_token_id", values.get("bos_token_id"))
-    return Checkpoint(
-        path=path,
-        config=config,
-        tensors=tensors,
-        chat_template=_chat_template(path, tokenizer_config),
-        eos_ids=tuple(sorted(set(eos_ids))),
-        bos_id=bos_ids[0] if bos_ids else None,
-        adds_bos=_adds_bos(path, tokenizer_config, bos_ids),
-        read_tokenizer=lambda: _read_text(path / "tokenizer.json"),
-    )
+    return {
+        "chat_template": _chat_template(path, tokenizer_config),
+        "eos_ids": tuple(sorted(set(eos_ids))),
+        "bos_id": bos_ids[0] if bos_ids else None,
+        "adds_bos": _adds_bos(path, tokenizer_config, bos_ids),
+        "read_tokenizer": lambda: _read_text(path / "tokenizer.json"),
+    }
 
 
 def _read_text(path: Path) -> str:
@@ -74,6 +85,14 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
 def _read_tensors(path: Path) -> dict[str, StoredTensor]:
     if not (path / INDEX).exists():
         return read_safetensors(path / SINGLE)
+    tensors: dict[str, StoredTensor] = {}
+    for file in shards(path):
+        tensors |= read_safetensors(path / file)
+    return tensors
+
+
+def shards(path: Path) -> list[str]:
+    """The files of `path` that its INDEX names. Raises ModelFileError."""
     names = read_json(path / INDEX).get("weight_map")
     if not (isinstance(names, dict) and names and all(isinstance(f, str) for f in names.values())):
         raise ModelFileError(f"{path / INDEX} has no weight_map", remedy="Download it again.")
@@ -84,10 +103,7 @@ def _read_tensors(path: Path) -> dict[str, StoredTensor]:
                 f"{path / INDEX} names a file outside the directory: {file}",
                 remedy="Do not use this model.",
             )
-    tensors: dict[str, StoredTensor] = {}
-    for file in files:
-        tensors |= read_safetensors(path / file)
-    return tensors
+    return files
 
 
 def _token_ids(path: Path, name: str, value: Any) -> list[int]:
@@ -131,15 +147,19 @@ def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | Non
     return template if isinstance(template, str) else None
 
 
+def _require_known(path: Path, values: Mapping[str, Any]) -> None:
+    architecture = str(values.get("model_type"))
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise UnknownArchitectureError(
+            f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}",
+            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}. For many "
+            "others: edge-spec export MODEL OUT --format optimum.",
+        )
+
+
 def _config(
     path: Path, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> ModelConfig:
-    architecture = str(values.get("model_type"))
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}",
-            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
-        )
     if values.get("mlp_bias"):
         raise UnsupportedModelError(
             f"{path / 'config.json'}: mlp_bias is set", remedy="Use a model without it."
@@ -150,7 +170,7 @@ def _config(
         context_length = int(values["max_position_embeddings"])
         window = values.get("sliding_window") if values.get("use_sliding_window", True) else None
         return ModelConfig(
-            architecture=architecture,
+            architecture=str(values["model_type"]),
             num_layers=int(values["num_hidden_layers"]),
             hidden_size=hidden_size,
             intermediate_size=int(values["intermediate_size"]),

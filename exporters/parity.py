@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +37,7 @@ class Converted(NamedTuple):
     source: Any  # as that runtime reads it
     max_kl_divergence: float
     remedy: str  # where it is farther
+    chunk_rows: tuple[int, ...] = (_CHUNK_ROWS,)  # of the passes, in turns
 
 
 def check(checkpoint: Checkpoint, converted: Converted, progress: Progress) -> Parity:
@@ -42,33 +45,62 @@ def check(checkpoint: Checkpoint, converted: Converted, progress: Progress) -> P
 
     Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
     """
-    tokens = Tokenizer(checkpoint.tokenizer_json()).encode(parity_text())
+    tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
     tokens = tokens[: checkpoint.config.context_length]
-    if len(tokens) < _MIN_TOKENS:
-        raise ExportError(
-            f"the tokenizer of {checkpoint.path} makes {len(tokens)} tokens of the test text",
-            remedy="Check the model's tokenizer.",
-        )
+    source = _scores("reference", checkpoint, tokens, _part(progress, 0.0))
+    return check_against(checkpoint.path, source, tokens, converted, _part(progress, 0.5))
 
-    def part(start: float) -> Callable[[float], None]:
-        return lambda done: progress("Comparing with the reference", start + done / 2)
 
-    scores = []
-    sides = (("reference", checkpoint), (converted.runtime, converted.source))
-    for start, (runtime, source) in zip((0.0, 0.5), sides, strict=True):
-        model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
-        try:
-            scores.append(score_text(model, tokens, part(start)))
-        finally:
-            model.close()
-    parity = compare(scores[0], scores[1], tokens)
+def check_against(
+    path: Path,
+    source: np.ndarray,
+    tokens: Sequence[int],
+    converted: Converted,
+    on_chunk: Callable[[float], None] = lambda done: None,
+) -> Parity:
+    """Holds what was written against the scores of the model at `path`, [tokens - 1, vocab].
+
+    Raises ExportError beyond the bound.
+    """
+    chunk_rows = converted.chunk_rows
+    found = _scores(converted.runtime, converted.source, tokens, on_chunk, chunk_rows)
+    parity = compare(source, found, tokens)
     if not parity.kl_divergence <= converted.max_kl_divergence:  # also true for NaN
         raise ExportError(
-            f"the exported model is too far from {checkpoint.path}: KL divergence "
+            f"the exported model is too far from {path}: KL divergence "
             f"{parity.kl_divergence:.4f}, allowed {converted.max_kl_divergence}",
             remedy=converted.remedy,
         )
     return parity
+
+
+def parity_tokens(path: Path, tokenizer_json: str) -> list[int]:
+    """The packaged text. Raises ExportError where the tokenizer makes too little of it."""
+    tokens = Tokenizer(tokenizer_json).encode(parity_text())
+    if len(tokens) < _MIN_TOKENS:
+        raise ExportError(
+            f"the tokenizer of {path} makes {len(tokens)} tokens of the test text",
+            remedy="Check the model's tokenizer.",
+        )
+    return tokens
+
+
+def _part(progress: Progress, start: float) -> Callable[[float], None]:
+    return lambda done: progress("Comparing with the reference", start + done / 2)
+
+
+def _scores(
+    runtime: str,
+    source: Any,
+    tokens: Sequence[int],
+    on_chunk: Callable[[float], None],
+    chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
+) -> np.ndarray:
+    model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
+    try:
+        return score_text(model, tokens, on_chunk, chunk_rows)
+    finally:
+        model.close()
 
 
 def parity_text() -> str:
@@ -77,20 +109,25 @@ def parity_text() -> str:
 
 
 def score_text(
-    model: Model, tokens: Sequence[int], on_chunk: Callable[[float], None] = lambda done: None
+    model: Model,
+    tokens: Sequence[int],
+    on_chunk: Callable[[float], None] = lambda done: None,
+    chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
-    """logits [tokens - 1, vocab] float32: row i scores token i + 1."""
+    """logits [tokens - 1, vocab] float32: row i scores token i + 1. chunk_rows: in turns."""
     session = model.open_session()
-    rows = min(_CHUNK_ROWS, model.capabilities.max_rows)
     count = len(tokens) - 1
     scores = np.empty((count, model.config.vocab_size), np.float32)
+    turns = cycle(chunk_rows)
+    start = 0
     try:
-        for start in range(0, count, rows):
-            end = min(start + rows, count)
+        while start < count:
+            end = min(start + min(next(turns), model.capabilities.max_rows), count)
             chunk = TokenTree.chain(tokens[start], tokens[start + 1 : end])
             scores[start:end] = session.forward(chunk).logits
             session.commit(range(len(chunk)))
             on_chunk(end / count)
+            start = end
     finally:
         session.close()
     return scores

@@ -29,22 +29,22 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="onnx, gguf or coreml; all, or several joined by commas, for a pair bundle.  "
-            f"[default: {_SINGLE}]"
+            help="onnx, gguf, coreml, or optimum: onnx of other architectures; all, or several "
+            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]"
         ),
     ] = None,
     quant: Annotated[
         str | None,
         typer.Option(
-            help="onnx: int4, int8, fp16, fp32 (default int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and "
-            "others (default Q4_0); coreml: int4, int8, fp16 for the GPU (default int4), lut4, "
-            "lut6, fp16 for the Neural Engine (default lut6). For a pair bundle FORMAT=NAME, "
-            "several joined by commas."
+            help="onnx: int4, int8, fp16, fp32 (default int4); optimum: int4, int8, fp32 (default "
+            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_0); coreml: int4, int8, "
+            "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
+            "lut6). For a pair bundle FORMAT=NAME, several joined by commas."
         ),
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option(help="onnx: weights that share a scale, 32, 64 or 128.  [default: 32]"),
+        typer.Option(help="onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]"),
     ] = None,
     layers: Annotated[
         int | None, typer.Option(help="Keep only the first layers, for a draft.")
@@ -145,12 +145,15 @@ def _export_one(
 
     with ProgressBar() as progress:
         exporter = plugins.load_exporter(format)
-        checkpoint = plugins.open_checkpoint(Source(model, progress).path)
-        report = exporter.export(checkpoint, out, export_options, progress)
+        source = plugins.open_exportable(exporter, Source(model, progress).path)
+        report = exporter.export(source, out, export_options, progress)
     if as_json:
-        print(dumps({"path": str(report.path), "num_bytes": report.num_bytes, **report.parity}))
+        written = {"path": str(report.path), "num_bytes": report.num_bytes, "notes": report.notes}
+        print(dumps({**written, **report.parity}))
         return
     print(f"{report.path}: {report.num_bytes / 1e6:.1f} MB")
+    for note in report.notes:
+        print(note)
     if report.parity:
         print(
             "against the reference: perplexity {source_perplexity:.3f} -> {perplexity:.3f}, "

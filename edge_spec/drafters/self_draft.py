@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from edge_spec.architecture import LLAMA_FAMILY
 from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UnsupportedModelError
@@ -77,7 +78,8 @@ class SelfDrafter:
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
                 f"the drafter {self.name} needs a runtime that can run a model in part",
-                remedy="Use --runtime ort, or another drafter.",
+                remedy=f"Use --runtime ort and a model of {', '.join(LLAMA_FAMILY)}, or another "
+                "drafter.",
             )
         self.close()
         self._model, self._target = model, session

@@ -17,6 +17,7 @@ from edge_spec.exporters.coreml import package
 from edge_spec.exporters.coreml.graph import GraphBuilder, Shape
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import Storage, Weights, blocks, dense, palette
+from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, check
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.model import ExportOptions, ExportReport, Progress
@@ -78,7 +79,11 @@ class CoreMlExporter:
         config = replace(checkpoint.config, context_length=shape.context_length)
         quantization = QUANTIZATIONS[compute][name]
         with atomic_directory(out) as work:
-            weights = Weights(checkpoint, quantization.body, quantization.head, np.float16)
+            weighs = name != "fp16"
+            importance = input_importance(checkpoint, progress) if weighs else {}
+            weights = Weights(
+                checkpoint, quantization.body, quantization.head, np.float16, importance
+            )
             recipe: Recipe = (AneRecipe if compute == ANE else GpuRecipe)(weights, config)
             graph = GraphBuilder(weights, recipe, config, shape, options.hidden_states)
             program = graph.build(lambda done: progress("Converting the weights", done))

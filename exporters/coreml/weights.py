@@ -6,8 +6,9 @@ weight file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +34,8 @@ class Stored(Protocol):
         """Adds it to the function that is being built, as `shape` (rows, columns, 1, ...)."""
 
 
-Storage = Callable[[StoredTensor, slice], Stored]  # of some rows of a tensor
+# Of some rows of a tensor; how much errors in each of its columns count, None: alike.
+Storage = Callable[[StoredTensor, slice, np.ndarray | None], Stored]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,19 +76,20 @@ class Palette:
 
 
 def dense(dtype: type[np.floating]) -> Storage:
-    return lambda tensor, rows: Dense(tensor.float32()[rows].astype(dtype))
+    return lambda tensor, rows, importance: Dense(tensor.float32()[rows].astype(dtype))
 
 
 def blocks(bits: int, block_size: int) -> Storage:
     """Symmetric, as Core ML's GPU kernels take them; what a file has in this form is kept bit for
     bit (GGUF's Q4_0 and Q8_0)."""
 
-    def store(tensor: StoredTensor, rows: slice) -> Stored:
+    def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
         carried = block_quantize.carried([tensor], bits, block_size)
         if carried is not None:
             return _blocks_of(carried, rows)
         values = tensor.float32()[rows]
-        return _blocks_of(block_quantize.quantize(values, bits, block_size, symmetric=True))
+        found = block_quantize.quantize(values, bits, block_size, True, importance)
+        return _blocks_of(found)
 
     return store
 
@@ -98,8 +101,8 @@ def _blocks_of(found: BlockQuantized, rows: slice = slice(None)) -> Blocks:
 
 
 def palette(bits: int) -> Storage:
-    def store(tensor: StoredTensor, rows: slice) -> Stored:
-        found = palettize(tensor.float32()[rows], bits)
+    def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
+        found = palettize(tensor.float32()[rows], bits, importance)
         return Palette(found.indices.astype(_INDICES[bits]), found.tables)
 
     return store
@@ -116,12 +119,18 @@ class Weights:
     """Reads a checkpoint, each matrix once; `head` is the storage of embedding and head."""
 
     def __init__(
-        self, checkpoint: Checkpoint, body: Storage, head: Storage, dtype: type[np.floating]
+        self,
+        checkpoint: Checkpoint,
+        body: Storage,
+        head: Storage,
+        dtype: type[np.floating],
+        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self._body = body
         self._head = head
+        self._importance = importance  # of columns, by the matrix's name
         self._stored: dict[str, Stored] = {}
 
     def vector(self, name: str) -> Var:
@@ -147,7 +156,7 @@ class Weights:
         key = _identifier(f"{name}.{rows.start}")
         if key not in self._stored:
             self._fits(name, tensor.float32())
-            self._stored[key] = storage(tensor, rows)
+            self._stored[key] = storage(tensor, rows, self._importance.get(name))
         shape = (rows.stop - rows.start, tensor.shape[1], *(1 for _ in range(num_trailing)))
         return self._stored[key].add(key, shape)
 

@@ -22,10 +22,52 @@ from edge_spec.storage import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.session import OrtSession
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
+
+
+class _Weights:
+    """How the graphs of one bundle are loaded: their devices and threads."""
+
+    def __init__(self, bundle: Bundle, options: RuntimeOptions, **settings: bool) -> None:
+        """settings: attributes of onnxruntime's SessionOptions."""
+        options.require_only(OrtRuntime.name, "threads", "providers", "context_length")
+        onnxruntime = import_onnxruntime()
+        self._devices = choose(onnxruntime, options.providers)
+        chosen = onnxruntime.SessionOptions()
+        chosen.log_severity_level = 3
+        for name, value in settings.items():
+            setattr(chosen, name, value)
+        if options.takes_turns:  # waking them for each pass slows a model that runs alone
+            chosen.add_session_config_entry("session.force_spinning_stop", "1")
+        if options.threads is not None:
+            chosen.intra_op_num_threads = options.threads
+        self.bundle = bundle
+        self.config = bundle.config
+        if options.context_length is not None:
+            shorter = min(options.context_length, self.config.context_length)
+            self.config = replace(self.config, context_length=shorter)
+        self._load = partial(
+            onnxruntime.InferenceSession,
+            sess_options=chosen,
+            providers=add_providers(chosen, self._devices, _compiled(bundle)),
+        )
+
+    def open(self, name: str) -> Any:
+        """An InferenceSession. Raises BundleError, DeviceError."""
+        graph = self.bundle.file(name)
+        try:
+            session = self._load(graph)
+        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+            raise BundleError(
+                f"onnxruntime cannot load {graph}: {error}",
+                remedy="Export the model again, or update onnxruntime.",
+            ) from error
+        require_started(session, self._devices)
+        return session
 
 
 class OrtModel:
@@ -35,31 +77,14 @@ class OrtModel:
     """
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        options.require_only(OrtRuntime.name, "threads", "providers", "context_length")
-        onnxruntime = import_onnxruntime()
+        self._weights = _Weights(bundle, options)
         from edge_spec.runtimes.ort.passes import MAX_ROWS
 
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
         )
-        self.config = bundle.config
-        if options.context_length is not None:
-            shorter = min(options.context_length, self.config.context_length)
-            self.config = replace(self.config, context_length=shorter)
-        self._devices = choose(onnxruntime, options.providers)
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 3
-        if options.takes_turns:  # waking them for each pass slows a model that runs alone
-            settings.add_session_config_entry("session.force_spinning_stop", "1")
-        if options.threads is not None:
-            settings.intra_op_num_threads = options.threads
-        self._bundle = bundle
-        self._load = partial(
-            onnxruntime.InferenceSession,
-            sess_options=settings,
-            providers=add_providers(settings, self._devices, _compiled(bundle)),
-        )
-        self._inference: Any = self._open(GRAPH_FILE)
+        self.config = self._weights.config
+        self._inference: Any = self._weights.open(GRAPH_FILE)
         self._partial: Any = None
         self._lock = Lock()  # sessions may be used by threads of their own
 
@@ -73,28 +98,56 @@ class OrtModel:
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none."""
-        if PARTIAL_FILE not in self._bundle.manifest.files:
+        bundle = self._weights.bundle
+        if PARTIAL_FILE not in bundle.manifest.files:
             raise UsageError(
-                f"{self._bundle.path} was exported without {PARTIAL_FILE}: the model cannot draft "
+                f"{bundle.path} was exported without {PARTIAL_FILE}: the model cannot draft "
                 "for itself",
                 remedy="Export it again.",
             )
         with self._lock:
             if self._partial is None:
-                self._partial = self._open(PARTIAL_FILE)
+                self._partial = self._weights.open(PARTIAL_FILE)
             return self._partial
 
-    def _open(self, name: str) -> Any:
-        graph = self._bundle.file(name)
-        try:
-            session = self._load(graph)
-        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+
+class GrowingModel:
+    """A graph whose keys and values grow with every pass (growing.py); chains only.
+
+    Sessions share the weights and the thread pool. Raises BundleError for another kind of graph.
+    """
+
+    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        # Planned memory is kept for every shape, and each pass has a shape of its own here.
+        weights = _Weights(bundle, options, enable_mem_pattern=False)
+        from edge_spec.runtimes.ort.growing import MAX_ROWS
+        from edge_spec.runtimes.ort.growing_graph import GrowingGraph
+
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS, trees=False, rollback=True, hidden_states=False
+        )
+        self.config = weights.config
+        self._inference: Any = weights.open(GRAPH_FILE)
+        self._graph = GrowingGraph.of(self._inference, bundle.file(GRAPH_FILE))
+        if self._graph.vocab_size != self.config.vocab_size:
             raise BundleError(
-                f"onnxruntime cannot load {graph}: {error}",
-                remedy="Export the model again, or update onnxruntime.",
-            ) from error
-        require_started(session, self._devices)
-        return session
+                f"{bundle.path} scores {self._graph.vocab_size} tokens, its manifest says "
+                f"{self.config.vocab_size}",
+                remedy="Export the model again.",
+            )
+
+    def open_session(self) -> GrowingSession:
+        from edge_spec.runtimes.ort.growing import GrowingSession
+
+        return GrowingSession(self._inference, self._graph, self.config)
+
+    def close(self) -> None:
+        self._inference = None
+
+
+def _open(bundle: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
+    growing = bundle.manifest.kv_cache == "growing"
+    return GrowingModel(bundle, options) if growing else OrtModel(bundle, options)
 
 
 def _compiled(bundle: Bundle) -> Path:
@@ -107,18 +160,18 @@ class OrtRuntime:
     name = "ort"
     reads = "onnx"
 
-    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel:
+    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
         """On other devices than the CPU a few scores are compared with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
         devices = choose(import_onnxruntime(), options.providers)
         if all(device.name == CPU for device in devices):
-            return OrtModel(source, options)
+            return _open(source, options)
         from edge_spec.runtimes.ort import trial
 
-        on_cpu = OrtModel(source, replace(options, providers=()))
+        on_cpu = _open(source, replace(options, providers=()))
         expected = trial.scores(on_cpu)
         on_cpu.close()
-        model = OrtModel(source, options)
+        model = _open(source, options)
         names = ", ".join(device.name for device in devices)
         trial.require_same(trial.scores(model), expected, names)
         return model

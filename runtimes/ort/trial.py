@@ -6,24 +6,20 @@ that have nothing to do with it, without an error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from edge_spec.errors import DeviceError
+from edge_spec.model import Model
 from edge_spec.tree import TokenTree
-
-if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.model import OrtModel
 
 _PROMPT_TOKENS = 6
 _PARENTS = (-1, 0, 0, 2)  # so that masks and positions are tried, too
 _TOLERANCE = 0.25  # of the scores' deviation; other kernels and float16 differ by a few hundredths
 
 
-def scores(model: OrtModel) -> np.ndarray:
-    """[rows, vocab] float32, of a small tree behind a short prompt. Raises SessionError,
-    ContextFullError where the context is shorter."""
+def scores(model: Model) -> np.ndarray:
+    """[rows, vocab] float32, of a small tree behind a short prompt, or of a chain where the model
+    takes no other. Raises SessionError, ContextFullError where the context is shorter."""
     rows = len(_PARENTS)
     random = np.random.RandomState(0)
     tokens = random.randint(0, model.config.vocab_size, _PROMPT_TOKENS + rows).astype(np.int32)
@@ -31,7 +27,8 @@ def scores(model: OrtModel) -> np.ndarray:
     session = model.open_session()
     try:
         session.prefill(tokens[:prompt].tolist())
-        tree = TokenTree(tokens[-rows:], np.array(_PARENTS, np.int32), np.ones(rows, np.float32))
+        parents = _PARENTS if model.capabilities.trees else range(-1, rows - 1)
+        tree = TokenTree(tokens[-rows:], np.array(parents, np.int32), np.ones(rows, np.float32))
         return session.forward(tree).logits.copy()
     finally:
         session.close()

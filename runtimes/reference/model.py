@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 from edge_spec.errors import UsageError
 from edge_spec.model import Capabilities, RuntimeOptions, Tensors
 from edge_spec.placement.devices import Device, processor
+from edge_spec.tree import TokenTree
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.reference.session import ReferenceSession
@@ -29,6 +31,7 @@ class ReferenceModel:
             self.config = replace(self.config, context_length=shorter)
         self._tensors = tensors
         self._weights: dict[str, np.ndarray] = {}
+        self._squares: dict[str, np.ndarray] | None = None  # of inputs, while they are observed
         self.cos, self.sin = self.config.rope_tables(self.config.context_length)
 
     def weight(self, name: str) -> np.ndarray:
@@ -38,6 +41,9 @@ class ReferenceModel:
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """x: [rows, in] -> [rows, out]."""
+        if self._squares is not None:
+            sums = np.square(x, dtype=np.float64).sum(axis=0)
+            self._squares[name + ".weight"] = self._squares.get(name + ".weight", 0) + sums
         y: np.ndarray = x @ self.weight(name + ".weight").T
         has_bias = (self.config.output_bias and name.endswith("o_proj")) or (
             self.config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
@@ -59,6 +65,20 @@ class ReferenceModel:
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         tied = self.config.tied_embeddings
         return self.linear(hidden, "model.embed_tokens" if tied else "lm_head")
+
+    def mean_square_inputs(self, tokens: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """See `edge_spec.model.ObservesInputs`. Raises ContextFullError."""
+        session = self.open_session()
+        self._squares = {}
+        try:
+            for start in range(0, len(tokens), MAX_ROWS):
+                chunk = TokenTree.chain(tokens[start], tokens[start + 1 : start + MAX_ROWS])
+                session.forward(chunk)
+                session.commit(range(len(chunk)))
+            return {name: sums / len(tokens) for name, sums in self._squares.items()}
+        finally:
+            self._squares = None
+            session.close()
 
     def open_session(self) -> ReferenceSession:
         from edge_spec.runtimes.reference.session import ReferenceSession

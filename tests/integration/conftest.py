@@ -51,6 +51,12 @@ def tiny() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def others() -> ModuleType:
+    """The module that builds tiny models of other architectures; needs torch."""
+    return load("other_models")
+
+
+@pytest.fixture(scope="session")
 def damage() -> ModuleType:
     """The module that damages GGUF files."""
     return load("damage")

@@ -198,3 +198,23 @@ def test_a_longer_context_than_the_model_has_is_not_given(
 ) -> None:
     options = RuntimeOptions(context_length=10_000)
     assert ReferenceRuntime().open(checkpoint(), options).config.context_length == 128
+
+
+def test_inputs_are_observed_where_a_matrix_reads_them(
+    model: ReferenceModel, tokens: Tokens, scores: Scores
+) -> None:
+    """By hand for the first layer's queries, and for the head from the hidden states."""
+    text = tokens(120)
+    before = scores(model.open_session(), text)
+    found = model.mean_square_inputs(text)
+    embedded = model.weight("model.embed_tokens.weight")[text]
+    normed = model.norm(embedded, "model.layers.0.input_layernorm")
+    assert np.allclose(
+        found["model.layers.0.self_attn.q_proj.weight"], np.mean(normed**2, axis=0), rtol=1e-5
+    )
+    hidden = model.open_session().forward(TokenTree.chain(text[0], text[1:])).hidden
+    assert hidden is not None
+    assert np.allclose(found["lm_head.weight"], np.mean(hidden**2, axis=0), rtol=1e-4)
+    matrices = {name for name in model._tensors.names() if name.endswith("_proj.weight")}
+    assert set(found) == matrices | {"lm_head.weight"}
+    assert np.array_equal(scores(model.open_session(), text), before)  # and nothing is changed

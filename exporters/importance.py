@@ -1,0 +1,37 @@
+"""What an error in a weight costs: the mean square of the input that it is multiplied with.
+
+The squared error of a layer's output, summed over texts, is that of its weights with these as
+factors, where inputs are uncorrelated (Lin et al. 2024, AWQ, keep the same inputs' weights exact;
+Kim et al. 2024, SqueezeLLM, weigh by the gradient instead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edge_spec import plugins
+from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.model import ObservesInputs, Progress, RuntimeOptions
+from edge_spec.tokenizer import Tokenizer
+
+_PROMPTS_PER_CATEGORY = 6
+_TOKENS_PER_PROMPT = 32
+
+
+def input_importance(checkpoint: Checkpoint, progress: Progress) -> Mapping[str, np.ndarray]:
+    """For each matrix [in], measured by the reference on the beginnings of our own prompts; none
+    for an embedding that is no head."""
+    progress("Measuring what weights are multiplied with", 0.0)
+    tokenizer = Tokenizer(checkpoint.tokenizer_json())
+    tokens: list[int] = []
+    for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
+        tokens += tokenizer.encode(prompt.text + "\n")[:_TOKENS_PER_PROMPT]
+    model = plugins.load_runtime("reference").open(checkpoint, RuntimeOptions())
+    assert isinstance(model, ObservesInputs)
+    try:
+        return model.mean_square_inputs(tokens[: checkpoint.config.context_length])
+    finally:
+        model.close()

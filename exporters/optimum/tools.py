@@ -1,0 +1,254 @@
+"""What runs in a process of its own: torch, transformers, optimum and onnxruntime's tools.
+
+Each function is given names of files and directories, and returns what JSON can hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
+TOKENS_FILE, SCORES_FILE = "tokens.json", "scores.npy"
+UNSTATED_CONTEXT_TOKENS = 2048  # of models without a limit of their own, such as those with ALiBi
+_TASK = "text-generation-with-past"
+# Keys and values beyond a sliding window are tried where the window is this long or shorter, with
+# so many tokens more.
+_TRIED_WINDOW_TOKENS, _BEYOND_WINDOW_TOKENS = 1024, 64
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
+_WINDOWS = ("sliding_window", "window_size", "attention_window")
+# Whose frequencies change with the length of the text: a traced graph has those of a short one.
+_CHANGING_ROPES = ("dynamic", "longrope")
+_ROPE_TABLES = ("cos_cache", "sin_cache")  # as onnxruntime's optimizer calls them
+_EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph's own file
+
+
+def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
+    """Scores a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
+    it, and writes the graph to `out`.
+
+    Returns "refused", why the architecture cannot be exported; or "config", of a ModelConfig,
+    "tokens" that were scored, and "notes".
+    """
+    _go_offline()
+    import torch
+    from optimum.exporters.onnx import onnx_export_from_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    problem = _problem(config)
+    if problem:
+        return {"refused": problem}
+    model, loaded = AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    if loaded["missing_keys"] or loaded["mismatched_keys"]:
+        names = sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]]))
+        return {"refused": f"the weights of {names[0]} are missing or of another shape"}
+    model.eval()
+    text = json.loads((Path(scratch) / TOKENS_FILE).read_text(encoding="ascii"))
+    context, tokens, notes = plan_text(config, text)
+    with torch.no_grad():
+        scores = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
+    np.save(Path(scratch) / SCORES_FILE, scores.float().numpy())
+    model.config.use_cache = True
+    raw = Path(scratch) / "raw"
+    # What main_export calls once it has loaded the model, which would be a second time here.
+    onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
+    described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
+    _save(_load(raw / GRAPH_FILE), Path(out))
+    shutil.rmtree(raw)
+    return {"config": described, "tokens": tokens, "notes": notes}
+
+
+def fuse(source: str, out: str, num_heads: str, hidden_size: str, context_length: str) -> None:
+    """Puts onnxruntime's own operators in the place of groups of nodes.
+
+    Raises ValueError where its rotary tables are shorter than the context.
+    """
+    from onnx import numpy_helper
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    # The optimizer knows few architectures by name; what it looks for under this one, norms,
+    # rotary embeddings and activations, is found in the graphs of all of them.
+    optimized = optimize_model(
+        str(Path(source) / GRAPH_FILE),
+        model_type="gpt2",
+        num_heads=int(num_heads),
+        hidden_size=int(hidden_size),
+        opt_level=0,
+    )
+    for tensor in optimized.model.graph.initializer:
+        if tensor.name in _ROPE_TABLES:
+            table = numpy_helper.to_array(tensor)  # [positions, rotated / 2], of a fixed length
+            if len(table) < int(context_length):
+                raise ValueError(f"rotary tables of {len(table)} positions are too short")
+            kept = table[: int(context_length)].copy()
+            tensor.CopyFrom(numpy_helper.from_array(kept, tensor.name))
+    _save(optimized.model, Path(out))
+
+
+def quantize(source: str, out: str, bits: str, block_size: str) -> None:
+    """Packs the constant matrices of all products into symmetric blocks, the head's in 8 bits."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    model = ONNXModel(_load(Path(source) / GRAPH_FILE))
+    model.replace_gemm_with_matmul()  # the quantizer leaves Gemm as it is
+    graph = model.model.graph
+    _untie(graph)
+    vocab_size = graph.output[0].type.tensor_type.shape.dim[-1].dim_value
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    heads = [n.name for n in products if list(shapes.get(n.input[1], ()))[1:] == [vocab_size]]
+    for chosen_bits, excluded in ((bits, heads), ("8", [])):  # what is packed is no MatMul any more
+        quantizer = MatMulNBitsQuantizer(
+            model.model,
+            bits=int(chosen_bits),
+            block_size=int(block_size),
+            is_symmetric=True,
+            accuracy_level=4,  # activations in int8
+            nodes_to_exclude=excluded,
+        )
+        quantizer.process()
+        model = quantizer.model
+    _save(model.model, Path(out))
+
+
+def _untie(graph: Any) -> None:
+    """Gives each product a matrix of its own where it takes the transpose of one, such as a head
+    that shares its weights with the embedding: the quantizer takes constants only."""
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    turned = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose"
+        and node.input[0] in constants
+        and [list(attribute.ints) for attribute in node.attribute] in ([], [[1, 0]])
+    }
+    for node in graph.node:
+        if node.op_type == "MatMul" and node.input[1] in turned:
+            matrix = numpy_helper.to_array(constants[turned[node.input[1]]]).T
+            name = f"{node.name}.weight"
+            graph.initializer.append(numpy_helper.from_array(matrix.copy(), name))
+            node.input[1] = name
+    used = {name for node in graph.node for name in node.input}
+    for node in [node for node in graph.node if node.op_type == "Transpose"]:
+        if node.output[0] not in used:
+            graph.node.remove(node)
+
+
+def _go_offline() -> None:
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    warnings.simplefilter("ignore")  # of tracing, for each constant that depends on a shape
+
+
+def _problem(config: Any) -> str | None:
+    """Why this architecture cannot be exported."""
+    from optimum.exporters.tasks import TasksManager
+
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        return f"{kind} models have an encoder and a decoder"
+    try:
+        tasks = TasksManager.get_supported_tasks_for_model_type(
+            kind, "onnx", library_name="transformers"
+        )
+    except KeyError:
+        return f"optimum has no ONNX export of {kind} models"
+    if _TASK not in tasks:
+        return f"optimum exports no text generation of {kind} models"
+    return None
+
+
+def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
+    """The context in tokens, the tokens to score, and what had to be limited.
+
+    The tokens reach beyond a sliding window; where that would be too many, the context ends with
+    the window, within which every model attends to all of its past.
+    """
+    lengths = [getattr(config, name, None) for name in _LENGTHS]
+    context = next((length for length in lengths if length), UNSTATED_CONTEXT_TOKENS)
+    notes = []
+    unchanged = _unchanged_tokens(config)
+    if unchanged is not None and unchanged < context:
+        notes.append(f"The context is limited to {unchanged} tokens: beyond, rotations change.")
+        context = unchanged
+    windows = [getattr(config, name, None) for name in _WINDOWS]
+    window = min((w for w in windows if isinstance(w, int) and 0 < w < context), default=None)
+    if window is not None and window > _TRIED_WINDOW_TOKENS:
+        notes.append(f"The context is limited to the sliding window of {window} tokens.")
+        context = window
+    elif window is not None:
+        wanted = max(window + _BEYOND_WINDOW_TOKENS, len(text))
+        text = (text * (wanted // len(text) + 1))[:wanted]
+    return context, text[:context], notes
+
+
+def _unchanged_tokens(config: Any) -> int | None:
+    """Up to which length the rotary embedding is that of a short text."""
+    scaling = getattr(config, "rope_scaling", None) or {}
+    if scaling.get("rope_type", scaling.get("type")) not in _CHANGING_ROPES:
+        return None
+    name = "original_max_position_embeddings"
+    found: int | None = scaling.get(name) or getattr(config, name, None)
+    return found
+
+
+def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
+    """The fields of a ModelConfig; 0 for what this architecture does not state."""
+    import onnx
+
+    inputs = onnx.load(str(graph), load_external_data=False).graph.input
+    past = {value.name: value.type.tensor_type.shape.dim for value in inputs}
+    keys = past["past_key_values.0.key"]
+    inner = next((getattr(config, n, None) for n in ("intermediate_size", "ffn_dim")), None)
+    return {
+        "architecture": config.model_type,
+        "num_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": inner or 0,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": keys[1].dim_value,
+        "head_dim": keys[3].dim_value,
+        "vocab_size": vocab_size,
+        "context_length": context,
+        "norm_epsilon": 0.0,
+        "rope_theta": float(getattr(config, "rope_theta", None) or 0.0),
+        "tied_embeddings": bool(config.tie_word_embeddings),
+    }
+
+
+def _load(graph: Path) -> Any:
+    import onnx
+
+    return onnx.load(str(graph))
+
+
+def _save(model: Any, out: Path) -> None:
+    """The graph and one file of weights, which onnxruntime maps."""
+    import onnx
+
+    out.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(
+        model,
+        str(out / GRAPH_FILE),
+        save_as_external_data=True,
+        location=DATA_FILE,
+        size_threshold=_EXTERNAL_BYTES,
+    )
+    (out / DATA_FILE).chmod(0o644)  # onnx makes it private

@@ -1,0 +1,188 @@
+"""Graphs with growing keys and values, as optimum writes them, on the committed bundles of two tiny
+models (tests/fixtures/other_models.py): no torch is needed here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_spec.bundle import MANIFEST, open_bundle
+from edge_spec.control.numerics import EXACT_WIDTHS, measure_numerics
+from edge_spec.errors import BundleError, ContextFullError, UnsupportedModelError
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
+from edge_spec.model import Model, RuntimeOptions, Session
+from edge_spec.runtimes.ort import OrtRuntime, growing, trial
+from edge_spec.testing import check_session
+from edge_spec.tree import TokenTree
+
+GROWING = Path(__file__).parents[1] / "fixtures" / "growing"
+NAMES = ("gemma3_text", "gpt2")
+TOLERANCE = 1e-4  # float32; logits have a deviation of about 1
+PROMPT = "the thing in the hat and the thing in the"
+
+
+def opened(name: str, context_length: int | None = None) -> Model:
+    options = RuntimeOptions(context_length=context_length)
+    return OrtRuntime().open(open_bundle(GROWING / name), options)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return opened(request.param)
+
+
+@pytest.fixture
+def session(model: Model) -> Session:
+    return model.open_session()
+
+
+def scored(session: Session, tokens: list[int], widths: list[int]) -> np.ndarray:
+    """[tokens, vocab] of passes of these widths in turns, all committed."""
+    found, start, turn = [], 0, 0
+    while start < len(tokens):
+        chain = tokens[start : start + widths[turn % len(widths)]]
+        found.append(session.forward(TokenTree.chain(chain[0], chain[1:])).logits.copy())
+        session.commit(range(len(chain)))
+        start, turn = start + len(chain), turn + 1
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("widths", [[64], [1], [5, 1, 16]], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_transformers_even_beyond_a_window(
+    name: str, widths: list[int]
+) -> None:
+    fixture = np.load(GROWING / "logits.npz")
+    expected = fixture[name]
+    found = scored(opened(name).open_session(), fixture["tokens"].tolist(), widths)
+    assert np.abs(found[-len(expected) :] - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_passes_the_conformance_suite(name: str) -> None:
+    report = check_session(opened(name, context_length=48), TOLERANCE)
+    assert report.max_difference > 0
+
+
+def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> None:
+    assert not model.capabilities.trees
+    assert model.capabilities.rollback
+    branches = TokenTree(np.zeros(3, np.int32), np.array([-1, 0, 0], np.int32), np.ones(3))
+    with pytest.raises(ValueError, match="a chain"):
+        session.forward(branches)
+    assert not measure_numerics(model, EXACT_WIDTHS).branch_invariant
+
+
+def test_a_rollback_leaves_nothing_behind(
+    model: Model, session: Session, tokens: Callable[..., list[int]]
+) -> None:
+    kept, dropped, after = tokens(12), tokens(9, seed=1), tokens(4, seed=2)
+    session.prefill(kept)
+    session.prefill(dropped)
+    session.rollback(len(kept))
+    untouched = model.open_session()
+    untouched.prefill(kept)
+    assert np.array_equal(scored(session, after, [2]), scored(untouched, after, [2]))
+
+
+def test_rows_that_are_not_committed_leave_nothing_behind(
+    model: Model, session: Session, tokens: Callable[..., list[int]]
+) -> None:
+    kept, guesses, after = tokens(12), tokens(6, seed=1), tokens(5, seed=2)
+    found = []
+    for each, guessed in ((session, guesses[3:]), (model.open_session(), after[:3])):
+        each.prefill(kept)
+        each.forward(TokenTree.chain(guesses[0], [*guesses[1:3], *guessed]))
+        each.commit(range(3))
+        found.append(scored(each, after, [2]))
+    assert np.array_equal(*found)
+
+
+def test_buffers_grow_without_losing_anything(
+    model: Model,
+    session: Session,
+    tokens: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = tokens(60)
+    expected = scored(session, text, [7])
+    monkeypatch.setattr(growing, "GROWTH_TOKENS", 10)
+    assert np.array_equal(scored(model.open_session(), text, [7]), expected)
+
+
+def test_only_rows_of_the_last_pass_can_be_committed(session: Session) -> None:
+    session.prefill([1, 2, 3])
+    session.forward(TokenTree.chain(4, [5]))
+    for rows in ([0, 1, 2], [1], []):
+        with pytest.raises(ValueError, match="rows"):
+            session.commit(rows)
+    session.rollback(2)
+    with pytest.raises(ValueError, match="rows"):
+        session.commit([0])
+
+
+def test_a_full_context_is_refused_and_changes_nothing(
+    session: Session, tokens: Callable[..., list[int]]
+) -> None:
+    session.prefill(tokens(128))
+    with pytest.raises(ContextFullError):
+        session.forward(TokenTree.chain(1))
+    assert session.length == 128
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_guessing_changes_no_token(name: str, exact: bool) -> None:
+    texts = []
+    for drafter in ("auto", "suffix,recycling,lookahead", "none"):
+        options = LoadOptions(runtime="ort", drafter=drafter, exact=exact)
+        with load_engine(str(GROWING / name), options, lambda what, done: None) as engine:
+            result = engine.generate(PROMPT, max_tokens=60)
+            texts.append([token.id for token in result.tokens])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_conversation_goes_on_from_its_cache() -> None:
+    options = LoadOptions(runtime="ort")
+    with load_engine(str(GROWING / "gpt2"), options, lambda what, done: None) as engine:
+        first = [{"role": "user", "content": "hi"}]
+        answer = engine.chat(first, max_tokens=5)
+        asked = [*first, {"role": "assistant", "content": answer.text}, *first]
+        assert engine.chat(asked, max_tokens=5).stats.cached_n > 0
+
+
+def test_a_model_that_cannot_run_in_part_drafts_not_for_itself() -> None:
+    options = LoadOptions(runtime="ort", drafter="early-exit", exit_layer=1)
+    with pytest.raises(UnsupportedModelError) as caught:  # noqa: SIM117
+        with load_engine(str(GROWING / "gpt2"), options, lambda what, done: None) as engine:
+            engine.generate(PROMPT, max_tokens=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_its_memory_is_forecast(session: Session) -> None:
+    bundle = open_bundle(GROWING / "gpt2")
+    memory = OrtRuntime().memory(bundle, RuntimeOptions())
+    layers, width = 2, 4 * 8
+    assert memory.cache == 2 * layers * 2 * width * 128 * 4  # past and present, keys and values
+    assert memory.weights >= bundle.num_bytes
+
+
+def test_a_device_is_tried_on_a_chain() -> None:
+    model = opened("gpt2")
+    scores = trial.scores(model)
+    trial.require_same(scores, trial.scores(model), "cpu")
+    assert scores.shape == (4, model.config.vocab_size)
+
+
+def test_another_kind_of_graph_is_refused(exported: Callable[..., object], tmp_path: Path) -> None:
+    path = shutil.copytree(exported("llama", "fp32").path, tmp_path / "bundle")  # type: ignore[attr-defined]
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | {"kv_cache": "growing"}))
+    with pytest.raises(BundleError, match=r"no graph with growing keys.*Export"):
+        OrtRuntime().open(open_bundle(path), RuntimeOptions())
