@@ -61,7 +61,7 @@ def _cluster(values: np.ndarray, counts: np.ndarray, num_centres: int) -> np.nda
     sums = np.concatenate([[0.0], np.cumsum(counts * ordered)])
     # Quantiles leave the tails, where large weights are, to few centres: half way to an even grid.
     wanted = (np.arange(num_centres) + 0.5) / num_centres * mass[-1]
-    centres = np.interp(wanted, mass[1:], ordered)
+    centres: np.ndarray = np.interp(wanted, mass[1:], ordered)
     centres = (centres + np.linspace(ordered[0], ordered[-1], num_centres)) / 2
     for _ in range(_ROUNDS):
         inner = np.searchsorted(ordered, _borders(centres), side="right")

@@ -193,8 +193,8 @@ def _num_threads(pid: int) -> int:
 def test_the_documented_options_are_those_of_the_help(edge_spec):
     documented = set(re.findall(r"--[a-z][a-z-]+", Path("docs/cli.md").read_text(encoding="utf-8")))
     offered = set()
-    for name in ("generate", "chat", "export", "bench", "devices", "plan", "tune-skip"):
+    for name in ("generate", "chat", "export", "bench", "devices", "doctor", "plan", "tune-skip"):
         shown = edge_spec(name, "--help", COLUMNS="200", NO_COLOR="1").stdout
         offered |= set(re.findall(r"--[a-z][a-z-]+", shown))
-    offered -= {"--help", "--no-raw", "--check", "--no-mmap", "--no-flash-attention"}
+    offered -= {"--help", "--no-raw", "--check", "--no-mmap", "--open", "--no-flash-attention"}
     assert documented - {"--debug"} == offered
