@@ -21,6 +21,7 @@ from edge_spec.errors import MissingDependencyError, UnknownArchitectureError, U
 from edge_spec.model import Checkpoint, Exporter, Published, ReadingExporter, Runtime
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
+BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
 AUTO_DRAFTERS = ("suffix",)
 PAIR_DRAFTERS = ("draft-model", "cascade")  # that a second model makes possible
 SELF_DRAFTERS = ("early-exit", "layer-skip")  # that are a part of their target
@@ -51,13 +52,16 @@ def load_runtime(name: str, formats: Container[str] | None = None) -> Runtime:
 
 def auto_runtime(formats: Container[str] | None = None) -> str:
     """The first of AUTO_RUNTIMES whose library is installed and that reads one of `formats`; None:
-    all of them can be had. Where there is none, the first that only lacks one of the two."""
+    all of them can be had. Where there is none, the first that only lacks one of the two.
+
+    BUNDLE_RUNTIMES come last, for bundles that no other can read."""
 
     def reads_one(runtime: str) -> bool:
         return formats is None or load_runtime(runtime).reads in formats
 
-    installed = [runtime for runtime, module in AUTO_RUNTIMES if find_spec(module)]
-    for among in (installed, [runtime for runtime, _ in AUTO_RUNTIMES]):
+    known = AUTO_RUNTIMES if formats is None else AUTO_RUNTIMES + BUNDLE_RUNTIMES
+    installed = [runtime for runtime, module in known if find_spec(module)]
+    for among in (installed, [runtime for runtime, _ in known]):
         for runtime in filter(reads_one, among):
             return runtime
     return next(iter(installed), AUTO_RUNTIMES[0][0])

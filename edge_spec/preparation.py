@@ -133,7 +133,7 @@ def _bundle(source: Source, format: str, options: ExportOptions, progress: Progr
         bundle = open_bundle(path)
         if bundle.manifest.format != format:
             raise UsageError(
-                f"{path} is an {bundle.manifest.format} bundle",
+                f"{path} is a bundle of format {bundle.manifest.format}",
                 remedy=f"The chosen runtime reads {format}; choose another with --runtime.",
             )
         return bundle

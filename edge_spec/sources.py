@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edge_spec import demo_model
+from edge_spec.bundle import is_bundle, read_manifest
 from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.model import ExportOptions, Progress
 from edge_spec.pair_bundle import PairMember, find_member
@@ -55,8 +56,13 @@ class Source:
 
     @property
     def formats(self) -> frozenset[str] | None:
-        """What a pair bundle has it as; None where anything can be converted or is one format."""
-        return None if self.member is None else frozenset(self.member.member.formats)
+        """What a bundle, or a pair bundle, has it as; None where it can be converted. Raises as
+        `member` does."""
+        if self.member is not None:
+            return frozenset(self.member.member.formats)
+        if not self.is_demo and is_bundle(self.path):
+            return frozenset({read_manifest(self.path).format})
+        return None
 
     @property
     def profiles(self) -> Path | None:

@@ -55,7 +55,9 @@ def test_the_reference_runtime_loads() -> None:
         ((), None, "ort"),
         (("onnxruntime", "ik_llama_cpp"), {"gguf"}, "ik"),
         (("onnxruntime",), {"gguf", "coreml"}, "llamacpp"),  # says what to install
-        (("llama_cpp",), {"coreml"}, "llamacpp"),  # says what there is
+        (("onnxruntime", "coremltools"), {"coreml"}, "coreml"),
+        (("llama_cpp",), {"coreml"}, "coreml"),  # says what to install
+        (("coremltools",), None, "ort"),
     ],
 )
 def test_auto_takes_an_installed_runtime_that_reads_what_there_is(
