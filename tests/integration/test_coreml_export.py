@@ -89,6 +89,23 @@ def test_the_graph_scores_as_the_reference_does(
             session.commit(each.path(len(each) - 1))
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_graph_scores_real_weights_as_the_reference_does(
+    recipe: str, demo_gguf: Path, random_tree: Open
+) -> None:
+    """The whole demo model in float32: after a prefill, a plain step and a tree."""
+    source = plugins.open_checkpoint(demo_gguf)
+    sessions = (float32_session(source, recipe), ReferenceModel(source).open_session())
+    prompt = np.random.RandomState(0).randint(0, source.config.vocab_size, 20).tolist()
+    for session in sessions:
+        session.prefill(prompt)
+    for tree in (TokenTree.chain(7), random_tree(8, seed=5)):
+        found, expected = (session.forward(tree).logits for session in sessions)
+        # Logits are of the size of 20: 2e-4 was seen, through 30 layers.
+        assert np.abs(found - expected).max() < 1e-3
+
+
 @pytest.mark.parametrize("compute", RECIPES)
 def test_the_package_is_what_ios_18_reads(compute: str, wide: Any, tmp_path: Path) -> None:
     from coremltools import target
