@@ -19,6 +19,7 @@ from edge_spec.tokenizer import Tokenizer
 
 _PROMPTS_PER_CATEGORY = 6
 _TOKENS_PER_PROMPT = 32
+_FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
 
 
 def input_importance(checkpoint: Checkpoint, progress: Progress) -> Mapping[str, np.ndarray]:
@@ -32,6 +33,7 @@ def input_importance(checkpoint: Checkpoint, progress: Progress) -> Mapping[str,
     model = plugins.load_runtime("reference").open(checkpoint, RuntimeOptions())
     assert isinstance(model, ObservesInputs)
     try:
-        return model.mean_square_inputs(tokens[: checkpoint.config.context_length])
+        squares = model.mean_square_inputs(tokens[: checkpoint.config.context_length])
+        return {name: each + _FLOOR * each.mean() for name, each in squares.items()}
     finally:
         model.close()

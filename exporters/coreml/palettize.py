@@ -9,7 +9,6 @@ import numpy as np
 
 MAX_TABLE_BITS = 0.25  # a weight
 _ROUNDS = 15  # of Lloyd's algorithm
-_FLOOR = 1e-3  # of the mean importance: an input that was never seen counts a little
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ def palettize(weights: np.ndarray, bits: int, importance: np.ndarray | None = No
     rows, columns = weights.shape
     group = gcd(_group_rows(columns, bits), rows)
     flat = weights.reshape(rows // group, -1)
-    counts = np.ones(columns) if importance is None else importance / importance.mean() + _FLOOR
+    counts = np.ones(columns) if importance is None else importance / importance.mean()
     counts = np.tile(counts, group)
     indices = np.empty(flat.shape, np.uint8)
     tables = np.empty((len(flat), 1 << bits), np.float16)

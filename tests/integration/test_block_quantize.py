@@ -117,6 +117,31 @@ def test_an_empty_block_beside_full_ones_is_zero() -> None:
     assert not quantize(values, 4, 32).dequantize()[3, 32:64].any()
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_what_counts_more_is_nearer(symmetric: bool) -> None:
+    """The error of a product with inputs of very different sizes."""
+    values = weights("normal")
+    importance = np.exp(np.random.RandomState(1).standard_normal(COLUMNS) * 2)
+
+    def cost(found: BlockQuantized) -> float:
+        return float((((found.dequantize() - values) ** 2) * importance).sum())
+
+    plain = quantize(values, 4, 32, symmetric)
+    weighted = quantize(values, 4, 32, symmetric, importance)
+    assert cost(weighted) < 0.9 * cost(plain)
+    alike = quantize(values, 4, 32, symmetric, np.full(COLUMNS, 7.0))
+    assert np.array_equal(alike.dequantize(), plain.dequantize())
+
+
+def test_symmetric_blocks_have_no_zero_points() -> None:
+    values = weights("shifted")
+    assert quantize(values, 4, 32).zero_points is not None
+    found = quantize(values, 4, 32, symmetric=True)
+    assert found.zero_points is None
+    rounded = symmetric(values, 4, 32)
+    assert (errors(found.dequantize(), values, 32) <= errors(rounded, values, 32) + 1e-9).all()
+
+
 def test_rows_beyond_a_slice_are_quantized_alike() -> None:
     values = np.random.RandomState(0).standard_normal((5000, 32)).astype(np.float32)
     whole = quantize(values, 4, 32).dequantize()
