@@ -34,7 +34,6 @@ class _Weights:
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions, **settings: bool) -> None:
         """settings: attributes of onnxruntime's SessionOptions."""
-        options.require_only(OrtRuntime.name, "threads", "providers", "context_length")
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
         chosen = onnxruntime.SessionOptions()
@@ -163,6 +162,7 @@ class OrtRuntime:
     def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
         """On other devices than the CPU a few scores are compared with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
+        options.require_only(self.name, "threads", "providers", "context_length")
         devices = choose(import_onnxruntime(), options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
