@@ -26,6 +26,7 @@ def save(program: Program, path: Path, compute: str) -> None:
             "milinternal",
             "mlprogram",
             ConverterRegistry,
+            main_pipeline=ct.PassPipeline.EMPTY,  # the program is saved as it was built
             specification_version=SPECIFICATION,
             weights_dir=weights,
             export_multi_functions=True,
