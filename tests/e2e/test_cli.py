@@ -65,7 +65,7 @@ def test_chat_commands(edge_spec):
         (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
         (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
         (["generate", "x", "--top-p", "many"], 2, "--top-p"),
-        (["generate", "x", "--runtime", "abacus"], 2, "Installed: coreml, ik, llamacpp, mil, ort, reference"),
+        (["generate", "x", "--runtime", "abacus"], 2, "coreml, ik, llamacpp, mil, ort, reference"),
         (
             ["generate", "x", "--drafter", "oracle"],
             2,
@@ -79,7 +79,7 @@ def test_chat_commands(edge_spec):
         (["generate", "hf:org/name", "x"], 2, "cannot fetch hf:org/name"),
         (["generate"], 2, ""),
         (["export", "smollm2", "out", "--quant", "int3"], 2, "int4, int8, fp16, fp32"),
-        (["export", "smollm2", "out", "--format", "mp3"], 2, "Installed: coreml, gguf, onnx, optimum"),
+        (["export", "smollm2", "out", "--format", "mp3"], 2, "coreml, gguf, onnx, optimum"),
         (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
         (["generate", "x", "--gpu-layers", "-1"], 2, "gpu-layers is -1"),
         (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),
