@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("coremltools")  # which the package of this module needs
+
 from edge_spec.exporters.coreml import palettize as module
 from edge_spec.exporters.coreml.palettize import MAX_TABLE_BITS, Palettized, palettize
 
