@@ -50,15 +50,17 @@ class Shape:
 
 
 class GraphBuilder:
+    """hidden: whether functions that score return the hidden states, too."""
+
     def __init__(
         self, weights: Weights, recipe: Recipe, config: ModelConfig, shape: Shape, hidden: bool
     ) -> None:
-        self._weights = weights
-        self._recipe = recipe
-        self._config = config
-        self._shape = shape
-        self._hidden = hidden
-        self._cos, self._sin = config.rope_tables(shape.context_length)
+        self.weights = weights
+        self.recipe = recipe
+        self.config = config
+        self.shape = shape
+        self.hidden = hidden
+        self.cos, self.sin = config.rope_tables(shape.context_length)
 
     def build(self, on_function: Callable[[float], None]) -> Program:
         """A program that is saved as it is: no pass of coremltools changes it."""
@@ -74,16 +76,16 @@ class GraphBuilder:
         return program
 
     def _function(self, rows: int, scores: bool) -> Function:
-        dtype = types.fp16 if self._weights.dtype is np.float16 else types.fp32
+        dtype = types.fp16 if self.weights.dtype is np.float16 else types.fp32
         inputs = {
             "input_ids": ops.placeholder((1, rows), dtype=types.int32),
             "position_ids": ops.placeholder((rows,), dtype=types.int32),
             "write_slot": ops.placeholder((1,), dtype=types.int32),
-            "mask": ops.placeholder((1, 1, rows, self._shape.slots), dtype=dtype),
+            "mask": ops.placeholder((1, 1, rows, self.shape.slots), dtype=dtype),
         }
         states = {
             name: ops.state_tensor_placeholder(shape, dtype=dtype)
-            for name, shape in self._recipe.states(self._shape.slots).items()
+            for name, shape in self.recipe.states(self.shape.slots).items()
         }
         with Function({**inputs, **states}, opset_version=ct.target.iOS18) as function:
             function.set_outputs(_Pass(self, rows, function.inputs).outputs(scores))
@@ -95,11 +97,11 @@ class _Pass:
 
     def __init__(self, graph: GraphBuilder, rows: int, inputs: dict[str, Var]) -> None:
         self._graph = graph
-        self._recipe = graph._recipe
-        self._config = config = graph._config
+        self._recipe = graph.recipe
+        self._config = config = graph.config
         self._rows = rows
         self._inputs = inputs
-        names = self._recipe.states(graph._shape.slots)
+        names = self._recipe.states(graph.shape.slots)
         self._cache = {name: ops.read_state(input=inputs[name]) for name in names}
         write_slot = inputs["write_slot"]
         self._begin = [write_slot, np.array([0], np.int32)]
@@ -125,7 +127,7 @@ class _Pass:
         if scores:
             head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
             outputs = recipe.logits(x, head, self._rows)
-        if self._graph._hidden or not scores:
+        if self._graph.hidden or not scores:
             outputs.append(recipe.flat(x, self._rows, "hidden"))
         return outputs
 
@@ -133,8 +135,8 @@ class _Pass:
         """cos and sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
         graph = self._graph
         found = []
-        for name, table in (("rope_cos", graph._cos), ("rope_sin", graph._sin)):
-            stored = constant(name, table.astype(graph._weights.dtype))
+        for name, table in (("rope_cos", graph.cos), ("rope_sin", graph.sin)):
+            stored = constant(name, table.astype(graph.weights.dtype))
             picked = ops.gather(x=stored, indices=self._inputs["position_ids"], axis=0)
             found.append(ops.expand_dims(x=picked, axes=[0, 1]))
         return found[0], found[1]
@@ -184,7 +186,7 @@ class _Pass:
         )
         cache = ops.coreml_update_state(state=self._inputs[name], value=updated)
         self._cache[name] = cache
-        end = [index + 1, kv_heads, self._graph._shape.slots, self._config.head_dim]
+        end = [index + 1, kv_heads, self._graph.shape.slots, self._config.head_dim]
         return ops.slice_by_index(x=cache, begin=[index, 0, 0, 0], end=end)
 
     def _mlp(self, x: Var, prefix: str) -> Var:
