@@ -10,18 +10,19 @@ from types import MappingProxyType
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import MANIFEST, TOKENIZER, may_replace, open_bundle, write_manifest
+from edge_spec.bundle import Bundle, may_replace, open_bundle
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.coreml import package
 from edge_spec.exporters.coreml.graph import GraphBuilder, Shape
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import Storage, Weights, blocks, dense, palette
+from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance
-from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.model import ExportOptions, ExportReport, Progress
-from edge_spec.storage import atomic_directory, sha256_file
+from edge_spec.storage import atomic_directory
 
 PACKAGE = "model.mlpackage"
 GPU, ANE = "gpu", "ane"
@@ -89,28 +90,21 @@ class CoreMlExporter:
             program = graph.build(lambda done: progress("Converting the weights", done))
             progress("Writing the package", 0.0)
             package.save(program, work / PACKAGE, compute)
-            (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
-            described = {
-                "format": self.format,
-                "name": checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
-                "architecture": config.to_dict(),
-                "chat_template": checkpoint.chat_template,
-                "eos_ids": checkpoint.eos_ids,
-                "bos_id": checkpoint.bos_id,
-                "adds_bos": checkpoint.adds_bos,
-                "quantization": f"{name} for the {compute}",
-                "source_sha256": (
-                    sha256_file(checkpoint.path) if checkpoint.path.is_file() else None
-                ),
-                "parity": {},
-            }
-            write_manifest(work, **described)
-            if options.check:
+
+            def compared(bundle: Bundle) -> Parity:
                 bound = quantization.max_kl_divergence
-                converted = Converted("mil", open_bundle(work), bound, "Use more bits.")
-                described["parity"] = check(checkpoint, converted, progress)._asdict()
-                (work / MANIFEST).unlink()
-                write_manifest(work, **described)
+                return check(
+                    checkpoint, Converted("mil", bundle, bound, "Use more bits."), progress
+                )
+
+            describe(
+                work,
+                checkpoint,
+                config,
+                format=self.format,
+                quantization=f"{name} for the {compute}",
+                check=compared if options.check else None,
+            )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
 

@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edge_spec.bundle import MANIFEST, TOKENIZER, may_replace, open_bundle, write_manifest
+from edge_spec.bundle import Bundle, may_replace, open_bundle
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
@@ -21,10 +22,10 @@ from edge_spec.exporters.onnx.weights import (
     IntegerWeights,
     Weights,
 )
-from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.model import ExportOptions, ExportReport, Progress
-from edge_spec.storage import atomic_directory, sha256_file
+from edge_spec.storage import atomic_directory
 
 GRAPH_FILE = "model.onnx"
 DEFAULT_QUANTIZATION = "int4"
@@ -72,29 +73,19 @@ class OnnxExporter:
             checkpoint = first_layers(checkpoint, options.num_layers)
         with atomic_directory(out) as work:
             _write_graph(checkpoint, work, quantization, block_size, progress)
-            (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
-            described = {
-                "format": self.format,
-                "name": checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.name,
-                "architecture": checkpoint.config.to_dict(),
-                "chat_template": checkpoint.chat_template,
-                "eos_ids": checkpoint.eos_ids,
-                "bos_id": checkpoint.bos_id,
-                "adds_bos": checkpoint.adds_bos,
-                "quantization": name if quantization.bits > 8 else f"{name} block {block_size}",
-                "source_sha256": (
-                    sha256_file(checkpoint.path) if checkpoint.path.is_file() else None
-                ),
-                "parity": {},
-            }
-            write_manifest(work, **described)
-            if options.check:
+
+            def compared(bundle: Bundle) -> Parity:
                 bound = quantization.max_kl_divergence
-                converted = Converted("ort", open_bundle(work), bound, _REMEDY)
-                parity = check(checkpoint, converted, progress)
-                described["parity"] = parity._asdict()
-                (work / MANIFEST).unlink()
-                write_manifest(work, **described)
+                return check(checkpoint, Converted("ort", bundle, bound, _REMEDY), progress)
+
+            describe(
+                work,
+                checkpoint,
+                checkpoint.config,
+                format=self.format,
+                quantization=name if quantization.bits > 8 else f"{name} block {block_size}",
+                check=compared if options.check else None,
+            )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
 

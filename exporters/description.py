@@ -1,0 +1,44 @@
+"""What a bundle says of itself, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_spec.architecture import ModelConfig
+from edge_spec.bundle import MANIFEST, TOKENIZER, Bundle, open_bundle, write_manifest
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.parity import Parity
+from edge_spec.storage import sha256_file
+
+
+def describe(
+    work: Path,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    *,
+    format: str,
+    quantization: str,
+    check: Callable[[Bundle], Parity] | None,
+) -> None:
+    """Writes tokenizer and manifest beside a converted model, once more with what `check` finds of
+    the bundle. Raises what `check` raises."""
+    (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
+    path = checkpoint.path
+    described = {
+        "format": format,
+        "name": path.stem if path.is_file() else path.name,
+        "architecture": config.to_dict(),
+        "chat_template": checkpoint.chat_template,
+        "eos_ids": checkpoint.eos_ids,
+        "bos_id": checkpoint.bos_id,
+        "adds_bos": checkpoint.adds_bos,
+        "quantization": quantization,
+        "source_sha256": sha256_file(path) if path.is_file() else None,
+        "parity": {},
+    }
+    write_manifest(work, **described)
+    if check is not None:
+        described["parity"] = check(open_bundle(work))._asdict()
+        (work / MANIFEST).unlink()
+        write_manifest(work, **described)
