@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -20,6 +20,7 @@ from edge_spec.storage import atomic_file, sha256_file
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 MAX_MANIFEST_BYTES = 16_000_000
+_Model = TypeVar("_Model", bound=BaseModel)
 _ARCHITECTURE = TypeAdapter(ModelConfig)
 
 
@@ -106,37 +107,52 @@ def open_bundle(path: Path) -> Bundle:
 
 def read_manifest(path: Path) -> Manifest:
     """Of the bundle at `path`, whose files are not looked at. Raises BundleError."""
-    manifest_path = path / MANIFEST
+    manifest = read_model(path / MANIFEST, Manifest, _EXPORT_AGAIN)
     try:
-        if manifest_path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise BundleError(f"{manifest_path} is too large", remedy=_EXPORT_AGAIN)
-        manifest = Manifest.model_validate_json(manifest_path.read_bytes())
         ModelConfig.from_dict(manifest.architecture)
         _ARCHITECTURE.validate_json(json.dumps(manifest.architecture), strict=True)
-    except OSError as error:
-        raise BundleError(f"cannot read {manifest_path}: {error}", remedy=_EXPORT_AGAIN) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise BundleError(
-            f"{manifest_path} is not valid: {where}: {first['msg']}", remedy=_EXPORT_AGAIN
-        ) from None
+        raise _not_valid(path / MANIFEST, error, _EXPORT_AGAIN) from None
     except (TypeError, AttributeError) as error:
         raise BundleError(
-            f"{manifest_path}: bad architecture: {error}", remedy=_EXPORT_AGAIN
+            f"{path / MANIFEST}: bad architecture: {error}", remedy=_EXPORT_AGAIN
         ) from None
     return manifest
 
 
-def write_manifest(path: Path, **fields: object) -> Manifest:
-    """Lists and hashes the files below `path` and writes its manifest."""
-    files = {
-        file.relative_to(path).as_posix(): FileEntry(
+def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
+    """A JSON file of at most MAX_MANIFEST_BYTES. Raises BundleError with this remedy."""
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise BundleError(f"{path} is too large", remedy=remedy)
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error}", remedy=remedy) from None
+    except ValidationError as error:
+        raise _not_valid(path, error, remedy) from None
+
+
+def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return BundleError(f"{path} is not valid: {where}: {first['msg']}", remedy=remedy)
+
+
+def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
+    """The files at or below `start`, by their paths in `directory`, with sizes and hashes."""
+    found = sorted(start.rglob("*")) if start.is_dir() else [start]
+    return {
+        file.relative_to(directory).as_posix(): FileEntry(
             sha256=sha256_file(file), num_bytes=file.stat().st_size
         )
-        for file in sorted(path.rglob("*"))
+        for file in found
         if not file.is_dir()
     }
+
+
+def write_manifest(path: Path, **fields: object) -> Manifest:
+    """Lists and hashes the files below `path` and writes its manifest."""
+    files = list_files(path, path)
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
     )

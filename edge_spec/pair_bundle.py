@@ -20,18 +20,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edge_spec.bundle import (
     MANIFEST,
-    MAX_MANIFEST_BYTES,
     TOKENIZER,
     FileEntry,
     check_file,
     is_below,
+    read_model,
 )
 from edge_spec.errors import BundleError, UsageError
-from edge_spec.storage import sha256_file
 
 PAIR_MANIFEST = "pair.json"
 PROFILES = "profiles"
@@ -225,36 +224,11 @@ def find_member(path: Path) -> PairMember | None:
 
 def read_pair(path: Path) -> PairManifest:
     """The files are not looked at. Raises BundleError."""
-    manifest_path = path / PAIR_MANIFEST
-    try:
-        if manifest_path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise BundleError(f"{manifest_path} is too large", remedy=_EXPORT_AGAIN)
-        return PairManifest.model_validate_json(manifest_path.read_bytes())
-    except OSError as error:
-        raise BundleError(f"cannot read {manifest_path}: {error}", remedy=_EXPORT_AGAIN) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise BundleError(
-            f"{manifest_path} is not valid: {where}: {first['msg']}", remedy=_EXPORT_AGAIN
-        ) from None
+    return read_model(path / PAIR_MANIFEST, PairManifest, _EXPORT_AGAIN)
 
 
 def write_pair(path: Path, manifest: PairManifest) -> None:
     (path / PAIR_MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def list_files(directory: Path, path: str) -> dict[str, FileEntry]:
-    """The files at or below `path`, by their paths in `directory`, with sizes and hashes."""
-    start = directory / path
-    found = sorted(start.rglob("*")) if start.is_dir() else [start]
-    return {
-        file.relative_to(directory).as_posix(): FileEntry(
-            sha256=sha256_file(file), num_bytes=file.stat().st_size
-        )
-        for file in found
-        if not file.is_dir()
-    }
 
 
 def foreign_files(directory: Path, manifest: PairManifest) -> list[str]:

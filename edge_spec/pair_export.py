@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_spec import plugins
-from edge_spec.bundle import TOKENIZER, FileEntry, is_bundle, read_manifest
+from edge_spec.bundle import TOKENIZER, FileEntry, is_bundle, list_files, read_manifest
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -26,7 +26,6 @@ from edge_spec.pair_bundle import (
     PairManifest,
     Variant,
     VocabularyProof,
-    list_files,
     may_replace_pair,
     write_pair,
 )
@@ -253,7 +252,7 @@ class _Writer:
             path=path,
             parity=report.parity,
             why=choice.why,
-            files=list_files(self.work, path),
+            files=list_files(self.work, self.work / path),
         )
 
     def _leave_out(self, choice: Choice, error: EdgeSpecError) -> str:

@@ -86,35 +86,18 @@ def export(
 ) -> None:
     """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly, or a
     model and its draft into one pair bundle."""
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.model import ExportOptions
-    from edge_spec.pair_export import PairRequest, Part, export_pair
-    from edge_spec.sources import Source
 
     choices = _choices(format, kind, quant)
     asked = ExportOptions(
         None if choices else quant, block_size, layers, check, compute, context, hidden_states
     )
-    if choices is None:
-        if draft is not None or draft_layers is not None:
-            raise UsageError(
-                "a draft goes into a pair bundle", remedy="Add --format all, or --for."
-            )
+    if choices is not None:
+        _export_pair(model, out, choices, asked, (draft, draft_layers), json)
+    elif draft is None and draft_layers is None:
         _export_one(model, out, format or _SINGLE, asked, json)
-        return
-    if compute is not None:
-        raise UsageError(
-            "--compute is for one model: those of a pair are laid out for units of their own",
-            remedy="Leave it out, or choose both with --for.",
-        )
-    with ProgressBar() as progress:
-        target = Part(Source(model, progress), layers)
-        guesses = None
-        if draft not in (None, "none") or draft_layers is not None:
-            guesses = Part(Source(model if draft is None else draft, progress), draft_layers)
-        request = PairRequest(target, guesses, choices, asked)
-        manifest = export_pair(request, out, progress)
-    _print_pair(manifest, out.absolute(), json)
+    else:
+        raise UsageError("a draft goes into a pair bundle", remedy="Add --format all, or --for.")
 
 
 def _choices(format: str | None, kind: str | None, quant: str | None) -> Choices | None:
@@ -160,6 +143,34 @@ def _export_one(
             "KL divergence {kl_divergence:.4f}, largest logit difference "
             "{max_logit_difference:.3g}".format(**report.parity)
         )
+
+
+def _export_pair(
+    model: str,
+    out: Path,
+    choices: Choices,
+    asked: ExportOptions,
+    drafting: tuple[str | None, int | None],
+    as_json: bool,
+) -> None:
+    """drafting: a model and how many of its layers. Raises UsageError."""
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.pair_export import PairRequest, Part, export_pair
+    from edge_spec.sources import Source
+
+    if asked.compute is not None:
+        raise UsageError(
+            "--compute is for one model: those of a pair are laid out for units of their own",
+            remedy="Leave it out, or choose both with --for.",
+        )
+    draft, draft_layers = drafting
+    with ProgressBar() as progress:
+        target = Part(Source(model, progress), asked.num_layers)
+        guesses = None
+        if draft not in (None, "none") or draft_layers is not None:
+            guesses = Part(Source(model if draft is None else draft, progress), draft_layers)
+        manifest = export_pair(PairRequest(target, guesses, choices, asked), out, progress)
+    _print_pair(manifest, out.absolute(), as_json)
 
 
 def _print_pair(manifest: PairManifest, out: Path, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle, may_replace, open_bundle
+from edge_spec.bundle import Bundle, open_bundle
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.coreml import package
@@ -20,6 +20,7 @@ from edge_spec.exporters.coreml.weights import Storage, Weights, blocks, dense, 
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
+from edge_spec.exporters.requests import require_replaceable
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.model import ExportOptions, ExportReport, Progress
 from edge_spec.storage import atomic_directory
@@ -127,10 +128,7 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
         raise UsageError(
             f"block size {options.block_size}", remedy=f"Core ML packages have {BLOCK_SIZE}."
         )
-    if out.exists() and not may_replace(out):
-        raise UsageError(
-            f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
-        )
+    require_replaceable(out)
     config = checkpoint.config
     sizes = (config.hidden_size, config.query_size, config.intermediate_size)
     odd = [size for size in sizes if size % BLOCK_SIZE]

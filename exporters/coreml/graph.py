@@ -5,7 +5,7 @@ Inputs, outputs and states (rows: of the function, padding included; slots: of t
     input_ids     [1, rows] int32
     position_ids  [rows] int32              committed tokens + depth in the tree; 0 for padding
     write_slot    [1] int32                 keys and values of row i go to slot write_slot + i
-    mask          [1, 1, rows, slots]       0 where a row sees a slot, MASKED elsewhere
+    mask          [1, 1, rows, slots]       0 where a row sees a slot, -30000 elsewhere
     logits        [rows, vocab]             or logits_0, logits_1, ... side by side
     hidden        [rows, hidden_size]       after the final norm: where it was asked for, and of
                                             functions that only prefill
@@ -33,7 +33,6 @@ from edge_spec.exporters.coreml.weights import Var, Weights, constant
 
 SCORING_ROWS = (1, 4, 8)
 PREFILL_ROWS = 64
-MASKED = -30000.0  # far below any score, and within float16 beside one
 
 
 @dataclass(frozen=True)

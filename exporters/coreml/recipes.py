@@ -180,17 +180,18 @@ class AneRecipe:
         return ops.matmul(x=ops.softmax(x=scores, axis=-1), y=values)
 
     def flat(self, x: Var, rows: int, name: str) -> Var:
-        last = ops.transpose(x=ops.squeeze(x=x, axes=[0, 2]), perm=[1, 0], name=name)
-        return last
+        return self._rows_first(x, name)
+
+    def _rows_first(self, x: Var, name: str) -> Var:
+        """[1, size, 1, rows] -> [rows, size], called `name`."""
+        return ops.transpose(x=ops.squeeze(x=x, axes=[0, 2]), perm=[1, 0], name=name)
 
     def logits(self, x: Var, name: str, rows: int) -> list[Var]:
         outputs = []
         for i, part in enumerate(self._parts):
             scores = ops.conv(x=x, weight=self._weights.head(name, part, 2))
             output = "logits" if len(self._parts) == 1 else f"logits_{i}"
-            outputs.append(
-                ops.transpose(x=ops.squeeze(x=scores, axes=[0, 2]), perm=[1, 0], name=output)
-            )
+            outputs.append(self._rows_first(scores, output))
         return outputs
 
     def states(self, slots: int) -> dict[str, tuple[int, ...]]:

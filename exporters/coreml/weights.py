@@ -24,7 +24,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 Var = Any  # a value of the program, coremltools' Var
 _INTEGERS = {4: types.np_int4_dtype, 8: np.int8}
-_INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype, 8: np.uint8}
+_INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype}
 
 
 class Stored(Protocol):
@@ -116,7 +116,7 @@ def constant(name: str, values: np.ndarray, stored_as: str | None = None) -> Var
 
 
 class Weights:
-    """Reads a checkpoint, each matrix once; `head` is the storage of embedding and head."""
+    """Reads a checkpoint, each tensor once; `head` is the storage of embedding and head."""
 
     def __init__(
         self,
@@ -134,9 +134,8 @@ class Weights:
         self._stored: dict[str, Stored] = {}
 
     def vector(self, name: str) -> Var:
-        """Raises UnsupportedModelError for a value beyond float16."""
-        values = self._fits(name, self.checkpoint.float32(name))
-        return constant(_identifier(name), values.astype(self.dtype))
+        shape = self.checkpoint.tensors[name].shape
+        return self._add(name, dense(self.dtype), slice(0, shape[0]), shape)
 
     def zeros(self, name: str, size: int) -> Var:
         """A bias where a model has none: coremltools would store each of its own."""
@@ -144,31 +143,32 @@ class Weights:
 
     def matrix(self, name: str, num_trailing: int = 0) -> Var:
         """[out, in, 1, ...] with `num_trailing` ones."""
-        tensor = self.checkpoint.tensors[name]
-        return self._add(name, self._body, slice(0, tensor.shape[0]), num_trailing)
+        rows, columns = self.checkpoint.tensors[name].shape
+        shape = (rows, columns, *(1,) * num_trailing)
+        return self._add(name, self._body, slice(0, rows), shape)
 
     def head(self, name: str, rows: slice, num_trailing: int = 0) -> Var:
         """Some rows of the embedding or of the head."""
-        return self._add(name, self._head, rows, num_trailing)
+        columns = self.checkpoint.tensors[name].shape[1]
+        shape = (rows.stop - rows.start, columns, *(1,) * num_trailing)
+        return self._add(name, self._head, rows, shape)
 
-    def _add(self, name: str, storage: Storage, rows: slice, num_trailing: int) -> Var:
+    def _add(self, name: str, storage: Storage, rows: slice, shape: tuple[int, ...]) -> Var:
+        """Raises UnsupportedModelError for a value beyond float16."""
         tensor = self.checkpoint.tensors[name]
         key = _identifier(f"{name}.{rows.start}")
         if key not in self._stored:
-            self._fits(name, tensor.float32())
+            self._require_fitting(name, tensor)
             self._stored[key] = storage(tensor, rows, self._importance.get(name))
-        shape = (rows.stop - rows.start, tensor.shape[1], *(1 for _ in range(num_trailing)))
         return self._stored[key].add(key, shape)
 
-    def _fits(self, name: str, values: np.ndarray) -> np.ndarray:
-        limit = np.finfo(self.dtype).max
-        if not np.abs(values).max() <= limit:
+    def _require_fitting(self, name: str, tensor: StoredTensor) -> None:
+        if not np.abs(tensor.float32()).max() <= np.finfo(self.dtype).max:
             raise UnsupportedModelError(
                 f"{self.checkpoint.path}: {name} has values beyond float16, which Core ML "
                 "computes in",
                 remedy="Export it with --format gguf or onnx.",
             )
-        return values
 
 
 def _identifier(name: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from edge_spec.bundle import Bundle, may_replace, open_bundle
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx.graph import GraphBuilder
@@ -23,26 +22,18 @@ from edge_spec.exporters.onnx.weights import (
     Weights,
 )
 from edge_spec.exporters.parity import Converted, Parity, check
+from edge_spec.exporters.requests import (
+    Quantization,
+    chosen_block_size,
+    chosen_quantization,
+    require_replaceable,
+)
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.model import ExportOptions, ExportReport, Progress
 from edge_spec.storage import atomic_directory
 
 GRAPH_FILE = "model.onnx"
-DEFAULT_QUANTIZATION = "int4"
-BLOCK_SIZES = (32, 64, 128)
 _REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """One way to store the weights, and the farthest it may be from the source.
-
-    The bounds are several times what the demo model measures (docs/benchmarks.md): they stop
-    broken exports, not lossy formats.
-    """
-
-    bits: int
-    max_kl_divergence: float  # nats
 
 
 QUANTIZATIONS = MappingProxyType(
@@ -92,20 +83,8 @@ class OnnxExporter:
 
 def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
     options.require_only(OnnxExporter.format)
-    name = DEFAULT_QUANTIZATION if options.quantization is None else options.quantization
-    block_size = BLOCK_SIZES[0] if options.block_size is None else options.block_size
-    if name not in QUANTIZATIONS:
-        raise UsageError(
-            f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
-        )
-    if block_size not in BLOCK_SIZES:
-        raise UsageError(
-            f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
-        )
-    if out.exists() and not may_replace(out):
-        raise UsageError(
-            f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
-        )
+    name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
+    require_replaceable(out)
     config = checkpoint.config
     if QUANTIZATIONS[name].bits <= 8 and config.hidden_size % EMBEDDING_BLOCK:
         raise UnsupportedModelError(

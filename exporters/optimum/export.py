@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import TOKENIZER, may_replace, open_bundle, write_manifest
+from edge_spec.bundle import TOKENIZER, open_bundle, write_manifest
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -26,26 +25,23 @@ from edge_spec.errors import (
 from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.optimum.source import OptimumSource, open_source
 from edge_spec.exporters.parity import Converted, check_against, parity_tokens
+from edge_spec.exporters.requests import (
+    Quantization,
+    chosen_block_size,
+    chosen_quantization,
+    require_replaceable,
+)
 from edge_spec.model import ExportOptions, ExportReport, Progress
 from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.storage import atomic_directory
 
-DEFAULT_QUANTIZATION = "int4"
-BLOCK_SIZES = (32, 64, 128)
 LIBRARY = "optimum-onnx"
 _STEP_S = 4 * 3600.0  # then it hangs
 _MAX_REASON = 300  # characters
 _REMEDY = "Use another model, or --no-check."
 
 
-@dataclass(frozen=True)
-class Quantization:
-    """How far weights of so many bits may be from the source; bounds as in exporters/onnx."""
-
-    bits: int
-    max_kl_divergence: float  # nats
-
-
+# Bounds as in exporters/onnx.
 QUANTIZATIONS = MappingProxyType(
     {
         "int4": Quantization(4, 1.0),
@@ -227,22 +223,10 @@ def _quantization(name: str, block_size: int) -> _Step:
 
 def _checked(out: Path, options: ExportOptions) -> tuple[str, int]:
     options.require_only("optimum")
-    name = DEFAULT_QUANTIZATION if options.quantization is None else options.quantization
-    block_size = BLOCK_SIZES[0] if options.block_size is None else options.block_size
-    if name not in QUANTIZATIONS:
-        raise UsageError(
-            f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
-        )
-    if block_size not in BLOCK_SIZES:
-        raise UsageError(
-            f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
-        )
+    name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
     if options.num_layers is not None:
         raise UsageError(
             "the optimum exporter cannot leave layers out", remedy="Leave --layers out."
         )
-    if out.exists() and not may_replace(out):
-        raise UsageError(
-            f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
-        )
+    require_replaceable(out)
     return name, block_size

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.bundle import Bundle
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.model import Capabilities, RuntimeOptions
 from edge_spec.placement.devices import CPU, GPU, Device, processor
-from edge_spec.runtimes.coreml.layout import Layout, read_layout, signatures_of_spec
+from edge_spec.runtimes.coreml.layout import Layout, Signature, read_layout, signatures_of_spec
 from edge_spec.runtimes.coreml.library import import_coremltools, require_core_ml
 from edge_spec.runtimes.coreml.package import (
     FORMAT,
@@ -53,6 +54,30 @@ class CoreMlModel:
         self._program = None
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What a package says of itself."""
+
+    package: Path
+    specification: Any  # coremltools' protocol buffer
+    signatures: Mapping[str, Signature]
+    layout: Layout
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> _Opened:
+        """Raises UsageError, BundleError."""
+        package = package_of(bundle)
+        specification = read_specification(package)
+        signatures = signatures_of_spec(specification)
+        layout = read_layout(signatures, bundle.config, str(package))
+        return cls(package, specification, signatures, layout)
+
+    @property
+    def unit(self) -> str:
+        """That it was laid out for."""
+        return compute_of(self.specification) or GPU
+
+
 class CoreMlRuntime:
     name = "coreml"
     reads = FORMAT
@@ -66,13 +91,10 @@ class CoreMlRuntime:
         require_core_ml()
         from edge_spec.runtimes.coreml.native import NativeProgram, compiled_package
 
-        package = package_of(source)
-        specification = read_specification(package)
-        signatures = signatures_of_spec(specification)
-        layout = read_layout(signatures, source.config, str(package))
-        unit = asked or compute_of(specification) or GPU
-        program = NativeProgram(compiled_package(source), list(signatures), unit)
-        return CoreMlModel(program, layout, config)
+        opened = _Opened.of(source)
+        unit = asked or opened.unit
+        program = NativeProgram(compiled_package(source), list(opened.signatures), unit)
+        return CoreMlModel(program, opened.layout, config)
 
     def compute(self, providers: Sequence[str]) -> str | None:
         """Packages are laid out for the Neural Engine, or by default for the GPU."""
@@ -94,7 +116,7 @@ class CoreMlRuntime:
         from edge_spec.runtimes.coreml.native import compiled_package
         from edge_spec.runtimes.coreml.unit_plan import read_plan, summarize
 
-        unit = _unit(options.providers) or compute_of(read_specification(package_of(source))) or GPU
+        unit = _unit(options.providers) or _Opened.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)
 
 
@@ -119,12 +141,9 @@ class MilRuntime:
         import_coremltools()
         from edge_spec.runtimes.coreml.program import NumpyProgram
 
-        package = package_of(source)
-        specification = read_specification(package)
-        signatures = signatures_of_spec(specification)
-        layout = read_layout(signatures, source.config, str(package))
-        program = NumpyProgram(signatures, partial(read_function, package, specification))
-        return CoreMlModel(program, layout, config)
+        opened = _Opened.of(source)
+        load = partial(read_function, opened.package, opened.specification)
+        return CoreMlModel(NumpyProgram(opened.signatures, load), opened.layout, config)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         import_coremltools()

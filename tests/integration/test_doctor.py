@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from edge_spec import plugins
-from edge_spec.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.bundle import MANIFEST, Bundle, list_files, read_manifest, write_manifest
 from edge_spec.doctor.examine import examine
 from edge_spec.doctor.finding import Finding, Level
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import ExportOptions, RuntimeOptions
-from edge_spec.pair_bundle import list_files, read_pair
+from edge_spec.pair_bundle import read_pair
 from edge_spec.pair_choices import named_formats
 from edge_spec.pair_export import PairRequest, Part, export_pair
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
@@ -47,7 +47,7 @@ def relist(pair: Path, role: str, format: str, **changes: Any) -> None:
     document = json.loads((pair / "pair.json").read_text())
     for variant in document[role]["variants"]:
         if variant["format"] == format:
-            files = list_files(pair, variant["path"])
+            files = list_files(pair, pair / variant["path"])
             variant["files"] = {name: entry.model_dump() for name, entry in files.items()}
             variant |= changes
     (pair / "pair.json").write_text(json.dumps(document))
@@ -162,7 +162,7 @@ def test_a_tokenizer_that_is_none_is_a_fault(pair: Path, content: bytes) -> None
     rewrite(pair / "target/onnx")
     relist(pair, "target", "onnx")
     document = json.loads((pair / "pair.json").read_text())
-    document["tokenizer"] = list_files(pair, "tokenizer.json")["tokenizer.json"].model_dump()
+    document["tokenizer"] = list_files(pair, pair / "tokenizer.json")["tokenizer.json"].model_dump()
     (pair / "pair.json").write_text(json.dumps(document))
     found = faults(pair)
     assert found[0].check == "tokenizer" and found[0].remedy

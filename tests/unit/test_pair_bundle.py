@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.bundle import FileEntry
+from edge_spec.bundle import FileEntry, list_files
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.pair_bundle import (
     PAIR_MANIFEST,
@@ -20,7 +20,6 @@ from edge_spec.pair_bundle import (
     find_member,
     foreign_files,
     is_in_pair,
-    list_files,
     may_replace_pair,
     read_pair,
     write_pair,
@@ -51,7 +50,12 @@ def write(directory: Path, weights: bytes = b"weights") -> Path:
 
     def member(role: str) -> Member:
         variants = [
-            Variant(format=format, quantization="q", path=path, files=list_files(directory, path))
+            Variant(
+                format=format,
+                quantization="q",
+                path=path,
+                files=list_files(directory, directory / path),
+            )
             for format, path in (("gguf", f"{role}/gguf/model.gguf"), ("onnx", f"{role}/onnx"))
         ]
         return Member(name=f"tiny-{role}", num_layers=2, source_sha256=None, variants=variants)

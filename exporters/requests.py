@@ -1,0 +1,54 @@
+"""What an export is asked for, checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_spec.bundle import may_replace
+from edge_spec.errors import UsageError
+from edge_spec.model import ExportOptions
+
+BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """One way to store the weights, and the farthest it may be from the source.
+
+    The bounds are several times what the demo model measures (docs/benchmarks.md): they stop
+    broken exports, not lossy formats.
+    """
+
+    bits: int
+    max_kl_divergence: float  # nats
+
+
+def chosen_quantization(options: ExportOptions, known: Iterable[str]) -> str:
+    """The first of `known` where none is asked for. Raises UsageError for another one."""
+    names = list(known)
+    name = names[0] if options.quantization is None else options.quantization
+    if name not in names:
+        raise UsageError(
+            f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(names)}."
+        )
+    return name
+
+
+def chosen_block_size(options: ExportOptions) -> int:
+    """Raises UsageError for one that is not in BLOCK_SIZES."""
+    block_size = BLOCK_SIZES[0] if options.block_size is None else options.block_size
+    if block_size not in BLOCK_SIZES:
+        raise UsageError(
+            f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
+        )
+    return block_size
+
+
+def require_replaceable(out: Path) -> None:
+    """Raises UsageError where a bundle at `out` would take the place of something else."""
+    if out.exists() and not may_replace(out):
+        raise UsageError(
+            f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
+        )
