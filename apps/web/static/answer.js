@@ -47,11 +47,12 @@ export class AnswerView {
     this.node.setAttribute("aria-busy", String(running));
     this.node.classList.toggle("running", running);
     if (running) this.#line.textContent = statsLine(answer) || "Reading the prompt…";
-    else this.finish();
+    else this.#finish();
   }
 
-  /** Draws what stands below the text, once the answer is over. */
-  finish() {
+  // Draws what stands below the text, once the answer is over.
+  #finish() {
+    const focused = this.#below.contains(document.activeElement) && document.activeElement.ariaLabel;
     const answer = shown(this.#message);
     const note = NOTES[answer.state];
     const parts = [
@@ -61,6 +62,7 @@ export class AnswerView {
       element("footer", {}, this.#stats(answer), this.#buttons(answer)),
     ];
     this.#below.replaceChildren(...parts.filter((part) => part !== null));
+    if (focused) this.#below.querySelector(`[aria-label="${focused}"]:enabled, .versions :enabled`)?.focus();
   }
 
   #begin(answer) {

@@ -52,7 +52,7 @@ export async function fetchPlan() {
 }
 
 /**
- * The chunks of a streamed chat completion; `body` is its request. Ends after [DONE].
+ * The chunks of a streamed chat completion; `body` is its request.
  * Raises ServerError, also where the stream breaks off; AbortError after signal.abort().
  */
 export async function* streamChat(body, signal) {
@@ -61,9 +61,9 @@ export async function* streamChat(body, signal) {
   let finished = false;
   try {
     for await (const data of eventData(response.body)) {
-      if (data === "[DONE]") return;
+      if (data === "[DONE]") continue; // the end of the stream follows
       const chunk = JSON.parse(data);
-      if (chunk.error) throw refused(chunk.error.status ?? 500, chunk.error);
+      if (chunk.error) throw refused(500, chunk.error);
       finished ||= Boolean(chunk.choices?.[0]?.finish_reason);
       yield chunk;
     }
@@ -107,8 +107,7 @@ function refused(status, { message, code }, retryAfter = null) {
   }
   if (status === 429 || status === 503) {
     const wait = /^\d+$/.test(retryAfter ?? "") ? `Wait ${retryAfter} s` : "Wait a moment";
-    const what = status === 429 ? "The server is busy with other answers." : "The server is not ready.";
-    return new ServerError(status, what, `${wait}, then try again.`);
+    return new ServerError(status, message ?? "The server is busy.", `${wait}, then try again.`);
   }
   const what = message ?? `The server answered with status ${status}.`;
   return new ServerError(status, what, status >= 500 ? "Try again." : "");

@@ -1,7 +1,8 @@
 // Numbers in words, and what is told of one answer.
 
-import { element } from "./dom.js";
+import { drawing, element } from "./dom.js";
 
+const BAR_PX = 140;
 const PLAIN_REASONS = {
   off: "speculation was off",
   no_candidate: "nothing to guess",
@@ -98,8 +99,10 @@ function roundsText({ rounds, plain_rounds: plain, plain_reasons: reasons }) {
 function bars(histogram) {
   const most = Math.max(...histogram.map(([, count]) => count));
   const rows = histogram.map(([accepted, count]) => {
-    const meter = element("meter", { min: 0, max: most, value: count, "aria-hidden": "true" });
-    return element("tr", {}, element("th", {}, accepted), element("td", {}, meter), element("td", {}, `${count}`));
+    const rect = drawing("rect", { width: Math.max(2, (count / most) * BAR_PX), height: 8, rx: 2 });
+    const bar = drawing("svg", { width: BAR_PX, height: 8, "aria-hidden": "true" }, rect);
+    const cells = [element("th", {}, accepted), element("td", {}, bar), element("td", {}, `${count}`)];
+    return element("tr", {}, ...cells);
   });
   return element("table", { class: "histogram" }, ...rows);
 }

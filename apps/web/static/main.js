@@ -18,8 +18,14 @@ let afterKey = null; // what to try again once there is a key
 
 const thread = new Thread(byId("scroller"), byId("thread"), byId("to-end"), {
   edit: (index, text) => chats.edit(index, text),
-  regenerate: (index) => chats.regenerate(index),
-  retry: (index) => chats.retry(index),
+  regenerate: (index) => {
+    question.focus(); // the button goes away
+    chats.regenerate(index);
+  },
+  retry: (index) => {
+    question.focus();
+    chats.retry(index);
+  },
   choose: (index, step) => chats.choose(index, step),
   copy,
 });
@@ -43,8 +49,8 @@ function changed({ opened }) {
   document.title = current.title ? `${current.title} · edge-spec` : "edge-spec";
   byId("welcome").hidden = current.messages.length > 0;
   const running = chats.running.has(current.id);
-  byId("stop").hidden = !running;
-  byId("send").hidden = running;
+  for (const id of ["stop", "stop-keys"]) byId(id).hidden = !running;
+  for (const id of ["send", "send-keys"]) byId(id).hidden = running;
   speed.update(current);
 }
 
