@@ -129,9 +129,7 @@ class Desk:
 
     def _sampling(self, request: ChatRequest | CompletionRequest, choice: int) -> SamplingParams:
         given = {
-            name: getattr(request, name)
-            for name in _SAMPLING
-            if getattr(request, name) is not None
+            name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None
         }
         if request.seed is not None:
             given["seed"] = request.seed_of(choice)
