@@ -42,17 +42,17 @@ export class AnswerView {
   update() {
     const answer = shown(this.#message);
     const running = answer.state === "running";
+    const focused = this.#below.contains(document.activeElement) && document.activeElement.ariaLabel;
     if (answer !== this.#answer) this.#begin(answer);
     this.#renderer.show(this.#tokens ? answer : answer.text);
     this.node.setAttribute("aria-busy", String(running));
     this.node.classList.toggle("running", running);
     if (running) this.#line.textContent = statsLine(answer) || "Reading the prompt…";
-    else this.#finish();
+    else this.#finish(focused);
   }
 
   // Draws what stands below the text, once the answer is over.
-  #finish() {
-    const focused = this.#below.contains(document.activeElement) && document.activeElement.ariaLabel;
+  #finish(focused) {
     const answer = shown(this.#message);
     const note = NOTES[answer.state];
     const parts = [
@@ -62,7 +62,12 @@ export class AnswerView {
       element("footer", {}, this.#stats(answer), this.#buttons(answer)),
     ];
     this.#below.replaceChildren(...parts.filter((part) => part !== null));
-    if (focused) this.#below.querySelector(`[aria-label="${focused}"]:enabled, .versions :enabled`)?.focus();
+    if (focused) this.#buttonLike(focused)?.focus();
+  }
+
+  // The button that took the place of one with this label; where it cannot be used, one beside it.
+  #buttonLike(label) {
+    return this.#below.querySelector(`[aria-label="${label}"]:enabled, .versions :enabled`);
   }
 
   #begin(answer) {

@@ -10,6 +10,7 @@ export class Chats {
   current = newConversation(); // the one that is open
   model = ""; // as the server calls it
   running = new Map(); // conversation id: AbortController
+  #closing = false;
   #store;
   #settings;
   #events;
@@ -93,8 +94,9 @@ export class Chats {
     this.open(conversation.id);
   }
 
-  /** Saves what is being written, since the page closes. */
+  /** Saves what is being written, since the page closes; how it ends is not told any more. */
   keep() {
+    this.#closing = true;
     for (const id of this.running.keys()) {
       const conversation = this.#store.get(id);
       if (conversation) this.#store.save(conversation);
@@ -121,6 +123,7 @@ export class Chats {
     const body = requestBody(this.model, before, answer.drafter, values);
     const error = await runAnswer(answer, body, controller.signal, this.#painter(conversation, message));
     this.running.delete(conversation.id);
+    if (this.#closing) return;
     this.#ended(conversation, message, error);
   }
 

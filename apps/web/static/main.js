@@ -241,6 +241,7 @@ function listen() {
   document.addEventListener("keydown", pressed);
   document.addEventListener("click", ({ target }) => target === document.body && closeSidebar());
   addEventListener("pagehide", () => chats.keep());
+  addEventListener("pageshow", ({ persisted }) => persisted && location.reload()); // from "back"
 }
 
 takeKeyFromAddress();

@@ -1,0 +1,147 @@
+"""The page on narrow screens, by keyboard, in both colours; its tables and its scrolling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_spec.apps.server import RunningServer
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Open = Callable[..., Any]
+Serve = Callable[..., RunningServer]
+SCROLLER = "document.getElementById('scroller')"
+FITS = (
+    f"document.body.scrollWidth <= innerWidth && {SCROLLER}.scrollWidth <= {SCROLLER}.clientWidth"
+)
+TO_END = f"{SCROLLER}.scrollHeight - {SCROLLER}.scrollTop - {SCROLLER}.clientHeight"
+PLAN = {
+    "placements": [
+        {
+            "target": {"runtime": "ort", "device": "cpu", "threads": 2, "weights": "int4"},
+            "draft": None,
+            "drafter": "suffix",
+            "tokens_per_s": 128.7,
+            "speedup": 1.467,
+            "acceptance": 0.61,
+            "memory_bytes": 421_000_000,
+            "reason": "",
+        },
+        {
+            "target": {"runtime": "<b>ik", "device": "cpu", "threads": None, "weights": "Q4_0"},
+            "draft": None,
+            "drafter": "none",
+            "tokens_per_s": None,
+            "speedup": None,
+            "acceptance": None,
+            "memory_bytes": None,
+            "reason": "does not fit: 3,100 MB of 2,000 MB free",
+        },
+    ]
+}
+
+
+def test_a_narrow_screen_has_no_horizontal_scroll(serve: Serve, open_chat: Open) -> None:
+    chat = open_chat(serve(plan=PLAN).url, viewport={"width": 360, "height": 700})
+    page = chat.page
+    table = f"|{'a wide cell|' * 9}\n|{'---|' * 9}\n|{'x|' * 9}"
+    chat.ask(f"{'long' * 60}\n\n```\n{'code ' * 60}\n```\n\n{table}\n\n> {'quoted' * 30}")
+    assert page.evaluate(FITS)
+    page.click("#show-tokens")
+    assert page.evaluate(FITS)
+    for opener, dialog in (("#show-plan", "#plan"), ("#show-settings", "#settings")):
+        page.click(opener)
+        expect(page.locator(dialog)).to_be_visible()
+        assert page.evaluate(FITS)
+        page.keyboard.press("Escape")
+    expect(page.locator("#conversations")).not_to_be_visible()
+    page.click("#open-sidebar")
+    expect(page.locator("#conversations .open")).to_be_in_viewport()
+    assert page.evaluate(FITS)
+    page.keyboard.press("Escape")
+    expect(page.locator("#conversations")).not_to_be_visible()
+    expect(page.locator("#open-sidebar")).to_be_focused()
+
+
+def test_everything_is_done_by_keyboard(chat: Any, page: Page) -> None:
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_focused()
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("line")
+    page.keyboard.press("Enter")
+    chat.settle()
+    assert page.locator(".question").inner_text() == "one\nline"
+    page.keyboard.press("Control+k")
+    expect(page.locator("#question")).to_be_focused()
+    page.keyboard.type("two")
+    page.keyboard.press("Enter")
+    chat.settle()
+    page.keyboard.press("Shift+Tab")
+    for _ in range(30):  # back through the page to the list
+        if page.evaluate("document.activeElement.closest('#conversations') !== null"):
+            break
+        page.keyboard.press("Shift+Tab")
+    page.locator("#conversations .open").first.press("ArrowDown")
+    expect(page.locator("#conversations .open").nth(1)).to_be_focused()
+    page.keyboard.press("Enter")
+    assert page.locator("#title").inner_text() == "one"
+    page.keyboard.press("F2")
+    page.keyboard.type("named")
+    page.keyboard.press("Enter")
+    assert page.locator("#title").inner_text() == "named"
+    expect(page.locator("#conversations .open", has_text="named")).to_be_focused()
+    page.keyboard.press("Delete")
+    assert chat.titles == ["two"]
+    page.get_by_role("button", name="Undo").press("Enter")
+    assert page.locator("#conversations .open").count() == 2
+
+
+def test_the_plan_is_a_table_or_an_explanation(serve: Serve, open_chat: Open) -> None:
+    page = open_chat(serve(plan=PLAN).url).page
+    page.click("#show-plan")
+    cells = [row.inner_text().split("\t") for row in page.locator("#plan tbody tr").all()]
+    best, other = cells
+    assert best[:4] == ["ort cpu, 2 threads", "int4", "suffix", "129"]
+    assert best[4].startswith("1.47") and best[5:] == ["61 %", "421 MB", "the best"]
+    assert other[0] == "<b>ik cpu" and other[-1] == "does not fit: 3,100 MB of 2,000 MB free"
+    page.keyboard.press("Escape")
+    other = open_chat(serve().url).page
+    other.click("#show-plan")
+    expect(other.locator("#plan-content")).to_contain_text("Run edge-spec plan")
+
+
+def test_new_text_is_followed_only_at_the_end(chat: Any, page: Page) -> None:
+    chat.ask_forever("a line\n\n")
+    chat.until(f"{SCROLLER}.scrollTop > 500")
+    assert page.evaluate(TO_END) < 48
+    page.mouse.move(600, 300)
+    page.mouse.wheel(0, -400)
+    expect(page.locator("#to-end")).to_be_visible()
+    before = page.evaluate(f"{SCROLLER}.scrollTop")
+    height = page.evaluate(f"{SCROLLER}.scrollHeight")
+    chat.until(f"{SCROLLER}.scrollHeight > {height + 500}")
+    assert page.evaluate(f"{SCROLLER}.scrollTop") == before
+    page.click("#to-end")
+    chat.until(f"{TO_END} < 48")
+    page.keyboard.press("Escape")
+    chat.settle()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_until_chosen(serve: Serve, open_chat: Open, scheme: str) -> None:
+    page = open_chat(serve().url, color_scheme=scheme).page
+    assert page.locator("html").get_attribute("data-theme") == scheme
+    chosen = "light" if scheme == "dark" else "dark"
+    page.click("#show-settings")
+    page.select_option("[name=theme]", chosen)
+    page.reload()
+    assert page.locator("html").get_attribute("data-theme") == chosen
