@@ -16,7 +16,7 @@ export function renderMarkdown(text) {
 export class StreamingMarkdown {
   #parent;
   #offset = 0; // in the text: blocks before it cannot change any more
-  #open = []; // nodes of the blocks after it
+  #open = []; // {block, node} of the blocks after it
 
   constructor(parent) {
     this.#parent = parent;
@@ -27,9 +27,13 @@ export class StreamingMarkdown {
   show(text) {
     const lines = text.slice(this.#offset).split("\n");
     const blocks = parseBlocks(lines);
-    for (const node of this.#open) node.remove();
-    this.#open = blocks.map(render);
-    this.#parent.append(...this.#open);
+    const before = this.#open;
+    this.#open = blocks.map((block, i) => ({ block, node: grown(before[i], block) ?? render(block) }));
+    for (let i = 0; i < Math.max(before.length, blocks.length); i += 1) {
+      if (i >= blocks.length) before[i].node.remove();
+      else if (i >= before.length) this.#parent.append(this.#open[i].node);
+      else if (before[i].node !== this.#open[i].node) before[i].node.replaceWith(this.#open[i].node);
+    }
     // A block is settled when the one after it has begun with a whole line: the last line of the
     // text may still turn out to belong to the block before.
     let settled = 0;
@@ -41,6 +45,40 @@ export class StreamingMarkdown {
     this.#offset += lines.slice(0, start).reduce((sum, line) => sum + line.length + 1, 0);
     this.#open.splice(0, settled);
   }
+}
+
+// Blocks that may get long while they are open: their parts are kept as long as they stay the same.
+const GROWING = {
+  list: {
+    frame: ({ ordered, first, loose }) => [ordered, first, loose],
+    parts: ({ items }) => items,
+    parent: (node) => node,
+    make: (item, { loose }) => itemNode(item, loose),
+  },
+  table: {
+    frame: ({ align, rows }) => [align, rows[0]],
+    parts: ({ rows }) => rows.slice(1),
+    parent: (node) => node.querySelector("tbody"),
+    make: (row, { align }) => rowNode("td", row, align),
+  },
+};
+
+// The node of what was shown before, made to show `block`; null where that is another thing.
+function grown(shown, block) {
+  const kind = GROWING[block.kind];
+  if (kind === undefined || shown?.block.kind !== block.kind) return null;
+  if (!same(kind.frame(shown.block), kind.frame(block))) return null;
+  const [old, parts] = [kind.parts(shown.block), kind.parts(block)];
+  let kept = 0;
+  while (kept < Math.min(old.length, parts.length) && same(old[kept], parts[kept])) kept += 1;
+  const parent = kind.parent(shown.node);
+  while (parent.children.length > kept) parent.lastChild.remove();
+  parent.append(...parts.slice(kept).map((part) => kind.make(part, block)));
+  return shown.node;
+}
+
+function same(one, other) {
+  return JSON.stringify(one) === JSON.stringify(other);
 }
 
 const RENDERERS = {
@@ -72,13 +110,15 @@ function codeBlock({ language, text }) {
 
 function listNode({ ordered, first, loose, items }) {
   const start = ordered && first !== 1 ? first : null;
-  const nodes = items.map(({ blocks }) => element("li", {}, ...blocks.flatMap(itemNodes(loose))));
+  const nodes = items.map((item) => itemNode(item, loose));
   return element(ordered ? "ol" : "ul", { start, class: loose ? "loose" : null }, ...nodes);
 }
 
-function itemNodes(loose) {
-  return (block) =>
-    block.kind === "paragraph" && !loose ? inlineNodes(task(block.text)) : [render(block)];
+function itemNode({ blocks }, loose) {
+  const nodes = blocks.flatMap((block) =>
+    block.kind === "paragraph" && !loose ? inlineNodes(task(block.text)) : [render(block)],
+  );
+  return element("li", {}, ...nodes);
 }
 
 function task(text) {
@@ -86,18 +126,19 @@ function task(text) {
 }
 
 function tableNode({ align, rows }) {
-  const row = (tag) => (cells) =>
-    element("tr", {}, ...cells.map((cell, i) => tableCell(tag, align[i], cell)));
   const [head, ...body] = rows;
   const table = element(
     "table",
     {},
-    element("thead", {}, row("th")(head)),
-    element("tbody", {}, ...body.map(row("td"))),
+    element("thead", {}, rowNode("th", head, align)),
+    element("tbody", {}, ...body.map((row) => rowNode("td", row, align))),
   );
   return element("div", { class: "wide", tabindex: "0" }, table);
 }
 
-function tableCell(tag, align, text) {
-  return element(tag, { class: `align-${align}` }, ...inlineNodes(text));
+function rowNode(tag, cells, align) {
+  const nodes = cells.map((cell, i) =>
+    element(tag, { class: `align-${align[i]}` }, ...inlineNodes(cell)),
+  );
+  return element("tr", {}, ...nodes);
 }
