@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -106,7 +106,7 @@ def _add_descriptions(
         "model": desk.model,
         "runtime": engine.parts.runtime,
         "drafter": desk.drafter,
-        "drafters": ["auto", "none", *options.drafters],
+        "drafters": ["auto", "none", *_drafters(engine)],
         "context_length": engine.parts.model.config.context_length,
         "version": version("edge-spec"),
     }
@@ -140,6 +140,14 @@ def _add_descriptions(
     async def plan() -> dict[str, Any]:
         """What `edge-spec plan` measured for this model, if it did."""
         return dict(options.plan)
+
+
+def _drafters(engine: Engine) -> list[str]:
+    """Those that are installed and that this engine can have."""
+    parts = engine.parts
+    missing = set() if parts.drafts else {"draft-model", "cascade"}
+    missing |= set() if parts.speculator.setting.corpora else {"corpus"}
+    return sorted(set(entry_points(group="edge_spec.drafters").names) - missing)
 
 
 def _add_page(app: FastAPI) -> None:
