@@ -131,9 +131,11 @@ class Engine:
         tools: Tools = (),
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
-        """The assistant's next message; a string is one message of the user.
+        """The assistant's next message; a string is one message of the user. With `stream`, what is
+        iterated for it piece by piece.
 
-        Raises UsageError for malformed messages, ContextFullError if they do not fit.
+        options: `ChatOptions`. Raises UsageError for malformed messages or options and for tools
+        that the model does not know, ContextFullError if the messages do not fit.
         """
         generation = self._start(self.chat_prompt(messages, tools), **options)
         return generation if stream else generation.finish()
@@ -171,7 +173,8 @@ class Engine:
     ) -> GenerationResult | Generation:
         """The continuation of a text, or of token ids, without a chat template.
 
-        Raises UsageError for an empty prompt, ContextFullError if it does not fit.
+        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
+        ContextFullError if the prompt does not fit.
         """
         ids = self.parts.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
