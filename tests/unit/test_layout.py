@@ -19,6 +19,7 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # design.md section 2, lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "constraint", "endpoint", "grammar", "tree", "sampling", "storage"}
+    | {"draws", "scores"}
     | {
         "bundle",
         "template",
