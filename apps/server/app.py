@@ -41,7 +41,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": documents.ErrorDocument, "description": "The request is refused."},
     "5XX": {"model": documents.ErrorDocument, "description": "The server fails or is busy."},
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENTS = {
+    "text/event-stream": {
+        "schema": {"description": "Each data is a chunk as OpenAI writes them; the last is [DONE]."}
+    }
+}
 
 
 def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptions) -> ASGIApp:

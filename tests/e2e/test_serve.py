@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 pytestmark = pytest.mark.model
+
+ROOT = Path(__file__).parents[2]
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True}
 
@@ -80,11 +85,27 @@ def test_a_mistake_ends_in_one_line(edge_spec):
             assert told in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_the_documented_options_are_those_of_the_help(edge_spec):
-    from pathlib import Path
-
-    documented = set(re.findall(r"--[a-z][a-z-]+", Path("docs/serve.md").read_text("utf-8")))
+def test_the_options_are_documented(edge_spec):
+    documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
-    server = shown[shown.index("Server") :]
+    server = shown[shown.index(" Server ") :]
     offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
-    assert offered <= documented
+    assert len(offered) == 11 and offered <= documented
+
+
+def test_the_readmes_requests_are_answered(edge_spec, command):
+    section = (ROOT / "README.md").read_text("utf-8").partition("## Server\n")[2]
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["sh", "python", "python"]
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    with serving(command) as (_, url):
+        for kind, block in blocks:
+            there = block.replace("http://127.0.0.1:8080", url)
+            assert there != block
+            run = ["bash", "-c"] if kind == "sh" else [sys.executable, "-c"]
+            done = subprocess.run(
+                [*run, there], capture_output=True, text=True, check=False, timeout=120
+            )
+            assert done.returncode == 0, done.stderr
+            assert "Paris" in done.stdout
