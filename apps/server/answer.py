@@ -46,6 +46,7 @@ class Ended:
 
     choice: int
     result: GenerationResult
+    predicted_n: int
     live_per_second: float | None
     plain_per_second: float | None
 
@@ -160,7 +161,7 @@ class Answer:
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second
         self.results.append(result)
-        self._tell(Ended(choice, result, rate, slot.plain_per_second))
+        self._tell(Ended(choice, result, len(result.tokens), rate, slot.plain_per_second))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
         generation = engine.generate(prompt, stream=True, **options)

@@ -41,7 +41,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": documents.ErrorDocument, "description": "The request is refused."},
     "5XX": {"model": documents.ErrorDocument, "description": "The server fails or is busy."},
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENTS = {
+    "text/event-stream": {
+        "schema": {"description": "Each data is a chunk as OpenAI writes them; the last is [DONE]."}
+    }
+}
 
 
 def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptions) -> ASGIApp:
@@ -104,10 +108,10 @@ def _add_descriptions(
     model = {"id": desk.model, "object": "model", "created": started, "owned_by": "edge-spec"}
     info = {
         "model": desk.model,
-        "runtime": engine.parts.runtime,
+        "runtime": engine.runtime,
         "drafter": desk.drafter,
-        "drafters": ["auto", "none", *options.drafters],
-        "context_length": engine.parts.model.config.context_length,
+        "drafters": ["auto", "none", *engine.drafters],
+        "context_length": engine.context_length,
         "version": version("edge-spec"),
     }
 

@@ -68,10 +68,10 @@ class Envelope:
             told = f', "timings": {json.dumps(timings([of.result]))}'
         if not self.origins:
             return told
-        is_round = isinstance(of, Round)
+        tokens = of.chunk.tokens if isinstance(of, Round) else ()
         live = {
-            "tokens": [token.to_dict() for token in of.chunk.tokens] if is_round else [],
-            "predicted_n": of.predicted_n if is_round else len(of.result.tokens),
+            "tokens": [token.to_dict() for token in tokens],
+            "predicted_n": of.predicted_n,
             "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
         }
@@ -129,7 +129,8 @@ class ChatReply:
         return self._envelope.event(json.dumps(choices))
 
     def piece(self, round_: Round) -> str:
-        reader, text, calls = self._readers[round_.choice], round_.chunk.text, []
+        reader, text = self._readers[round_.choice], round_.chunk.text
+        calls: list[dict[str, Any]] = []
         if reader is not None:
             text, calls = reader.push(text)
         beside, logprobs = self._envelope.beside(round_), "null"
@@ -161,7 +162,8 @@ class ChatReply:
         return self._envelope.document(choices, results)
 
     def _choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        reader, text, calls = self._readers[index], result.text, []
+        reader, text = self._readers[index], result.text
+        calls: list[dict[str, Any]] = []
         if reader is not None:
             text, calls = reader.push(text)
             left, last = reader.finish()

@@ -69,7 +69,6 @@ def serve(
         max_tokens=sampling.max_tokens,
         sampling=sampling_params(sampling),
         plan=partial(_plan, model, loading),
-        drafters=tuple(plugins.names("drafters")),
     )
 
 

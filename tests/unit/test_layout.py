@@ -19,6 +19,7 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # design.md section 2, lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "constraint", "endpoint", "grammar", "tree", "sampling", "storage"}
+    | {"draws", "scores"}
     | {
         "bundle",
         "template",
@@ -40,7 +41,8 @@ LAYERS = (
 # Siblings of one row that do not import each other, but for these names.
 SIBLINGS = {"drafters", "verify", "control", "metrics"}
 ALLOWED_BETWEEN_SIBLINGS = {("control", "metrics"): {"PlainReason", "RoundStats"}}
-PUBLIC = ["Alternative", "AsyncEngine", "Chunk", "EdgeSpecError", "Engine", "FinishReason"]
+PUBLIC = ["Alternative", "AnswerOptions", "AsyncEngine", "ChatOptions", "Chunk", "EdgeSpecError"]
+PUBLIC += ["Engine", "FinishReason"]
 PUBLIC += ["Generation", "GenerationResult", "Grammar", "Origin", "SamplingParams", "Stats"]
 PUBLIC += ["Token", "load", "load_async"]
 HEAVY = [
