@@ -115,7 +115,7 @@ def serve(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
 
         def start(context_length: int = 100_000, **options: Any) -> RunningServer:
             engine = opened.enter_context(echo.open_echo(context_length))
-            settings = {"port": 0, "parallel": 1, "queue": 0, "drafters": ("suffix",)} | options
+            settings = {"port": 0, "parallel": 1, "queue": 0} | options
             chosen = ServerOptions(max_tokens=None, grace_s=0.0, **settings)
             return opened.enter_context(RunningServer(engine, chosen))
 
