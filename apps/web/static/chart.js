@@ -55,6 +55,7 @@ function answerGroup(answer, number, { left, width, span_ms, y }) {
     const x = left + (answer.samples[i] / span_ms) * width;
     points.push(`${x.toFixed(1)},${y(answer.samples[i + 1]).toFixed(1)}`);
   }
+  if (points.length === 1) points.push(`${left + width},${points[0].split(",")[1]}`); // a short one
   if (points.length > 0) group.append(drawing("polyline", { class: "rate", points: points.join(" ") }));
   // Its number, and who drafted where there is room for that.
   const name = `${number} ${drafterName(answer.drafter)}`;

@@ -1,0 +1,120 @@
+"""Makes the pictures of docs/images: the page, talking to the demo model through the real server.
+
+    python docs/make_screens.py
+
+Needs `edge-spec[serve]`, playwright for Python, Pillow and a Chromium. Rates in the pictures are
+those of the machine that makes them.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import edge_spec
+from edge_spec.apps.server import RunningServer, ServerOptions
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+IMAGES = Path(__file__).parent / "images"
+MAX_BYTES = 150_000
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FIRST = """Write a short list of three planets, each with one fact, then a Python function that \
+adds two numbers, and use Markdown."""
+AGAIN = "Say it again, the same planets and the same code."
+IDLE = "document.getElementById('stop').hidden && !document.querySelector('.running')"
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    options = ServerOptions(port=0, parallel=1, plan=cached_plan())
+    with edge_spec.load() as engine, RunningServer(engine, options) as running:
+        in_browser(lambda browser: screens(browser, running.url))
+
+
+def in_browser(work: Callable[[Any], None]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        sys.exit("make_screens: chromium is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        work(browser)
+        browser.close()
+
+
+def screens(browser: Any, url: str) -> None:
+    context = browser.new_context(viewport={"width": 1240, "height": 780}, color_scheme="light")
+    page = context.new_page()
+    page.goto(url)
+    until(page, "document.getElementById('model').textContent")
+    ask(page, FIRST)
+    ask(page, AGAIN)
+    page.click("#show-speed")
+    page.select_option("#drafter", "none")
+    page.locator(".answer").last.get_by_label("Answer again").click()
+    until(page, IDLE)
+    shoot(page, "web-speed")
+    page.locator(".answer").last.get_by_label("Earlier answer").click()
+    page.click("#close-speed")
+    page.click("#show-tokens")
+    shoot(page, "web-tokens")
+    page.click("#show-tokens")
+    page.emulate_media(color_scheme="dark")
+    shoot(page, "web-dark")
+    page.emulate_media(color_scheme="light")
+    page.click("#show-plan")
+    until(page, "document.querySelector('#plan-content table, #plan-content code')")
+    shoot(page, "web-plan")
+    page.keyboard.press("Escape")
+    page.locator("#question").focus()
+    page.set_viewport_size({"width": 360, "height": 700})
+    shoot(page, "web-narrow")
+
+
+def ask(page: Page, text: str) -> None:
+    page.fill("#question", text)
+    page.press("#question", "Enter")
+    until(page, IDLE)
+
+
+def until(page: Page, condition: str) -> None:
+    """Waits for a JavaScript condition; the page's policy forbids wait_for_function."""
+    code = f"while (!({condition})) await new Promise(requestAnimationFrame);"
+    page.evaluate(f"async () => {{ {code} }}")
+
+
+def shoot(page: Page, name: str) -> None:
+    """Few colours are enough for a page of text, and a quarter of the bytes."""
+    from PIL import Image
+
+    page.mouse.move(0, 0)  # nothing is hovered
+    until(page, "!document.getAnimations().some((one) => one.playState === 'running')")
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    path = IMAGES / f"{name}.png"
+    picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        sys.exit(f"make_screens: {path.name} has {size} bytes, more than {MAX_BYTES}")
+    print(f"{path.name}: {size} bytes")
+
+
+def cached_plan() -> dict[str, Any]:
+    """Of the demo model, where `edge-spec plan` has run."""
+    import json
+
+    from edge_spec.placement.plan import cached_plan, plan_json, plan_path
+    from edge_spec.sources import Source
+
+    plan = cached_plan(plan_path(Source("smollm2", lambda what, fraction: None), None))
+    return {} if plan is None else dict(json.loads(plan_json(plan)))
+
+
+if __name__ == "__main__":
+    main()
