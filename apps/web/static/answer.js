@@ -1,7 +1,7 @@
 // One answer on the screen: its text, its figures, and what can be done with it.
 
 import { shown } from "./conversation.js";
-import { element, icon, iconButton } from "./dom.js";
+import { element, iconButton } from "./dom.js";
 import { drafterName, statsDetails, statsLine } from "./figures.js";
 import { StreamingMarkdown } from "./markdown.js";
 import { StreamingTokens, legend } from "./tokens.js";
@@ -42,7 +42,8 @@ export class AnswerView {
   update() {
     const answer = shown(this.#message);
     const running = answer.state === "running";
-    const focused = this.#below.contains(document.activeElement) && document.activeElement.ariaLabel;
+    const { activeElement } = document;
+    const focused = this.#below.contains(activeElement) && activeElement.ariaLabel;
     if (answer !== this.#answer) this.#begin(answer);
     this.#renderer.show(this.#tokens ? answer : answer.text);
     this.node.setAttribute("aria-busy", String(running));
@@ -79,7 +80,8 @@ export class AnswerView {
   }
 
   #error({ message, remedy }) {
-    const again = element("button", { type: "button", on: { click: this.#actions.retry } }, "Try again");
+    const attributes = { type: "button", on: { click: this.#actions.retry } };
+    const again = element("button", attributes, "Try again");
     return element("div", { class: "error" }, element("p", {}, `${message} ${remedy}`), again);
   }
 
@@ -121,13 +123,12 @@ export class AnswerView {
 export class QuestionView {
   #message;
   #actions;
-  #edit = element("button", { type: "button", class: "quiet", "aria-label": "Edit", title: "Edit" }, icon("edit"));
+  #edit = iconButton("edit", "Edit", () => this.#open());
 
   constructor(message, actions) {
     this.#message = message;
     this.#actions = actions;
     this.node = element("article", { class: "question", "aria-label": "You" });
-    this.#edit.addEventListener("click", () => this.#open());
     this.#close();
   }
 

@@ -82,7 +82,8 @@ async function request(path, init = {}) {
     response = await fetch(path, { ...init, headers, cache: "no-store", redirect: "error" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "The server does not answer.", "Start edge-spec again, then try again.");
+    const remedy = "Start edge-spec again, then try again.";
+    throw new ServerError(0, "The server does not answer.", remedy);
   }
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
@@ -96,7 +97,8 @@ function broken() {
 
 function refused(status, { message, code }, retryAfter = null) {
   if (status === 401) {
-    return new ServerError(401, "The server wants a key.", "Enter the one that it was started with.");
+    const remedy = "Enter the one that it was started with.";
+    return new ServerError(401, "The server wants a key.", remedy);
   }
   if (/context/.test(code ?? "")) {
     const remedy = "Start a new chat, or edit an earlier message to go on from there.";

@@ -25,7 +25,8 @@ export function rateChart(answers, width_px, label) {
     height: HEIGHT_PX,
   });
   const ticks = niceTicks(Math.max(1, ...answers.flatMap(rates)));
-  const y = (value) => HEIGHT_PX - BOTTOM_PX - (value / ticks.at(-1)) * (HEIGHT_PX - BOTTOM_PX - TOP_PX);
+  const base_px = HEIGHT_PX - BOTTOM_PX;
+  const y = (value) => base_px - (value / ticks.at(-1)) * (base_px - TOP_PX);
   for (const tick of ticks) {
     const line = { class: "grid", x1: LEFT_PX, x2: width_px, y1: y(tick), y2: y(tick) };
     const text = { class: "tick", x: LEFT_PX - 6, y: y(tick) + 4, "text-anchor": "end" };
@@ -48,15 +49,18 @@ function answerGroup(answer, number, { left, width, span_ms, y }) {
   const base = { x1: left, x2: left + width };
   group.append(drawing("line", { class: "axis", ...base, y1: y(0), y2: y(0) }));
   if (answer.plain !== null) {
-    group.append(drawing("line", { class: "plain", ...base, y1: y(answer.plain), y2: y(answer.plain) }));
+    const plain = { class: "plain", ...base, y1: y(answer.plain), y2: y(answer.plain) };
+    group.append(drawing("line", plain));
   }
   const points = [];
   for (let i = 0; i < answer.samples.length; i += 2) {
     const x = left + (answer.samples[i] / span_ms) * width;
     points.push(`${x.toFixed(1)},${y(answer.samples[i + 1]).toFixed(1)}`);
   }
-  if (points.length === 1) points.push(`${left + width},${points[0].split(",")[1]}`); // a short one
-  if (points.length > 0) group.append(drawing("polyline", { class: "rate", points: points.join(" ") }));
+  if (points.length === 1) points.push(`${left + width},${points[0].split(",")[1]}`); // short
+  if (points.length > 0) {
+    group.append(drawing("polyline", { class: "rate", points: points.join(" ") }));
+  }
   // Its number, and who drafted where there is room for that.
   const name = `${number} ${drafterName(answer.drafter)}`;
   const text = name.length * 7 < width ? name : `${number}`;

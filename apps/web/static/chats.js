@@ -113,7 +113,8 @@ export class Chats {
   async #run(conversation, message) {
     const { values } = this.#settings;
     const answer = shown(message);
-    const before = serverMessages(conversation, values.system, conversation.messages.indexOf(message));
+    const index = conversation.messages.indexOf(message);
+    const before = serverMessages(conversation, values.system, index);
     const controller = new AbortController();
     this.running.set(conversation.id, controller);
     conversation.updated = Date.now();
@@ -121,7 +122,8 @@ export class Chats {
     this.#events.changed({ opened: true });
     this.#events.said("The model answers.");
     const body = requestBody(this.model, before, answer.drafter, values);
-    const error = await runAnswer(answer, body, controller.signal, this.#painter(conversation, message));
+    const paint = this.#painter(conversation, message);
+    const error = await runAnswer(answer, body, controller.signal, paint);
     this.running.delete(conversation.id);
     if (this.#closing) return;
     this.#ended(conversation, message, error);

@@ -59,7 +59,8 @@ export function serverMessages({ messages }, system, end) {
     const message = messages[i];
     const next = messages[i + 1];
     if (message.role === "assistant") {
-      if (shown(message).text !== "") found.push({ role: "assistant", content: shown(message).text });
+      const { text } = shown(message);
+      if (text !== "") found.push({ role: "assistant", content: text });
     } else if (i + 1 === end || shown(next).text !== "") {
       found.push({ role: "user", content: message.text });
     }
@@ -73,7 +74,7 @@ export function titleOf(text) {
   return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
 }
 
-/** How many tokens an answer has of each kind, the most frequent first: [["accepted suffix", 9]]. */
+/** How many tokens an answer has of each kind, most first: [["accepted suffix", 9], ...]. */
 export function kindCounts(answer) {
   const counts = new Map();
   for (let i = 1; i < answer.marks.length; i += 2) {
@@ -87,7 +88,8 @@ export function kindCounts(answer) {
 export function cleanConversation(value) {
   if (typeof value?.id !== "string" || !Array.isArray(value.messages)) return null;
   const messages = value.messages.map(cleanMessage);
-  const paired = messages.every((message, i) => message?.role === (i % 2 === 0 ? "user" : "assistant"));
+  const roles = ["user", "assistant"];
+  const paired = messages.every((message, i) => message?.role === roles[i % 2]);
   if (!paired || messages.length % 2 !== 0) return null;
   const title = typeof value.title === "string" ? value.title.slice(0, 200) : "";
   return { id: value.id, title, updated: number(value.updated) ?? 0, messages };

@@ -15,16 +15,12 @@ export function drawing(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A symbol of index.html; decoration beside a text or an aria-label. */
-export function icon(name) {
-  const use = drawing("use", { href: `#icon-${name}` });
-  return drawing("svg", { class: "icon", "aria-hidden": "true" }, use);
-}
-
-/** A button with a picture, whose name is read aloud and shown on hover. */
+/** A button with a symbol of index.html; its label is read aloud, and shown on hover. */
 export function iconButton(name, label, onClick) {
+  const use = drawing("use", { href: `#icon-${name}` });
+  const icon = drawing("svg", { class: "icon", "aria-hidden": "true" }, use);
   const attributes = { type: "button", class: "quiet", "aria-label": label, title: label };
-  return element("button", { ...attributes, on: { click: onClick } }, icon(name));
+  return element("button", { ...attributes, on: { click: onClick } }, icon);
 }
 
 export function byId(id) {

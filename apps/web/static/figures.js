@@ -76,7 +76,8 @@ export function statsDetails(answer) {
   const add = (term, value) => list.append(element("dt", {}, term), element("dd", {}, value));
   if (timings.ttft_ms !== undefined) add("First token after", `${timings.ttft_ms.toFixed(0)} ms`);
   if (timings.prompt_n !== undefined) add("Prompt", promptText(timings));
-  if (timings.draft_n > 0) add("Guesses", `${timings.draft_n_accepted} of ${timings.draft_n} accepted`);
+  const { draft_n: guessed, draft_n_accepted: accepted } = timings;
+  if (guessed > 0) add("Guesses", `${accepted} of ${guessed} accepted`);
   if (timings.rounds !== undefined) add("Rounds", roundsText(timings));
   const histogram = Object.entries(timings.acceptance_histogram);
   if (histogram.length > 0) add("Accepted in a round", bars(histogram));
@@ -101,8 +102,8 @@ function bars(histogram) {
   const rows = histogram.map(([accepted, count]) => {
     const rect = drawing("rect", { width: Math.max(2, (count / most) * BAR_PX), height: 8, rx: 2 });
     const bar = drawing("svg", { width: BAR_PX, height: 8, "aria-hidden": "true" }, rect);
-    const cells = [element("th", {}, accepted), element("td", {}, bar), element("td", {}, `${count}`)];
-    return element("tr", {}, ...cells);
+    const cells = [bar, `${count}`].map((cell) => element("td", {}, cell));
+    return element("tr", {}, element("th", {}, accepted), ...cells);
   });
   return element("table", { class: "histogram" }, ...rows);
 }

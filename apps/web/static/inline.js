@@ -12,7 +12,9 @@ const SPACE = /^\s$/;
 const PUNCTUATION = /^[\p{P}\p{S}]$/u;
 const BARE_ADDRESS = /https?:\/\/[^\s<>"'`]{1,2000}/y;
 const ANGLE_ADDRESS = /<(https?:\/\/[^\s<>]+)>/y;
-const TARGET = /\(\s*(?:<([^<>\n]*)>|((?:[^\s()\\]|\\.|\([^\s()]*\))*))(?:\s+(?:"[^"]{0,300}"|'[^']{0,300}'))?\s*\)/y;
+const PLACE = String.raw`<([^<>\n]*)>|((?:[^\s()\\]|\\.|\([^\s()]*\))*)`;
+const TITLE = String.raw`\s+(?:"[^"]{0,300}"|'[^']{0,300}')`;
+const TARGET = new RegExp(String.raw`\(\s*(?:${PLACE})(?:${TITLE})?\s*\)`, "y");
 
 /** The address as a URL where it is http or https, else null. */
 export function safeAddress(text) {

@@ -2,7 +2,7 @@
 
 import { ServerError, fetchInfo, fetchPlan, setKey, takeKeyFromAddress } from "./api.js";
 import { Chats } from "./chats.js";
-import { byId, element } from "./dom.js";
+import { byId, element, iconButton } from "./dom.js";
 import { planNodes } from "./plan.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -14,6 +14,7 @@ const question = byId("question");
 const drafter = byId("drafter");
 const store = new Store(storageFull, otherTab);
 const settings = new Settings(store);
+const speedCovers = matchMedia("(max-width: 1080px)"); // as in page.css
 let afterKey = null; // what to try again once there is a key
 
 const thread = new Thread(byId("scroller"), byId("thread"), byId("to-end"), {
@@ -66,13 +67,27 @@ function say(text) {
 function refused(error, retry) {
   if (error.status !== 401) return;
   afterKey = retry;
+  byId("key").returnValue = "";
   if (!byId("key").open) byId("key").showModal();
+}
+
+function keyEntered() {
+  const field = byId("key").querySelector("input");
+  const key = field.value;
+  field.value = "";
+  if (byId("key").returnValue === "use") {
+    setKey(key);
+    afterKey();
+  } else {
+    const enter = () => byId("key").showModal();
+    notify("Without its key the server answers nothing.", "Enter it", enter);
+  }
 }
 
 function notify(text, label = null, action = null) {
   const notice = byId("notice");
   const hide = () => (notice.hidden = true);
-  const close = element("button", { type: "button", class: "quiet", on: { click: hide } }, "Close");
+  const close = iconButton("close", "Close", hide);
   const act = () => {
     hide();
     action();
@@ -83,7 +98,8 @@ function notify(text, label = null, action = null) {
 }
 
 function storageFull() {
-  notify("This browser's storage is full or switched off: what is new is lost when the page closes. Deleting conversations makes room.");
+  const what = "This browser's storage is full or switched off";
+  notify(`${what}: what is new is lost with the page. Deleting conversations makes room.`);
 }
 
 function otherTab(id) {
@@ -102,8 +118,8 @@ async function connect() {
   try {
     const info = await fetchInfo();
     chats.model = info.model;
-    const context = info.context_length ? `, ${info.context_length.toLocaleString("en")} tokens` : "";
-    byId("model").textContent = `${info.model} on ${info.runtime}${context}`;
+    const context = info.context_length.toLocaleString("en");
+    byId("model").textContent = `${info.model} on ${info.runtime}, ${context} tokens`;
     listDrafters(info.drafters ?? []);
     byId("notice").hidden = true;
   } catch (error) {
@@ -195,11 +211,17 @@ async function copy(text, button) {
 function pressed(event) {
   if (event.key === "Escape" && !event.defaultPrevented) {
     if (document.body.classList.contains("drawer")) closeSidebar();
-    else if (!document.querySelector("dialog[open]")) chats.stop();
-  } else if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey) {
+    else if (dialogOpen()) return; // it closes
+    else if (chats.running.has(chats.current.id)) chats.stop();
+    else if (speedCovers.matches) showSpeed(false);
+  } else if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    if (!document.querySelector("dialog[open]")) newChat();
+    if (!dialogOpen()) newChat();
   }
+}
+
+function dialogOpen() {
+  return document.querySelector("dialog[open]") !== null;
 }
 
 function listen() {
@@ -220,7 +242,8 @@ function listen() {
     settings.close();
     const all = store.all();
     for (const { id } of all) chats.remove(id);
-    notify(`Deleted ${all.length} conversations.`, "Undo", () => all.forEach((one) => chats.restore(one)));
+    const undo = () => all.forEach((conversation) => chats.restore(conversation));
+    notify(`Deleted ${all.length} conversations.`, "Undo", undo);
   });
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -233,11 +256,7 @@ function listen() {
     send();
   });
   drafter.addEventListener("change", () => settings.set("drafter", drafter.value));
-  byId("key").addEventListener("close", () => {
-    setKey(byId("key").querySelector("input").value);
-    byId("key").querySelector("input").value = "";
-    afterKey?.();
-  });
+  byId("key").addEventListener("close", keyEntered);
   document.addEventListener("keydown", pressed);
   document.addEventListener("click", ({ target }) => target === document.body && closeSidebar());
   addEventListener("pagehide", () => chats.keep());

@@ -28,12 +28,13 @@ export class StreamingMarkdown {
     const lines = text.slice(this.#offset).split("\n");
     const blocks = parseBlocks(lines);
     const before = this.#open;
-    this.#open = blocks.map((block, i) => ({ block, node: grown(before[i], block) ?? render(block) }));
-    for (let i = 0; i < Math.max(before.length, blocks.length); i += 1) {
-      if (i >= blocks.length) before[i].node.remove();
-      else if (i >= before.length) this.#parent.append(this.#open[i].node);
-      else if (before[i].node !== this.#open[i].node) before[i].node.replaceWith(this.#open[i].node);
-    }
+    this.#open = blocks.map((block, i) => {
+      const node = grown(before[i], block) ?? render(block);
+      if (before[i] === undefined) this.#parent.append(node);
+      else if (before[i].node !== node) before[i].node.replaceWith(node);
+      return { block, node };
+    });
+    for (const { node } of before.slice(blocks.length)) node.remove();
     // A block is settled when the one after it has begun with a whole line: the last line of the
     // text may still turn out to belong to the block before.
     let settled = 0;

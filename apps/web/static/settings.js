@@ -2,7 +2,8 @@
 
 import { byId } from "./dom.js";
 
-const DEFAULTS = { system: "", temperature: "", top_p: "", max_tokens: "", seed: "", drafter: "auto" };
+const FIELDS = ["system", "temperature", "top_p", "max_tokens", "seed"];
+const DEFAULTS = { ...Object.fromEntries(FIELDS.map((name) => [name, ""])), drafter: "auto" };
 
 /** What is set, as strings; "" is the server's choice. Changes are kept at once. */
 export class Settings {
@@ -13,7 +14,7 @@ export class Settings {
     this.#store = store;
     this.values = store.settings(DEFAULTS);
     const form = this.#dialog.querySelector("form");
-    for (const name of ["system", "temperature", "top_p", "max_tokens", "seed"]) {
+    for (const name of FIELDS) {
       const field = form.elements[name];
       field.value = this.values[name];
       // What is not valid stays on screen, marked by the browser, and is not used.

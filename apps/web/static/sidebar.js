@@ -16,8 +16,10 @@ export class Sidebar {
   /** Draws the list; `running` holds the ids of conversations that an answer is written for. */
   show(conversations, current, running) {
     const focused = document.activeElement?.closest("li")?.dataset.id;
-    const items = conversations.map((conversation, i) => {
-      const { id, title } = conversation;
+    // One of them is reached by Tab, the others by arrows.
+    const listed = conversations.some(({ id }) => id === current);
+    const reached = listed ? current : conversations[0]?.id;
+    const items = conversations.map(({ id, title }) => {
       const isCurrent = id === current;
       const open = element(
         "button",
@@ -25,7 +27,7 @@ export class Sidebar {
           type: "button",
           class: "open",
           "aria-current": isCurrent ? "true" : null,
-          tabindex: isCurrent || (i === 0 && !conversations.some((other) => other.id === current)) ? "0" : "-1",
+          tabindex: id === reached ? "0" : "-1",
           on: { click: () => this.#actions.open(id) },
         },
         title || "New chat",

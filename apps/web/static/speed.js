@@ -58,13 +58,20 @@ function summary(answers) {
   const plain = meanRate(answers.filter(({ drafter }) => drafter === "none"));
   const line = element("p", { class: "summary" });
   if (drafted !== null && plain !== null) {
-    line.append(element("strong", {}, times(drafted / plain)), ` as fast with speculation: ${rate(drafted)} tokens/s, ${rate(plain)} without.`);
+    const rates = `${rate(drafted)} tokens/s, ${rate(plain)} without`;
+    line.append(strong(times(drafted / plain)), ` as fast with speculation: ${rates}.`);
   } else if (drafted !== null) {
-    line.append(element("strong", {}, rate(drafted)), " tokens/s with speculation. Set it to off and answer again to compare.");
+    const compare = "Set it to off and answer again to compare.";
+    line.append(strong(rate(drafted)), ` tokens/s with speculation. ${compare}`);
   } else if (plain !== null) {
-    line.append(element("strong", {}, rate(plain)), " tokens/s without speculation. Set it to auto and answer again to compare.");
+    const compare = "Set it to auto and answer again to compare.";
+    line.append(strong(rate(plain)), ` tokens/s without speculation. ${compare}`);
   }
   return line;
+}
+
+function strong(text) {
+  return element("strong", {}, text);
 }
 
 function meanRate(answers) {
@@ -86,7 +93,8 @@ function chartLegend() {
 }
 
 function table(answers) {
-  const head = ["Answer", "Speculation", "Tokens/s", "Speedup"].map((name) => element("th", {}, name));
+  const names = ["Answer", "Speculation", "Tokens/s", "Speedup"];
+  const head = element("tr", {}, ...names.map((name) => element("th", {}, name)));
   const rows = answers.map((answer, i) => {
     const [own, speedup] = [rateOf(answer), speedupOf(answer)];
     const cells = [
@@ -97,5 +105,6 @@ function table(answers) {
     ];
     return element("tr", {}, ...cells.map((cell) => element("td", {}, cell)));
   });
-  return element("table", { class: "rates" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
+  const body = element("tbody", {}, ...rows);
+  return element("table", { class: "rates" }, element("thead", {}, head), body);
 }

@@ -47,8 +47,8 @@ export class Store {
   /** Saved settings over `defaults`: of each, only a value of the default's type is taken. */
   settings(defaults) {
     const kept = parsed(SETTINGS) ?? {};
-    const fits = ([name, value]) => typeof kept[name] === typeof value;
-    return { ...defaults, ...Object.fromEntries(Object.entries(defaults).filter(fits).map(([name]) => [name, kept[name]])) };
+    const take = ([name, value]) => [name, typeof kept[name] === typeof value ? kept[name] : value];
+    return Object.fromEntries(Object.entries(defaults).map(take));
   }
 
   saveSettings(settings) {

@@ -25,6 +25,8 @@ def test_a_wrong_key_is_asked_for_again(serve: Serve, open_chat: Open) -> None:
         page.keyboard.press("Enter")
     assert answered.value.status == 401
     expect(page.locator("#key")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Enter it").click()
     page.fill("#key input", KEY)
     page.keyboard.press("Enter")
     expect(page.locator("#model")).to_contain_text("echo")
