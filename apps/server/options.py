@@ -32,7 +32,7 @@ class ServerOptions:
     request_timeout_s: float = 600.0  # of an answer, once it has begun
     client_timeout_s: float = 30.0  # that a client may take to send a request, or not to read
     grace_s: float = 30.0  # that running answers have to end when the server is told to
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int = 2 << 20
     max_tokens: int | None = 512  # None: to the end of the context
     sampling: SamplingParams = field(default_factory=SamplingParams)
     plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)

@@ -38,7 +38,7 @@ def serve(
         float, _option("Seconds that a client may take to send a request, or not to read.")
     ] = 30.0,
     grace: Annotated[float, _option("Seconds that answers have to end on a signal.")] = 30.0,
-    max_body_bytes: Annotated[int, _option("Largest request.")] = 4 << 20,
+    max_body_bytes: Annotated[int, _option("Largest request.")] = 2 << 20,
     *,
     loading: options.ModelOptions,
     sampling: options.SamplingOptions,

@@ -73,6 +73,15 @@ def test_bos_begins_every_text_once(byte_tokenizer_json: str, text: str) -> None
     assert tokenizer.encode(text) == [BOS, *text.removeprefix("<bos>").encode()]
 
 
+def test_a_long_text_is_encoded_like_a_short_one(byte_tokenizer_json: str) -> None:
+    plain, with_bos = Tokenizer(byte_tokenizer_json), Tokenizer(byte_tokenizer_json, bos_id=259)
+    line = "the other <eos> \u00fc\n"
+    for encode in (plain.encode, with_bos.encode):
+        once = encode(line)
+        bos = once[:1] * (encode is not plain.encode)
+        assert encode(line * 2000) == bos + once[len(bos) :] * 2000
+
+
 def test_truncation_and_padding_of_the_file_are_ignored(byte_tokenizer_json: str) -> None:
     inner = tokenizers.Tokenizer.from_str(byte_tokenizer_json)
     inner.enable_truncation(2)
