@@ -21,10 +21,20 @@ LAYERS = (
     {"errors", "architecture", "endpoint", "tree", "sampling", "storage", "bundle", "template"}
     | {"pair_bundle", "pair_choices", "processor", "quiet_import", "tokenizer", "vocabulary"},
     {"model", "drafters.protocol"},
-    {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
+    {
+        "drafters",
+        "verify",
+        "control",
+        "metrics",
+        "demo_model",
+        "hub",
+        "sources",
+        "plugins",
+        "testing",
+    },
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"results", "pair_history", "parts", "shared", "generation", "engine"},
-    {"bench", "doctor", "loading", "pair_export", "placement", "preparation"},
+    {"bench", "doctor", "draft_choice", "loading", "pair_export", "placement", "preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.
@@ -38,6 +48,7 @@ HEAVY = [
     "onnxruntime",
     "tokenizers",
     "gguf",
+    "huggingface_hub",
     "jinja2",
     "pydantic",
     "typer",
