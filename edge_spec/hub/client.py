@@ -102,15 +102,15 @@ def in_words(reference: HubReference) -> Iterator[None]:
         yield
     except errors.OfflineModeIsEnabled:
         raise UnreachableError(
-            f"{reference} is not in the cache, and HF_HUB_OFFLINE is set",
+            f"{reference} is not wholly in the cache, and HF_HUB_OFFLINE is set",
             remedy="Unset it, or pull the model while online.",
         ) from None
     except errors.HfHubHTTPError as error:
         raise _refused(reference, error, errors) from None
     except (ConnectionError, TimeoutError, *_transport_errors()) as error:
         raise UnreachableError(
-            f"{reference} is not in the cache, and {hub.constants.ENDPOINT} cannot be reached: "
-            f"{str(error) or type(error).__name__}",
+            f"{reference} is not wholly in the cache, and {hub.constants.ENDPOINT} cannot be "
+            f"reached: {str(error) or type(error).__name__}",
             remedy="Check the network and its proxy, then try again: what has arrived is kept.",
         ) from None
 

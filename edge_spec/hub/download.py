@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote
 
 from filelock import FileLock
 
 from edge_spec.errors import DownloadError, UsageError
 from edge_spec.hub.cache import cache_root, folder
-from edge_spec.hub.client import Listing, RemoteFile, in_words, library
+from edge_spec.hub.client import Listing, RemoteFile, UnreachableError, in_words, library
 from edge_spec.hub.reference import HubReference
 from edge_spec.model import Progress
 from edge_spec.storage import sha256_file
@@ -58,14 +59,15 @@ def fetch_blobs(reference: HubReference, listing: Listing, names: list[str], say
     _require_space(total - there)
     what = f"Downloading {reference}, {format_size(total - there)}"
     say(what, there / max(total, 1))
-    done = 0
+    before = 0  # of the files so far
     for name, file in missing.items():
-        before = done
-        store.fetch(
-            name, file, lambda arrived, before=before: say(what, (before + arrived) / total)
-        )
-        done += file.num_bytes
+        store.fetch(name, file, _part(say, what, before, total))
+        before += file.num_bytes
     say(what, 1.0)
+
+
+def _part(say: Progress, what: str, before: int, total: int) -> Callable[[int], None]:
+    return lambda arrived: say(what, (before + arrived) / total)
 
 
 def _require_space(num_bytes: int) -> None:
@@ -118,20 +120,25 @@ class _Store:
             partial.replace(blob)
 
     def _receive(self, name: str, file: RemoteFile, out: _Counted) -> None:
+        """Goes on after a cut connection for as long as each brings something."""
+        while True:
+            before = out.tell()
+            try:
+                return self._request(name, file, out)
+            except UnreachableError:
+                if out.tell() == before or not file.is_large:
+                    raise
+
+    def _request(self, name: str, file: RemoteFile, out: _Counted) -> None:
         hub = library()
-        hub_url = hub.hf_hub_url(
-            self.reference.repository,
-            name,
-            revision=self.commit,
-            endpoint=hub.constants.ENDPOINT,
-        )
+        where = f"{self.reference.repository}/resolve/{self.commit}/{quote(name)}"
         headers = hub.utils.build_hf_headers(
             library_name="edge-spec", library_version=version("edge-spec")
         )
         try:
             with in_words(self.reference), _without_bars():
                 hub.file_download.http_get(
-                    hub_url,
+                    f"{hub.constants.ENDPOINT}/{where}",
                     out,
                     resume_size=out.tell(),
                     headers=headers,

@@ -21,17 +21,8 @@ LAYERS = (
     {"errors", "architecture", "endpoint", "tree", "sampling", "storage", "bundle", "template"}
     | {"pair_bundle", "pair_choices", "processor", "quiet_import", "tokenizer", "vocabulary"},
     {"model", "drafters.protocol"},
-    {
-        "drafters",
-        "verify",
-        "control",
-        "metrics",
-        "demo_model",
-        "hub",
-        "sources",
-        "plugins",
-        "testing",
-    },
+    {"drafters", "verify", "control", "metrics", "demo_model", "hub", "plugins", "sources"}
+    | {"testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"results", "pair_history", "parts", "shared", "generation", "engine"},
     {"bench", "doctor", "draft_choice", "loading", "pair_export", "placement", "preparation"},
