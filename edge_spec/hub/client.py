@@ -60,6 +60,11 @@ def list_files(reference: HubReference) -> Listing:
     Raises DownloadError; UnreachableError where the network or the hub fails.
     """
     hub = library()
+    if hub.constants.HF_HUB_OFFLINE:
+        raise UnreachableError(
+            f"{reference} is not wholly in the cache, and HF_HUB_OFFLINE is set",
+            remedy="Unset it, or pull the model while online.",
+        )
     api = hub.HfApi(endpoint=hub.constants.ENDPOINT, library_name="edge-spec")
     with in_words(reference):
         info = api.model_info(
@@ -98,16 +103,12 @@ def in_words(reference: HubReference) -> Iterator[None]:
     """Errors of huggingface_hub and of its transport become ours, with what to do."""
     hub = library()
     errors = hub.errors
+    failures: tuple[type[Exception], ...] = (ConnectionError, TimeoutError, *_transport_errors())
     try:
         yield
-    except errors.OfflineModeIsEnabled:
-        raise UnreachableError(
-            f"{reference} is not wholly in the cache, and HF_HUB_OFFLINE is set",
-            remedy="Unset it, or pull the model while online.",
-        ) from None
     except errors.HfHubHTTPError as error:
         raise _refused(reference, error, errors) from None
-    except (ConnectionError, TimeoutError, *_transport_errors()) as error:
+    except failures as error:
         raise UnreachableError(
             f"{reference} is not wholly in the cache, and {hub.constants.ENDPOINT} cannot be "
             f"reached: {str(error) or type(error).__name__}",

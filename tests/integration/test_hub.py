@@ -150,17 +150,25 @@ def test_pull_fetches_what_is_new_and_keeps_what_is_not(hub: Any, models: Path) 
     assert fetch(f"hf:org/small@{second.commit}").path == second.path
 
 
-def test_nothing_is_asked_but_the_list_and_the_files(hub: Any, models: Path) -> None:
+def test_nothing_is_asked_but_the_list_and_the_files(
+    hub: Any, models: Path, tmp_path: Path
+) -> None:
     hub.add("org/one", models / "one.Q8_0.gguf")
     commit = hub.repositories["org/one"].commit
-    fetch("hf:org/one")
-    digest = hub.contents()[0].path
+    command, environment = in_process(hub, tmp_path, "pull", "hf:org/one")
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert Path(done.stdout.strip()).read_bytes() == (models / "one.Q8_0.gguf").read_bytes()
     assert [request.path for request in hub.requests] == [
         "/api/models/org/one/revision/main",
         f"/org/one/resolve/{commit}/one.Q8_0.gguf",
-        digest,
+        hub.contents()[0].path,
     ]
-    assert all(request.agent.startswith("edge-spec/") for request in hub.requests[:1])
+    assert all(request.agent.startswith("edge-spec/") for request in hub.requests)
+    assert not any(
+        "torch" in request.agent or "agent/" in request.agent for request in hub.requests
+    )
 
 
 def test_progress_begins_with_how_much_there_is_and_reaches_its_end(hub: Any, models: Path) -> None:
