@@ -67,12 +67,17 @@ def list_files(reference: HubReference) -> Listing:
         )
     api = hub.HfApi(endpoint=hub.constants.ENDPOINT, library_name="edge-spec")
     with in_words(reference):
-        info = api.model_info(
-            reference.repository,
-            revision=reference.revision,
-            files_metadata=True,
-            timeout=_LISTING_TIMEOUT_S,
-        )
+        try:
+            info = api.model_info(
+                reference.repository,
+                revision=reference.revision,
+                files_metadata=True,
+                timeout=_LISTING_TIMEOUT_S,
+            )
+        except hub.errors.HfHubHTTPError:  # of some versions a ValueError, too
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise _distrusted(reference, "its answer is no list of files") from None
     entries = info.siblings or []
     if not COMMIT.fullmatch(info.sha or "") or len(entries) > _MAX_FILES:
         raise _distrusted(reference, "its answer is no list of files")

@@ -109,7 +109,7 @@ class _Store:
             if not self.num_arrived(file):
                 partial.unlink(missing_ok=True)
             with partial.open("ab") as out:
-                self._receive(name, file, _Counted(out, say))
+                self._receive(name, file, _Counted(out, file.num_bytes, say))
             if _digest(partial, file) != file.digest:
                 partial.unlink()
                 raise DownloadError(
@@ -147,10 +147,10 @@ class _Store:
         except OSError as error:
             if error.errno is not None:
                 raise
-            # huggingface_hub's own: more or fewer bytes than expected, and no reason to resume.
+            # _Counted's, or huggingface_hub's own for fewer bytes than expected.
             raise DownloadError(
                 f"{name} of {self.reference} arrived with another size than the hub states",
-                remedy="Try again.",
+                remedy="Try again; if it stays so, a proxy or mirror on the way changes files.",
             ) from None
 
     def _partial(self, file: RemoteFile) -> Path:
@@ -167,12 +167,14 @@ class _Store:
 
 
 class _Counted:
-    """A file that tells how far it has grown."""
+    """A file that tells how far it has grown, and grows no further than it should."""
 
-    def __init__(self, file: BinaryIO, say: Callable[[int], None]) -> None:
-        self._file, self._say = file, say
+    def __init__(self, file: BinaryIO, num_bytes: int, say: Callable[[int], None]) -> None:
+        self._file, self._num_bytes, self._say = file, num_bytes, say
 
     def write(self, data: bytes) -> int:
+        if self._file.tell() + len(data) > self._num_bytes:
+            raise OSError(f"more than {self._num_bytes} bytes")
         written = self._file.write(data)
         self._say(self._file.tell())
         return written

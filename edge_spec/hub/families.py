@@ -40,5 +40,5 @@ def known_draft(repository: str) -> str | None:
     for target, draft in _FAMILIES:
         match = re.fullmatch(target, repository, re.IGNORECASE)
         if match is not None:
-            return match.expand(draft.replace(r"\1", r"\g<1>")) if match.re.groups else draft
+            return match.expand(draft)
     return None

@@ -196,6 +196,7 @@ def test_a_cut_connection_is_resumed_where_it_was_cut(
     assert ranges == [None, "bytes=150000-"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 def test_an_interrupted_pull_goes_on_with_what_arrived(hub: Any, tmp_path: Path) -> None:
     content = np.random.RandomState(0).bytes(12_000_000)  # more than huggingface_hub reads at once
     repository = hub.add("org/one", {"one.gguf": content})
@@ -256,6 +257,28 @@ def test_leftovers_that_are_not_the_file_do_not_stay(hub: Any, models: Path) -> 
     blobs.mkdir(parents=True)
     partial.write_bytes(content + b"more than there is")
     assert fetch("hf:org/one").path.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("more", [-10, 10])
+def test_a_file_of_another_size_than_stated_is_not_taken(
+    hub: Any, models: Path, name: str, more: int
+) -> None:
+    repository = hub.add("org/small", models / "small")
+    repository.sizes[name] = len(repository.files[name]) + more
+    with pytest.raises(DownloadError, match=rf"{name} of hf:org/small arrived with another size"):
+        fetch("hf:org/small")
+    assert find_cached(HubReference.parse("hf:org/small")) is None
+
+
+@pytest.mark.parametrize(
+    "answer", [b"<html>a page</html>", b"[]", b"{}", b'{"id": "org/one", "sha": "../../x"}']
+)
+def test_an_answer_that_is_no_list_of_files_is_told(hub: Any, models: Path, answer: bytes) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    hub.listings_instead = answer
+    with pytest.raises(DownloadError, match="no list of files"):
+        fetch("hf:org/one")
 
 
 def test_too_little_space_is_told_before_anything_is_fetched(
