@@ -43,7 +43,7 @@ class Listing:
 
 
 def library() -> Any:
-    """huggingface_hub, imported with its telemetry off; see `list_files` for what it sends."""
+    """huggingface_hub, imported with its telemetry off unless the user has set otherwise."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub
     import huggingface_hub.constants

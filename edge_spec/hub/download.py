@@ -154,7 +154,7 @@ class _Store:
             ) from None
 
     def _partial(self, file: RemoteFile) -> Path:
-        """Where huggingface_hub before 1.30 keeps it, too."""
+        """Where older versions of huggingface_hub keep it, too."""
         return self.blob(file).with_name(f"{file.digest}.incomplete")
 
     @contextmanager

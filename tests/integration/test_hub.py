@@ -467,6 +467,16 @@ def test_draft_auto_takes_no_model_with_other_tokens(
     assert draft_choice.suggest_draft(large) is None
 
 
+def test_draft_auto_finds_conversions_that_the_drafts_runtime_reads(
+    hub: Any, models: Path, tmp_path: Path
+) -> None:
+    with edge_spec.load(str(models / "small"), runtime="ort"):
+        (bundle,) = (tmp_path / "own" / "bundles").iterdir()
+    large = Source(str(models / "large"), quiet)
+    assert draft_choice.suggest_draft(large, "ort") == str(bundle)
+    assert draft_choice.suggest_draft(large, "reference") is None
+
+
 def test_load_with_draft_auto_answers_with_the_found_draft(hub: Any, models: Path) -> None:
     hub.add("org/small", models / "small")
     fetch("hf:org/small")
