@@ -268,6 +268,8 @@ def test_a_file_of_another_size_than_stated_is_not_taken(
     repository.sizes[name] = len(repository.files[name]) + more
     with pytest.raises(DownloadError, match=rf"{name} of hf:org/small arrived with another size"):
         fetch("hf:org/small")
+    left = Path(constants.HF_HUB_CACHE).rglob("*.incomplete")
+    assert all(path.stat().st_size <= repository.sizes[name] for path in left)
     assert find_cached(HubReference.parse("hf:org/small")) is None
 
 
