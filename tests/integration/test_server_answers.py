@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
-from edge_spec.apps.server import documents
+from edge_spec.apps.server import RunningServer, ServerOptions, documents
 from edge_spec.cli.options import ModelOptions
 from edge_spec.cli.serve import plan_document
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
@@ -267,6 +267,18 @@ def test_drafting_can_be_turned_off_for_a_request(client: httpx.Client) -> None:
     on = ask(client, COMPLETIONS, **body)
     assert "off" not in on["timings"]["plain_reasons"]
     assert on["choices"] == off["choices"]
+
+
+def test_an_engine_drafts_afterwards_as_it_did_before(served: Engine) -> None:
+    served.set_drafter("suffix")
+    with (
+        RunningServer(served, ServerOptions(port=0, parallel=1)) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+        assert client.get("/edge-spec/info").json()["drafter"] == "suffix"
+        ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": "none"})
+        assert served.drafter == "none"
+    assert served.drafter == "suffix"
 
 
 def test_documents_are_those_of_the_description(client: httpx.Client) -> None:
