@@ -79,6 +79,7 @@ def library() -> Library:
         sequence_copy=api.llama_memory_seq_cp,
         sequence_keep=api.llama_memory_seq_keep,
         sequence_start=api.llama_memory_seq_pos_min,
+        sequence_end=api.llama_memory_seq_pos_max,
         make_contiguous=None,
         state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
         state_read=partial(_read_state, api),

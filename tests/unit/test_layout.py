@@ -19,11 +19,12 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # design.md section 2, lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "endpoint", "tree", "sampling", "storage", "bundle", "template"}
-    | {"pair_bundle", "pair_choices", "processor", "quiet_import", "tokenizer", "vocabulary"},
+    | {"pair_bundle", "pair_choices", "processor", "quiet_import", "snapshot_file", "tokenizer"}
+    | {"vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"results", "pair_history", "parts", "shared", "generation", "engine"},
+    {"results", "pair_history", "parts", "shared", "generation", "snapshot", "engine"},
     {"bench", "doctor", "loading", "pair_export", "placement", "preparation"},
     {"cli"},
 )
