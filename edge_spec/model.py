@@ -96,7 +96,8 @@ class Restorable(Protocol):
 
     def state(self) -> dict[str, np.ndarray]:
         """Copies of what the committed tokens have written, of the types that
-        `edge_spec.snapshot_file` writes. Between rounds: it drops rows that are not committed."""
+        `edge_spec.snapshot_file` writes; empty where it cannot tell. Between rounds: it drops rows
+        that are not committed."""
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Takes the place of all committed tokens. What is scored next is what the session that the

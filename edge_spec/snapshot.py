@@ -111,7 +111,8 @@ def _checked_note(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
         checked: dict[str, Any] = json.loads(json.dumps(dict(note), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"the note of a snapshot is no JSON object: {error}", remedy="Give a dictionary of JSON."
+            f"the note of a snapshot is no JSON object: {error}",
+            remedy="Give a dictionary of JSON.",
         ) from None
     return checked
 

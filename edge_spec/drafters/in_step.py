@@ -110,8 +110,8 @@ class InStep:
             return {}
         self.retract()
         self._drop_beyond(len(self._tokens))
-        held = {"held": np.array(self._held, np.int32)}
-        return held | named("session", self._session.state())
+        state = self._session.state()
+        return {"held": np.array(self._held, np.int32), **named("session", state)} if state else {}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for what is no snapshot of such a session, and changes

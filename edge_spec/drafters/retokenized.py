@@ -56,7 +56,12 @@ class _OpenEnds:
 
     def restore(self, counts: np.ndarray) -> None:
         """Raises ValueError for what are no such counts."""
-        if counts.shape != (2,) or not np.isfinite(counts).all() or min(counts) < 0 or not counts[0]:
+        if (
+            counts.shape != (2,)
+            or not np.isfinite(counts).all()
+            or min(counts) < 0
+            or not counts[0]
+        ):
             raise ValueError("counts of open ends that are none")
         self._expected, self._right = counts.tolist()
 

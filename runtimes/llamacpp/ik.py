@@ -22,6 +22,7 @@ from edge_spec.runtimes.llamacpp.library import (
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog, LogCallback
+from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 NAME = "ik_llama.cpp"
 _ALL_LAYERS = 999
@@ -40,7 +41,6 @@ _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("llama_kv_cache_seq_cp", [_HANDLE, _INT, _INT, _INT, _INT], None),
     ("llama_kv_cache_seq_keep", [_HANDLE, _INT], None),
     ("llama_kv_cache_seq_pos_min", [_HANDLE, _INT], _INT),
-    ("llama_kv_cache_seq_pos_max", [_HANDLE, _INT], _INT),
     ("llama_kv_cache_defrag", [_HANDLE], None),
     ("llama_kv_cache_update", [_HANDLE], _INT),
     ("llama_state_seq_get_size", [_HANDLE, _INT, ctypes.c_uint32], _SIZE),
@@ -108,11 +108,11 @@ def library() -> Library:
         sequence_copy=unbound.llama_kv_cache_seq_cp,
         sequence_keep=unbound.llama_kv_cache_seq_keep,
         sequence_start=unbound.llama_kv_cache_seq_pos_min,
-        sequence_end=unbound.llama_kv_cache_seq_pos_max,
         make_contiguous=partial(_make_contiguous, unbound),
         state_size=lambda context: int(unbound.llama_state_seq_get_size(context, 0, _WHOLE)),
         state_read=partial(_read_state, unbound),
         state_write=partial(_write_state, unbound),
+        state_form=SequenceForm(0, (0,)),
     )
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 PREFILL_TOKENS = 512  # given to the library at once
 
@@ -110,8 +111,8 @@ class Library:
     sequence_copy: Callable[[int, int, int, int, int], None]  # memory, source, target, from, to
     sequence_keep: Callable[[int, int], None]  # memory, sequence
     sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
-    sequence_end: Callable[[int, int], int]  # memory, sequence: the largest position; -1: none
     make_contiguous: Callable[[int], None] | None  # where a pass needs a cache without holes
     state_size: Callable[[int], int]  # bytes of sequence 0
     state_read: Callable[[int, Any, int], int]  # context, buffer, size
     state_write: Callable[[int, Any, int], int]
+    state_form: SequenceForm  # of what state_read gives

@@ -13,6 +13,7 @@ from edge_spec.errors import SessionError
 from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.sequence import holds
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, Weights
 from edge_spec.tree import TokenTree
 
@@ -96,14 +97,18 @@ class LlamaCppSession:
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """"sequence" [bytes] uint8, in the library's own form."""
+        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
         self._reserve(0)
-        return {"sequence": self._read_sequence()}
+        sequence = self._read_sequence()
+        known = holds(sequence, self.length, self._library.state_form)
+        return {"sequence": sequence} if known else {}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         sequence = state.get("sequence", _NOTHING)
         expected = {"sequence": (sequence.shape[:1], np.uint8)}
         require_state(state, expected, length, self._context_length)
+        if not holds(sequence, length, self._library.state_form):
+            raise ValueError(f"no sequence of {length} tokens")
         self._move_to(self._room_for(length), sequence, length)
 
     def close(self) -> None:
@@ -158,7 +163,7 @@ class LlamaCppSession:
 
     def _move_to(self, num_tokens: int, sequence: np.ndarray, length: int) -> None:
         """Another context, of num_tokens, which holds this sequence. Raises ValueError where the
-        library does not take it for one of this length; the old context stays then."""
+        library does not take it; the old context stays then."""
         library, before = self._library, self._opened
         choices = replace(self._choices, num_tokens=num_tokens)
         after = self._weights.open_context(self, choices)
@@ -166,8 +171,7 @@ class LlamaCppSession:
             writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
             buffer = (ctypes.c_uint8 * len(sequence)).from_buffer(writable)
             read = library.state_write(after.handle, buffer, len(sequence))
-            end = library.sequence_end(library.memory(after.handle), 0)
-            if read != len(sequence) or end != length - 1:
+            if read != len(sequence):
                 after.free()
                 raise ValueError(f"{library.name} read {read} of {len(sequence)} bytes")
         # At once, as far as an interrupt can tell.

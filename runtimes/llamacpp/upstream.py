@@ -20,6 +20,7 @@ from edge_spec.runtimes.llamacpp.library import (
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 NAME = "llama.cpp"
 _CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
@@ -79,11 +80,11 @@ def library() -> Library:
         sequence_copy=api.llama_memory_seq_cp,
         sequence_keep=api.llama_memory_seq_keep,
         sequence_start=api.llama_memory_seq_pos_min,
-        sequence_end=api.llama_memory_seq_pos_max,
         make_contiguous=None,
         state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
         state_read=partial(_read_state, api),
         state_write=partial(_write_state, api),
+        state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
     )
 
 

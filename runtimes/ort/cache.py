@@ -57,7 +57,7 @@ class KvCache:
         self._block[..., start : start + len(rows), :] = kept
 
     def state(self, length: int) -> dict[str, np.ndarray]:
-        """"kv" [layers, 2, 1, kv_heads, length, head_dim] float32, a copy of the first tokens."""
+        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] float32, a copy of the first tokens."""
         return {"kv": self._block[..., :length, :].copy()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:

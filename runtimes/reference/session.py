@@ -44,7 +44,7 @@ class ReferenceSession:
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """"kv" [layers, 2, kv_heads, length, head_dim] float32."""
+        """ "kv" [layers, 2, kv_heads, length, head_dim] float32."""
         return {"kv": self._cache[..., : self.length, :].copy()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
