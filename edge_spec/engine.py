@@ -221,10 +221,12 @@ class Engine:
         written.
         """
         self._require_open()
-        if self._answering:
+        running = self._running
+        if self._answering and running is not None and running.result.finish_reason is None:
             raise UsageError(
                 "an answer is being written", remedy="Finish or close it before the snapshot."
             )
+        self._end_running()  # all of it has been handed out
         conversation, speculation = self._conversation, self._speculation
         taken = take_snapshot(self.parts, conversation, speculation, self._learnt, note)
         write_snapshot(Path(path), taken)

@@ -19,8 +19,9 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -103,7 +104,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
             f"the note of this snapshot makes its header {len(header):,} bytes long",
             remedy=f"There is room for {MAX_HEADER_BYTES:,}.",
         )
-    parts = [header, *(_bytes_of(array) for array in arrays.values())]
+    parts: list[bytes | memoryview] = [header, *map(_bytes_of, arrays.values())]
     digest = _digest(VERSION, len(header))
     for part in parts:
         digest.update(part)
@@ -136,7 +137,7 @@ def read_snapshot(path: Path) -> Snapshot:
         ) from None
 
 
-def _read(path: Path, file: BinaryIO) -> Snapshot:
+def _read(path: Path, file: BufferedReader) -> Snapshot:
     """Raises ValueError, RecursionError for what is damaged."""
     size = path.stat().st_size
     start = file.read(_START.size)
@@ -161,11 +162,11 @@ def _read(path: Path, file: BinaryIO) -> Snapshot:
         raise ValueError(f"it has {size} bytes, its header tells of {needed}")
     arrays = {}
     for listed in header.arrays:
-        flat = np.empty(listed.num_bytes, np.uint8)
-        if file.readinto(flat) != listed.num_bytes:
+        content = bytearray(listed.num_bytes)
+        if file.readinto(content) != len(content):
             raise ValueError(f"it ends within {listed.name}")
-        digest.update(flat)
-        arrays[listed.name] = flat.view(listed.type).reshape(listed.shape)
+        digest.update(content)
+        arrays[listed.name] = np.frombuffer(content, listed.type).reshape(listed.shape)
     if digest.digest() != expected:
         raise ValueError("its checksum is wrong")
     if len(arrays) < len(header.arrays):
@@ -195,7 +196,7 @@ def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
-    return flat.view(np.uint8).data
+    return memoryview(flat.view(np.uint8))
 
 
 def _digest(version: int, header_bytes: int) -> hashlib._Hash:

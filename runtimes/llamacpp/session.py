@@ -159,7 +159,8 @@ class LlamaCppSession:
         size = self._library.state_size(self._context())
         buffer = (ctypes.c_uint8 * size)()
         written = self._library.state_read(self._opened.handle, buffer, size)
-        return np.frombuffer(buffer, np.uint8)[:written]
+        sequence: np.ndarray = np.ctypeslib.as_array(buffer)[:written]
+        return sequence
 
     def _move_to(self, num_tokens: int, sequence: np.ndarray, length: int) -> None:
         """Another context, of num_tokens, which holds this sequence. Raises ValueError where the
@@ -169,7 +170,7 @@ class LlamaCppSession:
         after = self._weights.open_context(self, choices)
         if length:
             writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
-            buffer = (ctypes.c_uint8 * len(sequence)).from_buffer(writable)
+            buffer = (ctypes.c_uint8 * len(sequence)).from_buffer(writable.data)
             read = library.state_write(after.handle, buffer, len(sequence))
             if read != len(sequence):
                 after.free()
