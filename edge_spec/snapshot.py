@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from edge_spec.decoder import Decoder
+from edge_spec.drafting import Drafting
 from edge_spec.errors import ContextFullError, SnapshotError, UsageError
 from edge_spec.generation import PREFILL_TOKENS, Conversation
 from edge_spec.model import Restorable
@@ -17,18 +19,14 @@ from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.snapshot_file import Description, Snapshot
 from edge_spec.speculation import Speculation
 
-Learnt = Mapping[str, list[float]]
-
 
 def take_snapshot(
     parts: Parts,
     conversation: Conversation,
-    speculation: Speculation,
-    learnt: Learnt,
+    drafting: Drafting,
     note: Mapping[str, Any] | None,
 ) -> Snapshot:
-    """Between two answers. learnt: by drafters that were used before. Raises UsageError for a note
-    that JSON cannot hold."""
+    """Between two answers. Raises UsageError for a note that JSON cannot hold."""
     target = conversation.decoder.target
     description = Description(
         model=parts.name,
@@ -36,16 +34,16 @@ def take_snapshot(
         computing=parts.computing,
         drafts=_drafts(parts),
         exact=parts.speculator.exact,
-        noisy=speculation.tie_margin > 0,
+        noise=conversation.noise,
         plain_s=conversation.plain_rate.seconds,
-        learnt={**learnt, **speculation.learnt()},
+        learnt=drafting.learnt(),
         note=_checked_note(note),
     )
     return Snapshot(
         description,
         np.array(conversation.tokens, np.int32),
         target.state() if isinstance(target, Restorable) else {},
-        speculation.snapshot(),
+        drafting.speculation.snapshot(),
     )
 
 
@@ -71,15 +69,16 @@ def check_snapshot(snapshot: Snapshot, parts: Parts, context_length: int) -> Non
 
 
 def take_over(
-    snapshot: Snapshot, parts: Parts, conversation: Conversation, speculation: Speculation
+    snapshot: Snapshot, parts: Parts, conversation: Conversation, drafting: Drafting
 ) -> None:
     """After `check_snapshot`, between two answers. Raises SnapshotError, and changes nothing then,
     where a session or a drafter does not know its part for one of its own."""
+    speculation, learnt = drafting.speculation, snapshot.description.learnt
     before = speculation.snapshot()
     try:
-        speculation.relearn(snapshot.description.learnt)
+        speculation.relearn(learnt)
         speculation.restore(_drafters_state(snapshot, parts, speculation))
-        _restore_target(snapshot, parts, conversation, speculation)
+        _restore_target(snapshot, parts, conversation)
     except BaseException as error:
         speculation.restore(before)
         if isinstance(error, (KeyError, ValueError)):
@@ -88,6 +87,7 @@ def take_over(
                 remedy="Restore another snapshot.",
             ) from error
         raise
+    drafting.remember(learnt)
     conversation.plain_rate.restore(snapshot.description.plain_s)
 
 
@@ -128,19 +128,17 @@ def _drafters_state(
     return {name: array for name, array in state.items() if name.partition("/")[0] in known}
 
 
-def _restore_target(
-    snapshot: Snapshot, parts: Parts, conversation: Conversation, speculation: Speculation
-) -> None:
+def _restore_target(snapshot: Snapshot, parts: Parts, conversation: Conversation) -> None:
     """From the kept cache, or by reading the text again. Raises ValueError for what is no cache."""
     tokens, target = snapshot.tokens.tolist(), conversation.decoder.target
-    if isinstance(target, Restorable) and _is_usable(snapshot, parts, speculation):
+    if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
         held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
         try:
             target.restore(snapshot.cache, len(tokens))
         except ValueError:
             conversation.tokens = held
             raise
-        conversation.tokens = tokens
+        conversation.tokens, conversation.noise = tokens, snapshot.description.noise
         return
     conversation.reuse(tokens)
     try:
@@ -150,12 +148,11 @@ def _restore_target(
         conversation.tokens = tokens[: target.length]
 
 
-def _is_usable(snapshot: Snapshot, parts: Parts, speculation: Speculation) -> bool:
-    """Whether the kept cache is what this engine might have computed. One that speculates up to
-    near ties may have any; one that promises more must have none of such a one's, nor what was
-    computed in rows of another width (`Engine._use`)."""
+def _is_usable(snapshot: Snapshot, parts: Parts, decoder: Decoder) -> bool:
+    """Whether this engine might have computed the kept cache: no noisier than it promises
+    (`Conversation.reuse`), and where it promises no noise, in passes as wide as its own."""
     description = snapshot.description
     if not snapshot.cache or description.computing != parts.computing:
         return False
     same_width = description.exact == parts.speculator.exact
-    return speculation.tie_margin > 0 or (not description.noisy and same_width)
+    return description.noise <= decoder.tie_margin and (decoder.tie_margin > 0 or same_width)

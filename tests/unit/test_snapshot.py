@@ -389,8 +389,11 @@ def test_the_plain_rate_and_what_was_learnt_are_kept(make: Any, path: Path) -> N
     assert other._conversation.plain_rate.seconds == engine._conversation.plain_rate.seconds != ()
     other.set_drafter("suffix")
     engine.set_drafter("suffix")
-    assert other._speculation.learnt() == engine._speculation.learnt()
-    assert other._speculation.learnt() != make([SuffixDrafter()])._speculation.learnt()
+    assert other._drafting.speculation.learnt() == engine._drafting.speculation.learnt()
+    assert (
+        other._drafting.speculation.learnt()
+        != make([SuffixDrafter()])._drafting.speculation.learnt()
+    )
 
 
 @pytest.mark.parametrize("note", [{"a": float("nan")}, {"a": b"bytes"}, [1, 2], 5])

@@ -34,7 +34,7 @@ DESCRIPTION = Description(
     computing="c",
     drafts=("d",),
     exact=False,
-    noisy=True,
+    noise=0.3,
     plain_s=(0.1, 0.25),
     learnt={"suffix": [1.0, 2.0]},
     note=NOTE,
@@ -188,6 +188,7 @@ HUGE = 2**39
         header(note=[1]),
         header(exact="perhaps"),
         header(plain_s=[0.0]),
+        header(noise=-1.0),
         header(plain_s=[1.0] * 257),
         header(learnt={"suffix": [float("nan")]}),
         {"description": header()["description"], "arrays": []},
@@ -197,7 +198,7 @@ HUGE = 2**39
             "arrays": [ARRAY | {"shape": [0], "name": "tokens/"}],
         },
     ],
-    ids=range(26),
+    ids=range(27),
 )
 def test_a_header_that_is_wrong_is_refused_though_its_checksum_is_right(
     wrong: Any, tmp_path: Path
