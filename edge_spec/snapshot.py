@@ -88,7 +88,8 @@ def take_over(
             ) from error
         raise
     drafting.remember(learnt)
-    conversation.plain_rate.restore(snapshot.description.plain_s)
+    if snapshot.description.computing == parts.computing:
+        conversation.plain_rate.restore(snapshot.description.plain_s)
 
 
 def fingerprint(parts: Parts) -> str:

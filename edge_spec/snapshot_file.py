@@ -197,7 +197,7 @@ def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
-    return memoryview(flat.view(np.uint8))
+    return flat.view(np.uint8).data
 
 
 def _digest(version: int, header_bytes: int) -> hashlib._Hash:
