@@ -39,8 +39,7 @@ _PRIVATE = 0o600  # it is somebody's conversation
 Type = Literal["<f2", "<f4", "<f8", "<i4", "<i8", "|u1"]
 TYPES: tuple[str, ...] = get_args(Type)  # numpy's names of those that an array may have
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Description(BaseModel):
@@ -53,8 +52,8 @@ class Description(BaseModel):
     computing: str  # changes with whatever may change a bit of the cache
     drafts: tuple[str, ...]  # likewise, of each further model
     exact: bool  # whether the cache was written in exact mode
-    noise: _Noise  # the margin up to which its rows may change a choice that plain decoding makes
-    plain_s: Annotated[tuple[_Seconds, ...], Field(max_length=MAX_PLAIN_ROUNDS)]  # plain rounds
+    noise: _NotNegative  # the margin up to which its rows may change a choice that plain decoding makes
+    plain_s: Annotated[tuple[_NotNegative, ...], Field(max_length=MAX_PLAIN_ROUNDS)]  # plain rounds
     learnt: dict[str, list[_Finite]]  # by drafters, of all texts
     note: dict[str, JsonValue] | None
 

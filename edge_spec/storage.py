@@ -59,7 +59,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     """A new file beside `final` that takes its place when the block ends without error.
 
-    What a kill leaves is as with `atomic_directory`.
+    What a kill leaves is as with `atomic_directory`. mode: of the new file.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(final)

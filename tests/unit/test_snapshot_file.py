@@ -35,7 +35,7 @@ DESCRIPTION = Description(
     drafts=("d",),
     exact=False,
     noise=0.3,
-    plain_s=(0.1, 0.25),
+    plain_s=(0.1, 0.0),  # a coarse clock sees no time pass
     learnt={"suffix": [1.0, 2.0]},
     note=NOTE,
 )
@@ -187,7 +187,7 @@ HUGE = 2**39
         header(more=1),
         header(note=[1]),
         header(exact="perhaps"),
-        header(plain_s=[0.0]),
+        header(plain_s=[-1.0]),
         header(noise=-1.0),
         header(plain_s=[1.0] * 257),
         header(learnt={"suffix": [float("nan")]}),
