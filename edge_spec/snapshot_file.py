@@ -52,7 +52,7 @@ class Description(BaseModel):
     computing: str  # changes with whatever may change a bit of the cache
     drafts: tuple[str, ...]  # likewise, of each further model
     exact: bool  # whether the cache was written in exact mode
-    noise: _NotNegative  # the margin up to which its rows may change a choice that plain decoding makes
+    noise: _NotNegative  # of a margin, below which the cache may change plain decoding's choice
     plain_s: Annotated[tuple[_NotNegative, ...], Field(max_length=MAX_PLAIN_ROUNDS)]  # plain rounds
     learnt: dict[str, list[_Finite]]  # by drafters, of all texts
     note: dict[str, JsonValue] | None
