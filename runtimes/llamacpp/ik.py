@@ -113,6 +113,7 @@ def library() -> Library:
         state_read=partial(_read_state, unbound),
         state_write=partial(_write_state, unbound),
         state_form=SequenceForm(0, (0,)),
+        state_window=lambda model: 0,
     )
 
 

@@ -116,3 +116,4 @@ class Library:
     state_read: Callable[[int, Any, int], int]  # context, buffer, size
     state_write: Callable[[int, Any, int], int]
     state_form: SequenceForm  # of what state_read gives
+    state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all

@@ -97,8 +97,11 @@ class LlamaCppSession:
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
+        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known, or
+        leaves out what a sliding window has passed: it could not be rolled back."""
         self._reserve(0)
+        if self._weights.state_window:
+            return {}
         sequence = self._read_sequence()
         known = holds(sequence, self.length, self._library.state_form)
         return {"sequence": sequence} if known else {}

@@ -85,6 +85,7 @@ def library() -> Library:
         state_read=partial(_read_state, api),
         state_write=partial(_write_state, api),
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
+        state_window=api.llama_model_n_swa,
     )
 
 
