@@ -27,6 +27,7 @@ LAYERS = (
         "pair_choices",
         "processor",
         "quiet_import",
+        "snapshot_file",
         "tokenizer",
     }
     | {"vocabulary"},
@@ -34,8 +35,8 @@ LAYERS = (
     {"drafters", "verify", "control", "metrics", "demo_model", "hub", "plugins", "sources"}
     | {"testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"answer_options", "drafting", "results", "pair_history", "parts", "shared"}
-    | {"generation", "engine"},
+    {"answer_options", "asking", "drafting", "results", "pair_history", "parts", "shared"}
+    | {"generation", "snapshot", "engine"},
     {"async_engine", "bench", "doctor", "draft_choice", "loading", "pair_export", "placement"}
     | {"preparation"},
     {"cli"},
