@@ -8,15 +8,22 @@ from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.engine import Engine
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import chosen_drafts, load_engine
+from edge_spec.model import Progress
 from edge_spec.sampling import SamplingParams
 from edge_spec.sources import Source
 
 
-def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = False) -> Engine:
-    """Raises an EdgeSpecError."""
+def open_engine(
+    model: str,
+    options: ModelOptions,
+    measure_when_idle: bool = False,
+    report: Progress | None = None,
+) -> Engine:
+    """report: instead of a bar on stderr. Raises an EdgeSpecError."""
     bar = ProgressBar()
+    progress = report or bar
     drafts = chosen_drafts(
-        Source(model, bar), options.draft, options.drafter, is_planned=options.plan is not None
+        Source(model, progress), options.draft, options.drafter, is_planned=options.plan is not None
     )
     load_options = LoadOptions(
         runtime=options.runtime,
@@ -43,7 +50,7 @@ def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = Fal
         rpc_servers=tuple(options.rpc or ()),
         plan=options.plan,
     )
-    with bar as progress:
+    with bar:
         return load_engine(model, load_options, progress, measure_when_idle)
 
 
