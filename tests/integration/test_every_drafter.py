@@ -105,7 +105,9 @@ def test_greedy_text_is_the_plain_text(
         prompts(engine), plain, answers(engine, drafters), strict=True
     ):
         assert text == expected or margin(engine, prompt, expected, text) <= noise
-    assert all(getattr(drafter, "fault", None) is None for drafter in engine._speculation.drafters)
+    assert all(
+        getattr(drafter, "fault", None) is None for drafter in engine._drafting.speculation.drafters
+    )
 
 
 @pytest.mark.parametrize("drafters", ["recycling", "lookahead", ",".join(FREE)])
