@@ -208,8 +208,14 @@ COMMANDS = (
     Command("/retry", "", "answer the last message again", _retry),
     Command("/reset", "", "forget the conversation", _reset),
     Command("/system", "[TEXT|none]", "the system message from now on", _system),
-    Command("/save", "FILE", "keep it in a file; .json: its messages alone", _save, Runs.LONG,
-            takes_path=True),
+    Command(
+        "/save",
+        "FILE",
+        "keep it in a file; .json: its messages alone",
+        _save,
+        Runs.LONG,
+        takes_path=True,
+    ),
     Command("/load", "FILE", "go on with a saved conversation", _load, Runs.LONG, takes_path=True),
     Command("/model", "NAME", "go on with another model", _model, Runs.LONG, takes_path=True),
     Command(

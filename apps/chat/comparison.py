@@ -13,6 +13,7 @@ from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
     from edge_spec import GenerationResult, Token
+    from edge_spec.answer_options import AnswerOptions
 
 MOST_TOKENS = 128  # of each answer
 REMEMBERING = "ngram-cache"  # the drafter that knows answers of before
@@ -71,8 +72,8 @@ def compare(
     if engine.drafter == "none":
         raise UsageError("drafting is off", remedy="Turn it on first: /draft auto.")
     messages = _asked(conversation, prompt)
-    options = {**conversation.answering, "sampling": _seeded(conversation)}
-    options["max_tokens"] = min(conversation.answering.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
+    options: AnswerOptions = {**conversation.answering, "sampling": _seeded(conversation)}
+    options["max_tokens"] = min(options.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
     results: list[GenerationResult] = []
     for number, drafting in enumerate((False, True, False), start=1):
         say(f"{number} of 3, {engine.drafter if drafting else 'plain'}")

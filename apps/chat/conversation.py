@@ -12,7 +12,7 @@ from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
     from edge_spec import Chunk, Engine, Generation, GenerationResult
-    from edge_spec.engine import AnswerOptions
+    from edge_spec.answer_options import AnswerOptions
 
 Message = dict[str, str]  # "role" and "content"
 Report = Callable[[str, float], None]  # what is being done, and how much of it is

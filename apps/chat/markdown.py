@@ -9,6 +9,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markdown import Markdown
 from rich.text import Text
 
+from edge_spec.apps.chat.paint import harmless
+
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 # Definitions of links and addresses of images would disappear.
 _PARSER.disable(["reference", "image"])
@@ -40,17 +42,16 @@ class AnswerView:
         """All that is left; None where that is nothing but spaces."""
         with self._lock:
             block, self._rest = self._rest, ""
-        return self._shown(block) if block.strip() else None
+        return shown_text(block, self._is_plain) if block.strip() else None
 
     @property
     def rest(self) -> str:
         return self._rest
 
-    def shown_rest(self) -> RenderableType:
-        return self._shown(self._rest)
 
-    def _shown(self, text: str) -> RenderableType:
-        return Text(text) if self._is_plain else ShownMarkdown(text)
+def shown_text(text: str, is_plain: bool) -> RenderableType:
+    safe = harmless(text)  # here, too, so that lines are broken where they will be
+    return Text(safe) if is_plain else ShownMarkdown(safe)
 
 
 def finished_length(text: str) -> int:

@@ -37,7 +37,7 @@ _PROMPT = "> "
 _MENU_ROWS = 4
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
 _STYLE = Style([("bottom-toolbar", "noreverse")])
-_WAIT = "Ctrl-C stops what is running; then press Enter again."
+_WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
@@ -50,6 +50,7 @@ class Terminal:
         self._view: AnswerView | None = None  # of the answer that is being written
         self._work: asyncio.Task[None] | None = None
         self._note = ""  # in the footer
+        self._is_held = False  # the line was entered, and waits for the end of the work
         self._leaving = False
         self._error: BaseException | None = None  # that ends the session
         self._last_painted: tuple[tuple[str, int, bool] | None, str] = (None, "")
@@ -64,11 +65,10 @@ class Terminal:
             style=_STYLE,
             reserve_space_for_menu=_MENU_ROWS,
         )
+        self._session.default_buffer.on_text_changed += lambda buffer: self._let_go()
 
     def talk(self) -> None:
         """Until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
-        parts = self._conversation.engine.parts
-        print(harmless(f"{parts.name} on {parts.runtime}. /help lists the commands."))
         try:
             with patch_stdout():  # warnings, too, appear above the input
                 asyncio.run(self._talk())
@@ -133,6 +133,8 @@ class Terminal:
         finally:
             self._work, self._view, self._note = None, None, ""
             self._session.app.invalidate()
+            if self._is_held:
+                self._session.default_buffer.validate_and_handle()
 
     async def _long(self, line: str) -> None:
         door = self._door()
@@ -228,10 +230,17 @@ class Terminal:
         keys = KeyBindings()
         keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
         keys.add("c-c", filter=~is_searching)(lambda event: self._interrupt())
-        keys.add("enter", filter=Condition(self._has_to_wait) & ~is_searching)(
-            lambda event: setattr(self, "_note", _WAIT)
-        )
+        waits = Condition(self._has_to_wait) & ~is_searching
+        keys.add("enter", filter=waits)(lambda event: self._hold())
         return keys
+
+    def _hold(self) -> None:
+        self._is_held, self._note = True, _WAIT
+
+    def _let_go(self) -> None:
+        """A line that is changed is not sent by itself."""
+        if self._is_held:
+            self._is_held, self._note = False, ""
 
     def _interrupt(self) -> None:
         """Ctrl-C: stops an answer, else drops the line, else leaves at the second time."""

@@ -28,7 +28,9 @@ def chat(
     from edge_spec.cli.opening import open_engine, sampling_params
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
-        return open_engine(model, replace(loading, exact=exact), measure_when_idle=True, report=report)
+        return open_engine(
+            model, replace(loading, exact=exact), measure_when_idle=True, report=report
+        )
 
     answering = {"sampling": sampling_params(sampling), "max_tokens": sampling.max_tokens}
     plugins.load_app("chat")(opener, model, loading.exact, answering, system, json)
