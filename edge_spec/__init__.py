@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_spec.answer_options import AnswerOptions, ChatOptions
     from edge_spec.async_engine import AsyncEngine, load_async
     from edge_spec.engine import Engine
     from edge_spec.errors import EdgeSpecError
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 # Imported when first used, so that `import edge_spec` costs nothing.
 _HOMES = {
     "Alternative": "results",
+    "AnswerOptions": "answer_options",
     "AsyncEngine": "async_engine",
+    "ChatOptions": "answer_options",
     "Chunk": "results",
     "EdgeSpecError": "errors",
     "Engine": "engine",
@@ -42,7 +45,9 @@ _HOMES = {
 
 __all__ = [
     "Alternative",
+    "AnswerOptions",
     "AsyncEngine",
+    "ChatOptions",
     "Chunk",
     "EdgeSpecError",
     "Engine",

@@ -131,9 +131,11 @@ class Engine:
         tools: Tools = (),
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
-        """The assistant's next message; a string is one message of the user.
+        """The assistant's next message; a string is one message of the user. With `stream`, what is
+        iterated for it piece by piece.
 
-        Raises UsageError for malformed messages, ContextFullError if they do not fit.
+        options: `ChatOptions`. Raises UsageError for malformed messages or options and for tools
+        that the model does not know, ContextFullError if the messages do not fit.
         """
         generation = self._start(self.chat_prompt(messages, tools), **options)
         return generation if stream else generation.finish()
@@ -171,11 +173,36 @@ class Engine:
     ) -> GenerationResult | Generation:
         """The continuation of a text, or of token ids, without a chat template.
 
-        Raises UsageError for an empty prompt, ContextFullError if it does not fit.
+        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
+        ContextFullError if the prompt does not fit.
         """
-        ids = self.parts.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
         return generation if stream else generation.finish()
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.parts.name
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime that the model runs on."""
+        return self.parts.runtime
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return self._limits(None).context_length
+
+    @property
+    def drafters(self) -> list[str]:
+        """The names that `set_drafter` takes one or several of, beside "auto" and "none"."""
+        return self._drafting.possible
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without a chat template."""
+        return self.parts.text.tokenizer.encode(text)
 
     @property
     def drafter(self) -> str:

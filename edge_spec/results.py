@@ -11,6 +11,8 @@ from edge_spec.metrics import Stats
 
 
 class FinishReason(StrEnum):
+    """Why an answer ended."""
+
     STOP = "stop"  # the model ended its text, or a stop string appeared
     LENGTH = "length"  # max_tokens or the end of the context
     CANCELLED = "cancelled"

@@ -40,7 +40,8 @@ LAYERS = (
 # Siblings of one row that do not import each other, but for these names.
 SIBLINGS = {"drafters", "verify", "control", "metrics"}
 ALLOWED_BETWEEN_SIBLINGS = {("control", "metrics"): {"PlainReason", "RoundStats"}}
-PUBLIC = ["Alternative", "AsyncEngine", "Chunk", "EdgeSpecError", "Engine", "FinishReason"]
+PUBLIC = ["Alternative", "AnswerOptions", "AsyncEngine", "ChatOptions", "Chunk", "EdgeSpecError"]
+PUBLIC += ["Engine", "FinishReason"]
 PUBLIC += ["Generation", "GenerationResult", "Grammar", "Origin", "SamplingParams", "Stats"]
 PUBLIC += ["Token", "load", "load_async"]
 HEAVY = [
