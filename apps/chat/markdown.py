@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.markdown import Markdown
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
 from rich.text import Text
 
 from edge_spec.apps.chat.paint import harmless
 
+_MOST_LEVELS = 16
+_LEVEL_CELLS = 4  # at most, that a level takes of the width
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 # Definitions of links and addresses of images would disappear.
 _PARSER.disable(["reference", "image"])
@@ -62,20 +66,38 @@ def finished_length(text: str) -> int:
     return sum(map(len, text.split("\n")[: starts[-1]])) + starts[-1]
 
 
+class FoldingTable(TableElement):
+    """A table in which long words are broken rather than cut."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for table in super().__rich_console__(console, options):
+            if isinstance(table, Table):
+                for column in table.columns:
+                    column.overflow = "fold"
+            yield table
+
+
 class ShownMarkdown(Markdown):
     """Markdown as the terminal can show it: no part of the text is left out, HTML and addresses of
     links are shown as they are, and lines end where the text's do."""
+
+    elements: ClassVar = {**Markdown.elements, "table_open": FoldingTable}
 
     def __init__(self, text: str) -> None:
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.markup = text
         self.parsed = _PARSER.parse(text)
+        self._depth = max((each.level for each in self.parsed if each.nesting == 1), default=0)
         for token in self.parsed:
             for child in token.children or ():
                 if child.type == "softbreak":
                     child.type = "hardbreak"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # The parser leaves out what is too deep for it, the renderer what has no width left.
+        if self._depth > min(_MOST_LEVELS, options.max_width // _LEVEL_CELLS - 2):
+            yield Text(self.markup)
+            return
         try:
             yield from list(super().__rich_console__(console, options))
         except Exception:  # text of a model may be of any form, and has to be shown

@@ -247,7 +247,7 @@ def test_ctrl_d_leaves_in_the_middle_of_an_answer(chat: Any) -> None:
     tty.release(1)
     tty.until("Ctrl-C stops")
     tty.type(CTRL_D)
-    tty.release(4)
+    tty.release(130)  # more than the answer takes: nobody knows which round it comes in
     assert tty.ends() == 0
 
 
