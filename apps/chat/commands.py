@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from edge_spec import plugins
 from edge_spec.apps.chat import keeping
 from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import Conversation, OnChunk, Report
@@ -64,7 +63,7 @@ class Command:
     help: str
     act: Act
     runs: Runs = Runs.AT_ONCE
-    choices: Callable[[], Sequence[str]] = tuple  # of its argument
+    choices: Callable[[Conversation], Sequence[str]] = lambda conversation: ()  # of its argument
     takes_path: bool = False
 
     @property
@@ -154,7 +153,7 @@ def _path(argument: str) -> Path:
 def _model(conversation: Conversation, argument: str, door: Door) -> Outcome:
     if argument:
         conversation.open(argument, door.report)
-    return f"{conversation.engine.parts.name} on {conversation.engine.parts.runtime}."
+    return f"{conversation.engine.name} on {conversation.engine.runtime}."
 
 
 def _exact(conversation: Conversation, argument: str, door: Door) -> Outcome:
@@ -179,11 +178,11 @@ def _quit(conversation: Conversation, argument: str, door: Door) -> Outcome:
     return Leave()
 
 
-def _drafters() -> list[str]:
-    return ["auto", "none", *plugins.names("drafters")]
+def _drafters(conversation: Conversation) -> list[str]:
+    return ["auto", "none", *conversation.engine.drafters]
 
 
-def _on_off() -> list[str]:
+def _on_off(conversation: Conversation) -> list[str]:
     return ["on", "off"]
 
 

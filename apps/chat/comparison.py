@@ -12,8 +12,7 @@ from edge_spec.apps.chat.conversation import Conversation, Message, OnChunk
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec import GenerationResult, Token
-    from edge_spec.answer_options import AnswerOptions
+    from edge_spec import AnswerOptions, GenerationResult, Token
 
 MOST_TOKENS = 128  # of each answer
 REMEMBERING = "ngram-cache"  # the drafter that knows answers of before

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec import Chunk, Engine, Generation, GenerationResult
-    from edge_spec.answer_options import AnswerOptions
+    from edge_spec import AnswerOptions, Chunk, Engine, Generation, GenerationResult
 
 Message = dict[str, str]  # "role" and "content"
 Report = Callable[[str, float], None]  # what is being done, and how much of it is

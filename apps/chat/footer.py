@@ -64,7 +64,7 @@ def footer(conversation: Conversation, meter: Meter, note: str, width: int) -> s
     memory = resident_bytes()
     parts += [format_bytes(memory)] if memory is not None else []
     parts += ["exact"] if conversation.exact else []
-    parts += [conversation.engine.parts.name] if running is None else ["Ctrl-C stops"]
+    parts += [conversation.engine.name] if running is None else ["Ctrl-C stops"]
     while len(parts) > 1 and cell_len(_SEPARATOR.join(parts)) > width:
         parts.pop()
     return _SEPARATOR.join(parts)

@@ -12,13 +12,15 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from edge_spec.apps.chat.commands import COMMANDS, find
+from edge_spec.apps.chat.conversation import Conversation
 from edge_spec.storage import cache_directory
 
 
 class CommandCompleter(Completer):
     """Commands, their choices (of several joined by commas the last one) and paths."""
 
-    def __init__(self) -> None:
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
@@ -33,7 +35,7 @@ class CommandCompleter(Completer):
                     yield Completion(each.name, -len(name), display_meta=each.help)
         elif command is not None:
             word = argument.rpartition(",")[2]
-            for choice in command.choices():
+            for choice in command.choices(self._conversation):
                 if choice.startswith(word):
                     yield Completion(choice, -len(word))
             if command.takes_path:

@@ -12,7 +12,7 @@ from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import harmless
 
 if TYPE_CHECKING:
-    from edge_spec.answer_options import AnswerOptions
+    from edge_spec import AnswerOptions
 
 
 def run(
@@ -25,9 +25,9 @@ def run(
 ) -> None:
     """Opens the model and talks until /quit or the end of input. Raises EdgeSpecError."""
     with closing(Conversation(opener, model, exact, answering, system)) as conversation:
-        parts = conversation.engine.parts
+        engine = conversation.engine
         if sys.stdin.isatty() and not as_json:
-            print(harmless(f"{parts.name} on {parts.runtime}. /help lists the commands."))
+            print(harmless(f"{engine.name} on {engine.runtime}. /help lists the commands."))
         if as_json or not _is_terminal():
             talk_in_lines(conversation, as_json=as_json)
         else:

@@ -58,7 +58,7 @@ class Terminal:
         self._session: PromptSession[str] = PromptSession(
             self._above_and_prompt,
             history=open_history(),
-            completer=CommandCompleter(),
+            completer=CommandCompleter(conversation),
             complete_while_typing=Condition(lambda: self._typed().startswith("/")),
             key_bindings=self._keys(),
             bottom_toolbar=self._footer,

@@ -13,6 +13,7 @@ from prompt_toolkit.document import Document
 from rich.cells import cell_len
 from rich.text import Text
 
+from edge_spec.apps.chat.conversation import Conversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, finished_length, shown_text
@@ -182,11 +183,8 @@ def test_the_rate_is_that_of_the_last_second() -> None:
 
 
 def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> None:
-    class Talk:
-        engine = make_engine(remembers_all())
-        running, last, exact, plain_per_second = None, GenerationResult(), True, 10.0
-
-    talk: Any = Talk()
+    talk = Conversation(lambda *_, **__: make_engine(remembers_all()), "test", True, {}, None)
+    talk.last = GenerationResult()
     talk.last.stats.predicted_n, talk.last.stats.predicted_ms = 50, 1000.0
     talk.last.stats.plain_per_second = 25.0
     whole = footer(talk, Meter(), "", 200)
@@ -196,6 +194,12 @@ def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> Non
     for width in range(len(whole)):
         shown = footer(talk, Meter(), "", width)
         assert whole.startswith(shown) and (len(shown) <= width or shown == "50 tokens/s")
+
+
+@pytest.fixture
+def completer(make_engine: Any, remembers_all: Any) -> CommandCompleter:
+    make = lambda *_, **__: make_engine(remembers_all())  # noqa: E731
+    return CommandCompleter(Conversation(make, "test", False, {}, None))
 
 
 @pytest.mark.parametrize(
@@ -210,15 +214,17 @@ def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> Non
         ("/nonsense x", []),
     ],
 )
-def test_commands_and_their_choices_are_completed(typed: str, offered: list[str]) -> None:
-    found = CommandCompleter().get_completions(Document(typed), CompleteEvent())
+def test_commands_and_their_choices_are_completed(
+    completer: CommandCompleter, typed: str, offered: list[str]
+) -> None:
+    found = completer.get_completions(Document(typed), CompleteEvent())
     assert [completion.text for completion in found] == offered
 
 
-def test_paths_are_completed(tmp_path: Any) -> None:
+def test_paths_are_completed(completer: CommandCompleter, tmp_path: Any) -> None:
     (tmp_path / "talk.json").touch()
     document = Document(f"/load {tmp_path}/ta")
-    found = list(CommandCompleter().get_completions(document, CompleteEvent()))
+    found = list(completer.get_completions(document, CompleteEvent()))
     assert [completion.text for completion in found] == ["lk.json"]
 
 
