@@ -27,15 +27,19 @@ from rich.style import Style
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-COLUMNS, ROWS = 88, 34
-FOOTER = "| SmolLM2"  # is there when nothing runs
+COLUMNS, ROWS = 88, 40
+FOOTER = "| smollm2"  # is there when nothing runs
 TIMEOUT_S = 60.0
-# Name of the picture, what is typed, and what is on the screen at the end of it.
+# Name of the picture, what is typed, and what a line of the screen has at the end of it.
 SCRIPT = (
-    ("chat", "Write the list of the numbers from 1 to 8, each with its square.", FOOTER),
-    ("chat-tokens", "/tokens", "right guesses of"),
-    ("chat-compare", "/compare Say hello five times.", "Measured:"),
-    ("chat-stats", "/stats", "first token after"),
+    (
+        "chat",
+        "Write this three times: The quick brown fox jumps over the lazy dog.",
+        ("tokens/s", FOOTER),
+    ),
+    ("chat-tokens", "/tokens", ("right guesses of",)),
+    ("chat-compare", "/compare Count from 1 to 20, then again.", ("Measured:",)),
+    ("chat-stats", "/stats", ("first token after",)),
 )
 
 
@@ -71,9 +75,9 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def until(self, expected: str) -> None:
-        """Raises TimeoutError where it does not appear."""
-        while not any(expected in line for line in self.screen.display):
+    def until(self, *expected: str) -> None:
+        """Reads until a line has all of these. Raises TimeoutError where none gets them."""
+        while not any(all(each in line for each in expected) for line in self.screen.display):
             if not select.select([self._master], [], [], TIMEOUT_S)[0]:
                 raise TimeoutError("\n".join([f"no {expected!r} in", *self.screen.display]))
             self._stream.feed(os.read(self._master, 65536))
@@ -124,7 +128,8 @@ def main(directory: Path) -> None:
         for name, typed, expected in SCRIPT:
             terminal.type(f"{typed}\r")
             terminal.until(typed[:40])
-            terminal.until(expected)
+            terminal.until(*expected)
+            terminal.until(FOOTER)
             terminal.picture(directory / f"{name}.svg")
     finally:
         terminal.close()

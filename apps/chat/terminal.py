@@ -18,14 +18,16 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.renderer import print_formatted_text
 from prompt_toolkit.styles import Style
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from edge_spec import EdgeSpecError
 from edge_spec.apps.chat.commands import Answer, Door, Leave, Runs, find, run_command
 from edge_spec.apps.chat.conversation import Conversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
-from edge_spec.apps.chat.markdown import AnswerView, shown_text
+from edge_spec.apps.chat.markdown import AnswerView
 from edge_spec.apps.chat.paint import harmless, paint
+from edge_spec.apps.chat.tail import Room, Tail
 
 if TYPE_CHECKING:
     from edge_spec import Chunk
@@ -53,7 +55,7 @@ class Terminal:
         self._is_held = False  # the line was entered, and waits for the end of the work
         self._leaving = False
         self._error: BaseException | None = None  # that ends the session
-        self._last_painted: tuple[tuple[str, int, bool] | None, str] = (None, "")
+        self._tail = Tail()
         self._worker = ThreadPoolExecutor(1)
         self._session: PromptSession[str] = PromptSession(
             self._above_and_prompt,
@@ -133,7 +135,7 @@ class Terminal:
         finally:
             self._work, self._view, self._note = None, None, ""
             self._session.app.invalidate()
-            if self._is_held:
+            if self._is_held and not self._leaving:
                 self._session.default_buffer.validate_and_handle()
 
     async def _long(self, line: str) -> None:
@@ -156,7 +158,7 @@ class Terminal:
             )
         finally:
             for block in (view.take(), view.take_all()):
-                await self._show_block(block)
+                await self._show(block)
 
     async def _following(self, work: Callable[[], Result]) -> Result:
         """Has the worker do it, and meanwhile prints what is finished and draws the rest."""
@@ -164,16 +166,17 @@ class Terminal:
         while not done.done():
             await asyncio.wait({done}, timeout=_REDRAW_S)
             if self._view is not None:
-                await self._show_block(self._view.take())
+                await self._show(self._view.take())
             self._session.app.invalidate()
         return await done
 
-    async def _show_block(self, block: RenderableType | None) -> None:
-        if block is not None:
-            await self._show(Group(block, "") if not self._conversation.is_plain else block)
-
-    async def _show(self, shown: RenderableType) -> None:
-        """Prints it above the input, for good."""
+    async def _show(self, block: RenderableType | None) -> None:
+        """Prints it above the input, for good, and an empty line, but for lines of an answer that
+        is shown as text."""
+        if block is None:
+            return
+        is_line = self._view is not None and self._conversation.is_plain
+        shown = block if is_line else Group(block, Text())
         text = to_formatted_text(ANSI(paint(shown, self._width)))
         await run_in_terminal(lambda: print_formatted_text(self._session.output, text, _STYLE))
 
@@ -199,15 +202,8 @@ class Terminal:
         if view is None or not view.rest.strip() or self._session.app.is_done:
             return [("", _PROMPT)]
         rows = max(self._session.output.get_size().rows - _ROWS_BELOW, 1)
-        lines = self._painted(view.rest, self._width).rstrip("\n").split("\n")
-        return [*to_formatted_text(ANSI("\n".join(lines[-rows:]))), ("", f"\n{_PROMPT}")]
-
-    def _painted(self, rest: str, width: int) -> str:
-        """A redraw asks several times."""
-        key = (rest, width, self._conversation.is_plain)
-        if self._last_painted[0] != key:
-            self._last_painted = (key, paint(shown_text(rest, key[2]), width))
-        return self._last_painted[1]
+        room = Room(self._width, rows, self._conversation.is_plain)
+        return [*self._tail.fragments(view.rest, room), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
         return harmless(footer(self._conversation, self._meter, self._note, self._width))

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import fragment_list_to_text
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, finished_length, shown_text
 from edge_spec.apps.chat.paint import harmless, paint, plain
+from edge_spec.apps.chat.tail import Room, Tail
 from edge_spec.results import GenerationResult
 
 STYLES = re.compile("\x1b\\[[0-9;]*m")
@@ -161,6 +163,40 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def shown_tail(tail: Tail, text: str, room: Room) -> list[str]:
+    return fragment_list_to_text(tail.fragments(text, room)).splitlines()
+
+
+def test_of_a_long_block_the_last_lines_are_shown_and_code_stays_code() -> None:
+    room, code = Room(40, 5, is_plain=False), "```\n" + "".join(f"*{i}*\n" for i in range(99))
+    lines = [line.strip() for line in shown_tail(Tail(), code, room)]
+    assert len(lines) <= 5 and "*98*" in lines
+    assert len(shown_tail(Tail(), "word " * 500, room)) == 5
+
+
+def test_drawing_takes_no_more_than_its_share_of_the_time() -> None:
+    class Slow(Clock):
+        reading = 0
+
+        def __call__(self) -> float:
+            self.now += 0.01 if self.reading % 2 else 0.0  # a painting takes 10 ms
+            self.reading += 1
+            return self.now
+
+    clock, room = Slow(), Room(40, 5, is_plain=True)
+    tail = Tail(clock)
+    assert shown_tail(tail, "a", room) == ["a"]
+    clock.reading = 0
+    assert shown_tail(tail, "ab", room) == ["a"]  # too soon
+    clock.now += 0.21
+    clock.reading = 0
+    assert shown_tail(tail, "abc", room) == ["abc"]
+    clock.reading = 0
+    assert shown_tail(tail, "bc", room) == ["bc"]  # what was printed for good is not shown twice
+    clock.reading = 0
+    assert shown_tail(tail, "bc", Room(2, 5, is_plain=True)) == ["bc"]
 
 
 def test_the_rate_is_that_of_the_last_second() -> None:
