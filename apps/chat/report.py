@@ -72,9 +72,8 @@ def _histogram(rounds: Counter[int]) -> list[str]:
         return []
     most = max(rounds.values())
     lines = ["speculative rounds by accepted guesses:"]
-    for accepted in range(max(rounds) + 1):
-        count = rounds[accepted]
-        bar = bar_character() * max(round(count / most * _BAR_WIDTH), count > 0)
+    for accepted, count in sorted(rounds.items()):
+        bar = bar_character() * max(round(count / most * _BAR_WIDTH), 1)
         lines.append(f"  {accepted:2} {bar:{_BAR_WIDTH}} {count}")
     return lines
 

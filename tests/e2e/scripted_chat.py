@@ -3,7 +3,8 @@
     scripted_chat.py ANSWERS PACE [--json]
 
 ANSWERS: a JSON file, prompts and their answers. PACE: a file descriptor of which one byte is read
-before each round of an answer to a prompt that begins with "slow".
+before each round of an answer to a prompt that begins with "slow". The prompts "fail" and "crash"
+end in errors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edge_spec import Engine, SamplingParams
 from edge_spec.apps.chat import run
 from edge_spec.control.numerics import Numerics
 from edge_spec.drafters.setting import Setting
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import ModelFileError, SessionError
 from edge_spec.grammar import GrammarCompiler
 from edge_spec.model import Forward
 from edge_spec.parts import Parts, TextFormat
@@ -84,8 +85,13 @@ class PacedSession(ScriptedSession):
 
     def forward(self, tree: TokenTree) -> Forward:
         tokens = [*self.committed, int(tree.tokens[0])]
-        if self._answering.prompt(tokens).startswith("slow"):
+        prompt = self._answering.prompt(tokens)
+        if prompt.startswith("slow"):
             os.read(self._answering.pace, 1)
+        if prompt == "fail":
+            raise SessionError("the device is gone", remedy="Try another one.")
+        if prompt == "crash":
+            raise RuntimeError("this is a bug")
         return super().forward(tree)
 
 

@@ -404,6 +404,24 @@ def test_another_model_is_opened_and_a_missing_one_changes_nothing(chat: Any) ->
     tty.until("neither on nor off")
 
 
+def test_a_failure_is_one_line_and_the_conversation_goes_on(chat: Any) -> None:
+    tty = chat()
+    tty.enter("fail")
+    tty.until("edge-spec: the device is gone. Try another one.")
+    tty.enter("hello")
+    tty.until("Hi there!")
+    tty.enter("/save talk.json")
+    tty.until("2 messages saved")
+    assert "Traceback" not in tty.text
+
+
+def test_a_bug_ends_it_with_its_place(chat: Any) -> None:
+    tty = chat()
+    tty.enter("crash")
+    assert tty.ends() == 1
+    assert b"RuntimeError: this is a bug" in tty.raw
+
+
 def test_a_dumb_terminal_gets_lines(chat: Any) -> None:
     tty = chat(TERM="dumb")
     tty.enter("evil")
