@@ -20,12 +20,20 @@ def open_engine(
     report: Progress | None = None,
 ) -> Engine:
     """report: instead of a bar on stderr. Raises an EdgeSpecError."""
-    bar = ProgressBar()
-    progress = report or bar
-    drafts = chosen_drafts(
-        Source(model, progress), options.draft, options.drafter, is_planned=options.plan is not None
-    )
-    load_options = LoadOptions(
+    with ProgressBar() as bar:
+        progress = report or bar
+        drafts = chosen_drafts(
+            Source(model, progress),
+            options.draft,
+            options.drafter,
+            is_planned=options.plan is not None,
+            draft_runtime=options.draft_runtime,
+        )
+        return load_engine(model, _load_options(options, drafts), progress, measure_when_idle)
+
+
+def _load_options(options: ModelOptions, drafts: tuple[str, ...]) -> LoadOptions:
+    return LoadOptions(
         runtime=options.runtime,
         drafter=options.drafter,
         drafts=drafts,
@@ -50,8 +58,6 @@ def open_engine(
         rpc_servers=tuple(options.rpc or ()),
         plan=options.plan,
     )
-    with bar:
-        return load_engine(model, load_options, progress, measure_when_idle)
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
