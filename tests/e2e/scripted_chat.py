@@ -1,6 +1,6 @@
 """`edge-spec chat` over a model whose answers are known; started by the tests of the terminal.
 
-    scripted_chat.py ANSWERS PACE [--json]
+    scripted_chat.py ANSWERS PACE
 
 ANSWERS: a JSON file, prompts and their answers. PACE: a file descriptor of which one byte is read
 before each round of an answer to a prompt that begins with "slow". The prompts "fail" and "crash"
@@ -9,9 +9,11 @@ end in errors.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
+import termios
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,7 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
 
 
 if __name__ == "__main__":
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # its signals are for this process
     scripted_answers = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     run(
         opener(scripted_answers, int(sys.argv[2])),
@@ -130,5 +133,5 @@ if __name__ == "__main__":
         False,
         {"sampling": SamplingParams(), "max_tokens": 600},
         None,
-        "--json" in sys.argv,
+        as_json=False,
     )
