@@ -12,11 +12,10 @@ from edge_spec.apps.chat.conversation import Conversation, Message, OnChunk
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec import AnswerOptions, GenerationResult, Token
+    from edge_spec import AnswerOptions, GenerationResult
 
 MOST_TOKENS = 128  # of each answer
 REMEMBERING = "ngram-cache"  # the drafter that knows answers of before
-Answer = Callable[[], "GenerationResult"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Comparison:
     drafter: str
     plain: tuple[GenerationResult, GenerationResult]
     drafted: GenerationResult
-    repeated: bool = False  # the drafter may know the answer from an earlier one
 
     @property
     def plain_per_second(self) -> float:
@@ -47,6 +45,11 @@ class Comparison:
         return self.drafted_per_second / self.plain_per_second if self.plain_per_second else None
 
     @property
+    def may_be_remembered(self) -> bool:
+        """Whether the drafter knows the answer where it was given before."""
+        return REMEMBERING in self.drafter.split(",")
+
+    @property
     def first_difference(self) -> int | None:
         """Index of the first token that differs; None where the texts are equal."""
         ids = [[token.id for token in each.tokens] for each in (self.plain[0], self.drafted)]
@@ -54,9 +57,6 @@ class Comparison:
             return None
         pairs = enumerate(zip(*ids, strict=False))
         return next((i for i, (plain, drafted) in pairs if plain != drafted), min(map(len, ids)))
-
-    def token_at(self, result: GenerationResult, index: int) -> Token | None:
-        return result.tokens[index] if index < len(result.tokens) else None
 
 
 def compare(
@@ -84,8 +84,7 @@ def compare(
         if conversation.stop.requested:
             return None
     first, drafted, second = results
-    repeated = REMEMBERING in engine.drafter.split(",") and prompt is None
-    return Comparison(engine.drafter, (first, second), drafted, repeated)
+    return Comparison(engine.drafter, (first, second), drafted)
 
 
 def _asked(conversation: Conversation, prompt: str | None) -> list[Message]:

@@ -124,8 +124,8 @@ def comparison_text(compared: Comparison, width: int) -> RenderableType:
         "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
         "time for the prompt."
     )
-    if compared.repeated:
-        lines.append("This drafter remembers answers: the rate is that of a repeated one.")
+    if compared.may_be_remembered:
+        lines.append("Its drafter remembers answers: one that was given before is guessed whole.")
     side_by_side = width >= 2 * _LEAST_COLUMN
     for panel in panels:
         panel.width = width // 2 - 1 if side_by_side else None
@@ -144,7 +144,7 @@ def _equality(compared: Comparison) -> str:
     if index is None:
         return f"The texts are equal, token by token ({count})."
     plain, drafted = (
-        _quoted(compared.token_at(result, index))
+        _quoted(result.tokens[index : index + 1])
         for result in (compared.plain[0], compared.drafted)
     )
     line = f"The texts differ from token {index + 1} on: {plain} without, {drafted} with."
@@ -154,5 +154,5 @@ def _equality(compared: Comparison) -> str:
     return line
 
 
-def _quoted(token: Token | None) -> str:
-    return "the end" if token is None else repr(token.text)
+def _quoted(tokens: list[Token]) -> str:
+    return repr(tokens[0].text) if tokens else "the end"

@@ -256,6 +256,15 @@ def test_rates_of_a_comparison_take_both_plain_answers() -> None:
     assert compared.speedup == 4.0 and compared.first_difference is None
 
 
+def test_a_comparison_with_a_drafter_that_remembers_answers_says_so() -> None:
+    same = result("text")
+    shown = {
+        names: plain(comparison_text(Comparison(names, (same, same), same), 80))
+        for names in ("suffix", "suffix,ngram-cache")
+    }
+    assert [" remembers answers" in text for text in shown.values()] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("plain_text", "drafted_text", "index", "told"),
     [
