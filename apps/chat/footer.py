@@ -12,6 +12,7 @@ from edge_spec.apps.chat.conversation import Conversation
 from edge_spec.placement.memory import format_bytes, resident_bytes
 
 _WINDOW_S = 1.0
+_MOST_COUNTS = 4096  # more than come in that time
 _SEPARATOR = " | "
 
 
@@ -20,7 +21,7 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._counts: deque[tuple[float, int]] = deque()  # when, and how many tokens came
+        self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)  # when, and of how many
         self._began = clock()
 
     def restart(self) -> None:
