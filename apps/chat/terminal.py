@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_REDRAW_S = 0.1
+_REDRAW_S = 0.15  # a redraw takes about 10 ms of the interpreter, which the model needs, too
 _PROMPT = "> "
 _MENU_ROWS = 4
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
