@@ -129,6 +129,23 @@ def test_a_conversation_is_saved_as_json_and_loaded(talk: Any, tmp_path: Path) -
     assert (other.messages, other.system) == (conversation.messages, "Be brief.")
 
 
+def test_a_snapshot_goes_on_where_the_conversation_was(talk: Any, tmp_path: Path) -> None:
+    conversation, file = talk(), tmp_path / "talk"
+    say(conversation, "hello")
+    assert "2 messages saved" in typed(conversation, f"/save {file}")
+    other = talk()
+    assert "2 messages loaded" in typed(other, f"/load {file}")
+    assert other.messages == conversation.messages
+    there, here = say(other, "and then?"), say(conversation, "and then?")
+    assert [token.id for token in there.tokens] == [token.id for token in here.tokens]
+    assert there.stats.cached_n == here.stats.cached_n > 0
+    file.write_bytes(file.read_bytes()[:-9])
+    before = list(other.said)
+    with pytest.raises(EdgeSpecError):
+        run_command(other, f"/load {file}", Door())
+    assert other.said == before
+
+
 @pytest.mark.parametrize(
     "content",
     [
