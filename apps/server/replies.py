@@ -70,7 +70,7 @@ class Envelope:
             return told
         tokens = of.chunk.tokens if isinstance(of, Round) else ()
         live = {
-            "tokens": [token.to_dict() for token in tokens],
+            "tokens": [origin_of(token) for token in tokens],
             "predicted_n": of.predicted_n,
             "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
@@ -88,7 +88,7 @@ class Envelope:
     def document(
         self, choices: Sequence[Any], results: Sequence[GenerationResult]
     ) -> dict[str, Any]:
-        tokens = [token.to_dict() for result in results for token in result.tokens]
+        tokens = [origin_of(token) for result in results for token in result.tokens]
         return {
             "id": self._id,
             "object": self.kind,
@@ -98,6 +98,12 @@ class Envelope:
             "timings": timings(results),
             **({"edge_spec": {"tokens": tokens}} if self.origins else {}),
         }
+
+
+def origin_of(token: Token) -> dict[str, Any]:
+    """Where a token came from; its probability has a place of its own."""
+    named = {"drafter": token.drafter} if token.drafter else {}
+    return {"id": token.id, "text": token.text, "origin": token.origin.value, **named}
 
 
 def reason_of(result: GenerationResult) -> str:

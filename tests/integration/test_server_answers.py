@@ -246,9 +246,10 @@ def test_usage_ends_a_stream_that_asks_for_it(client: httpx.Client) -> None:
 
 
 def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) -> None:
-    body = {"messages": HELLO, "max_tokens": 30, "speculative": {"tokens": True}}
+    body = {"messages": HELLO, "max_tokens": 30, "speculative": {"tokens": True}, "logprobs": True}
     answer = ask(client, CHAT, **body)
     tokens = answer["edge_spec"]["tokens"]
+    assert all(set(token) <= {"id", "text", "origin", "drafter"} for token in tokens)
     assert "".join(token["text"] for token in tokens) == answer["choices"][0]["message"]["content"]
     told = list(events(client, CHAT, **body))
     streamed = [token for event in told[1:] for token in event["edge_spec"]["tokens"]]
