@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from edge_spec.answer_options import AnswerOptions, ChatOptions
-from edge_spec.decoder import Decoder, Limits
+from edge_spec.asking import context_length_of, request_of, sampler_of
+from edge_spec.decoder import Decoder
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.drafting import Drafting
-from edge_spec.errors import ContextFullError, UsageError
-from edge_spec.generation import Conversation, Generation, Request
+from edge_spec.errors import UsageError
+from edge_spec.generation import Conversation, Generation
 from edge_spec.metrics import PlainRate, Stats
 from edge_spec.parts import Parts
 from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
-from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.shared import SharedModels
+from edge_spec.snapshot import check_snapshot, take_over, take_snapshot
+from edge_spec.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.template import Message, Tools
-
-GREEDY = SamplingParams()
-MAX_ALTERNATIVES = 20
 
 
 class Engine:
@@ -193,7 +193,7 @@ class Engine:
     @property
     def context_length(self) -> int:
         """Tokens of prompt and answer together, at most."""
-        return self._limits(None).context_length
+        return context_length_of(self.parts)
 
     @property
     def drafters(self) -> list[str]:
@@ -232,19 +232,56 @@ class Engine:
         """The tokens that ask for the assistant's next message."""
         return self.parts.text.chat_prompt(messages, tools)
 
+    def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
+        """Writes the whole conversation to one file: caches, drafters' state, what was learnt, and
+        a note, any JSON object, such as the messages.
+
+        Raises UsageError while an answer is being written, since ending it here would lose the
+        rest of it, and for a note that JSON cannot hold; SnapshotError where the file cannot be
+        written.
+        """
+        self._require_open()
+        running = self._running
+        if self._answering and running is not None and running.result.finish_reason is None:
+            raise UsageError(
+                "an answer is being written", remedy="Finish or close it before the snapshot."
+            )
+        self._settle()  # all of a running answer has been handed out
+        write_snapshot(
+            Path(path), take_snapshot(self.parts, self._conversation, self._drafting, note)
+        )
+
+    def restore(self, path: str | Path) -> dict[str, Any] | None:
+        """Takes a snapshot's conversation over, in place of this one, and returns its note.
+
+        A prompt that goes on with it is answered as the engine that made the snapshot would have,
+        without reading it again where model, runtime and options are the same; otherwise the text
+        is read again now. Drafters stay those of this engine. Ends a running generation.
+
+        Raises SnapshotError for a file that is damaged or of another model, ContextFullError for a
+        conversation that does not fit; this one then goes on as if nothing had been asked.
+        """
+        self._require_open()
+        snapshot = read_snapshot(Path(path))
+        check_snapshot(snapshot, self.parts, context_length_of(self.parts))
+        self._settle()
+        self._set_answering(True)
+        try:
+            take_over(snapshot, self.parts, self._conversation, self._drafting)
+        finally:
+            self._set_answering(False)
+        return snapshot.description.note
+
+    def _settle(self) -> None:
+        """Between two answers: the drafters are those of the next one."""
+        self._end_running()
+        self._drafting.take()
+        self._conversation.decoder = self._drafting.decoder()
+
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
         self._require_open()
-        stop = options.get("stop", ())
-        limits = self._limits(options.get("max_tokens"))
-        self._check_tokens("the prompt", prompt)
-        if not prompt:
-            raise UsageError("the prompt is empty", remedy="Give it at least one token.")
-        if len(prompt) > limits.context_length:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens, the context holds {limits.context_length}",
-                remedy="Shorten the prompt or begin a new conversation.",
-            )
-        sampler = self._sampler(prompt, options)
+        request = request_of(self.parts, prompt, options)
+        sampler = sampler_of(self.parts, prompt, options)
         self._end_running()
         self._drafting.take()
         sampler.tie_margin = self._drafting.speculation.tie_margin
@@ -254,7 +291,7 @@ class Engine:
         self._set_answering(True)
         generation = Generation(
             conversation,
-            Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
+            request,
             sampler,
             self.parts.text.tokenizer,
             on_end=partial(self._on_end, options.get("domain", "any"), self._drafting.text_counts),
@@ -262,23 +299,6 @@ class Engine:
         )
         self._running, self.last = generation, generation.result
         return generation
-
-    def _sampler(self, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
-        """Raises UsageError for what this model cannot be asked for."""
-        sampling, logprobs = options.get("sampling", GREEDY), options.get("logprobs")
-        grammar = options.get("grammar")
-        self._check_tokens("logit_bias", sampling.logit_bias)
-        if logprobs is not None and not 0 <= logprobs <= MAX_ALTERNATIVES:
-            raise UsageError(
-                f"logprobs is {logprobs}", remedy=f"It has to be 0 to {MAX_ALTERNATIVES}."
-            )
-        return Sampler(
-            sampling,
-            prompt,
-            sampled_drafts=False if self.parts.speculator.exact else None,
-            constraint=None if grammar is None else self.parts.grammars.compile(grammar),
-            num_alternatives=logprobs,
-        )
 
     def _changed_decoder(self, constrained: bool) -> Decoder | None:
         """Of the drafters that were chosen since the last round, if any were."""
@@ -301,28 +321,6 @@ class Engine:
         if work is not None and answering != self._answering:
             (work.pause if answering else work.resume)()
         self._answering = answering
-
-    def _limits(self, max_tokens: int | None) -> Limits:
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
-        model = self.parts.model
-        # The last pass, too, has to fit the context with all of its rows.
-        context_length = model.config.context_length - self.parts.min_rows + 1
-        return Limits(
-            max_tokens=context_length if max_tokens is None else max_tokens,
-            stop_ids=frozenset(self.parts.text.eos_ids),
-            context_length=context_length,
-            max_rows=model.capabilities.max_rows,
-            min_rows=self.parts.min_rows,
-        )
-
-    def _check_tokens(self, where: str, tokens: Iterable[int]) -> None:
-        vocab_size = self.parts.model.config.vocab_size
-        if not all(0 <= token < vocab_size for token in tokens):
-            raise UsageError(
-                f"{where} has a token outside the vocabulary",
-                remedy=f"Tokens are 0 to {vocab_size - 1}.",
-            )
 
     def _require_open(self) -> None:
         if self._closed:

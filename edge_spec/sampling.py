@@ -181,10 +181,10 @@ class Sampler:
     def _race(self, tokens: np.ndarray, probabilities: np.ndarray, depth: int) -> np.ndarray:
         """[tokens] float64: when each of these tokens finishes; never, where it has no
         probability."""
-        exponential = exponential(self._draws.at(self.num_chosen + depth), tokens)
+        finish = exponential(self._draws.at(self.num_chosen + depth), tokens)
         with np.errstate(divide="ignore", over="ignore"):  # by hardly any or no probability
-            exponential /= probabilities
-        return exponential
+            finish /= probabilities
+        return finish
 
     def _processed(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         params = self.params

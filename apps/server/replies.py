@@ -41,8 +41,8 @@ class Envelope:
     kind: str
     prefix: str  # of its id
     model: str
-    num_prompts: int
     num_choices: int
+    choices_a_prompt: int = 1
     origins: bool = False
     logprobs: bool = False
     usage: bool = False
@@ -70,7 +70,7 @@ class Envelope:
             return told
         tokens = of.chunk.tokens if isinstance(of, Round) else ()
         live = {
-            "tokens": [token.to_dict() for token in tokens],
+            "tokens": [origin_of(token) for token in tokens],
             "predicted_n": of.predicted_n,
             "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
@@ -82,22 +82,28 @@ class Envelope:
         self._results.append(ended.result)
         if not self.usage or len(self._results) < self.num_choices:
             return ""
-        counted = json.dumps(usage(self._results, self.num_prompts))
+        counted = json.dumps(usage(self._results, self.choices_a_prompt))
         return f'{self._head}[], "usage": {counted}}}\n\n'
 
     def document(
         self, choices: Sequence[Any], results: Sequence[GenerationResult]
     ) -> dict[str, Any]:
-        tokens = [token.to_dict() for result in results for token in result.tokens]
+        tokens = [origin_of(token) for result in results for token in result.tokens]
         return {
             "id": self._id,
             "object": self.kind,
             **self._common,
             "choices": choices,
-            "usage": usage(results, self.num_prompts),
+            "usage": usage(results, self.choices_a_prompt),
             "timings": timings(results),
             **({"edge_spec": {"tokens": tokens}} if self.origins else {}),
         }
+
+
+def origin_of(token: Token) -> dict[str, Any]:
+    """Where a token came from; its probability has a place of its own."""
+    named = {"drafter": token.drafter} if token.drafter else {}
+    return {"id": token.id, "text": token.text, "origin": token.origin.value, **named}
 
 
 def reason_of(result: GenerationResult) -> str:

@@ -85,6 +85,15 @@ def test_a_mistake_ends_in_one_line(edge_spec):
             assert told in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_without_its_libraries_the_install_command_is_named(edge_spec, tmp_path):
+    # A module of that name that cannot be imported stands for a missing package.
+    (tmp_path / "uvicorn.py").write_text("raise ImportError('not here')")
+    done = edge_spec("serve", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert 'pip install "edge-spec[serve]"' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_options_are_documented(edge_spec):
     documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout

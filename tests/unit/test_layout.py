@@ -27,15 +27,18 @@ LAYERS = (
         "pair_choices",
         "processor",
         "quiet_import",
+        "snapshot_file",
         "tokenizer",
     }
     | {"vocabulary"},
     {"model", "drafters.protocol"},
-    {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
+    {"drafters", "verify", "control", "metrics", "demo_model", "hub", "plugins", "sources"}
+    | {"testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"answer_options", "drafting", "results", "pair_history", "parts", "shared"}
-    | {"generation", "engine"},
-    {"async_engine", "bench", "doctor", "loading", "pair_export", "placement", "preparation"},
+    {"answer_options", "asking", "drafting", "results", "pair_history", "parts", "shared"}
+    | {"generation", "snapshot", "engine"},
+    {"async_engine", "bench", "doctor", "draft_choice", "loading", "pair_export", "placement"}
+    | {"preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.
@@ -51,6 +54,7 @@ HEAVY = [
     "onnxruntime",
     "tokenizers",
     "gguf",
+    "huggingface_hub",
     "jinja2",
     "pydantic",
     "typer",
