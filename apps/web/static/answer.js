@@ -8,7 +8,7 @@ import { StreamingTokens, legend } from "./tokens.js";
 
 const NOTES = {
   length: "It ends here because the limit of tokens, or the end of the context, was reached.",
-  cancelled: "You stopped it here.",
+  cancelled: "It was stopped here.",
 };
 
 /** `actions`: regenerate(), retry() and choose(step), about this message; copy(text, button). */
@@ -20,7 +20,7 @@ export class AnswerView {
   #content = element("div", {});
   #renderer = null;
   #below = element("div", { class: "below" });
-  #line = element("summary", { class: "stats" });
+  #line = element("span", { class: "stats" });
 
   constructor(message, actions, tokens) {
     this.#message = message;

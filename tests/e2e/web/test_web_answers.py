@@ -34,7 +34,7 @@ def test_a_running_answer_is_stopped_and_its_slot_is_free_again(chat: Any, page:
     chat.ask_forever("on and on. ")
     expect(chat.answer).to_have_attribute("aria-busy", "true")
     page.keyboard.press("Escape")
-    expect(chat.answer).to_contain_text("You stopped it here.")
+    expect(chat.answer).to_contain_text("It was stopped here.")
     chat.ask("next")  # would be refused: there is one slot and no queue
     assert chat.text == "next"
 
@@ -42,7 +42,7 @@ def test_a_running_answer_is_stopped_and_its_slot_is_free_again(chat: Any, page:
 def test_the_stop_button_stops(chat: Any, page: Page) -> None:
     chat.ask_forever("on ")
     page.click("#stop")
-    expect(chat.answer).to_contain_text("You stopped it here.")
+    expect(chat.answer).to_contain_text("It was stopped here.")
 
 
 def test_what_came_before_goes_along_with_a_message(chat: Any, page: Page) -> None:

@@ -36,7 +36,7 @@ def test_an_answer_that_a_reload_cuts_is_kept_so_far(chat: Any, page: Page) -> N
     chat.ask_forever("on ")
     page.reload()
     expect(chat.answer).to_contain_text("on on")
-    expect(chat.answer).to_contain_text("You stopped it here.")
+    expect(chat.answer).to_contain_text("It was stopped here.")
 
 
 def test_damaged_and_hostile_storage_is_passed_over(chat: Any, page: Page) -> None:
