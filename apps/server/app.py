@@ -21,10 +21,10 @@ from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.page import load_page
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
+from edge_spec.apps.web import INDEX, load_assets
 
 PATHS = (
     "/v1/chat/completions",
@@ -147,18 +147,19 @@ def _add_descriptions(
 
 
 def _add_page(app: FastAPI) -> None:
-    page = load_page()
+    page = load_assets()
 
     @app.get("/static/{name}", include_in_schema=False)
     async def static(name: str) -> Response:
         if name not in page:
             raise ApiError(404, "There is no such file.")
-        content, media_type = page[name]
-        return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+        asset = page[name]
+        headers = {"cache-control": "no-cache"}
+        return Response(asset.content, media_type=asset.media_type, headers=headers)
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return await static("index.html")
+        return await static(INDEX)
 
 
 def _add_errors(app: FastAPI) -> None:
