@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Sidecar:
         self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()
 
-    def send(self, method: str, id: object = None, **params: Any) -> None:
+    def send(self, method: str, id: object = None, /, **params: Any) -> None:
         request = {"jsonrpc": "2.0", "method": method, "params": params}
         self.write(json.dumps(request | ({} if id is None else {"id": id})).encode())
 
@@ -55,18 +56,21 @@ class Sidecar:
             pass
         return message["params"]
 
-    def ask(self, method: str, id: object = 0, **params: Any) -> dict[str, Any]:
+    def ask(self, method: str, id: object = 0, /, **params: Any) -> dict[str, Any]:
         self.send(method, id, **params)
         return self.response(id)
 
     def end(self) -> tuple[int, str]:
         """Waits for the end that something else causes: status and standard error."""
-        errors = self.process.stderr.read().decode()
-        return self.process.wait(timeout=30), errors
+        status = self.process.wait(timeout=30)
+        return status, self.process.stderr.read().decode()
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with suppress(BrokenPipeError):  # what was not written yet
+                pipe.close()
 
 
 Start = Callable[..., Sidecar]
@@ -111,7 +115,7 @@ def assert_like(told: Any, found: Any, where: str) -> None:
             assert name in found, f"{name}: {where}"
             assert_like(value, found[name], where)
             if name in ("jsonrpc", "id", "code", "message", "finish_reason", "note", "cancelled"):
-                assert value == found[name] or "tokens" in where and name == "id", where
+                assert value == found[name] or ("tokens" in where and name == "id"), where
     elif isinstance(told, list) and told and found:
         assert_like(told[0], found[0], where)
 
@@ -254,7 +258,7 @@ def test_it_ends_where_the_application_neither_reads_nor_writes(start: Start) ->
     sidecar = start()
     sidecar.send("chat", 1, **LONG)
     sidecar.chunk(1)
-    for _ in range(200):  # answers that fill the pipe: the process then waits in a write
+    for _ in range(30):  # its answers fill the pipe, so that the process waits in a write
         sidecar.send("sing" * 1000, 2)
     sidecar.process.stdin.close()
     assert sidecar.end() == (0, "")
