@@ -81,7 +81,7 @@ def timed(engine: Engine) -> TimedPolicy:
     speculation = engine.parts.speculation
     policy = TimedPolicy(speculation.policy)
     drafters = [TimedDrafter(drafter) for drafter in speculation.drafters]
-    engine._use(replace(speculation, drafters=drafters, policy=policy))
+    engine._drafting.speculation = replace(speculation, drafters=drafters, policy=policy)
     return policy
 
 

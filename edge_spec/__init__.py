@@ -11,36 +11,56 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_spec.answer_options import AnswerOptions, ChatOptions
+    from edge_spec.async_engine import AsyncEngine, load_async
     from edge_spec.engine import Engine
     from edge_spec.errors import EdgeSpecError
     from edge_spec.generation import Generation
+    from edge_spec.grammar import Grammar
     from edge_spec.loading import load
-    from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
+    from edge_spec.metrics import Stats
+    from edge_spec.results import Alternative, Chunk, FinishReason, GenerationResult, Origin, Token
     from edge_spec.sampling import SamplingParams
 
 # Imported when first used, so that `import edge_spec` costs nothing.
 _HOMES = {
+    "Alternative": "results",
+    "AnswerOptions": "answer_options",
+    "AsyncEngine": "async_engine",
+    "ChatOptions": "answer_options",
     "Chunk": "results",
     "EdgeSpecError": "errors",
     "Engine": "engine",
     "FinishReason": "results",
     "Generation": "generation",
     "GenerationResult": "results",
+    "Grammar": "grammar",
+    "Origin": "results",
     "SamplingParams": "sampling",
+    "Stats": "metrics",
     "Token": "results",
     "load": "loading",
+    "load_async": "async_engine",
 }
 
 __all__ = [
+    "Alternative",
+    "AnswerOptions",
+    "AsyncEngine",
+    "ChatOptions",
     "Chunk",
     "EdgeSpecError",
     "Engine",
     "FinishReason",
     "Generation",
     "GenerationResult",
+    "Grammar",
+    "Origin",
     "SamplingParams",
+    "Stats",
     "Token",
     "load",
+    "load_async",
 ]
 
 

@@ -14,8 +14,8 @@ from edge_spec.anticipation import Anticipation
 from edge_spec.control.policy import Policy
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
 from edge_spec.metrics import DraftCounts, RoundStats
-from edge_spec.model import Session
-from edge_spec.sampling import Sampler
+from edge_spec.model import Forward, Session
+from edge_spec.sampling import Sampler, Score
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
 
@@ -33,6 +33,7 @@ class DecodedToken(NamedTuple):
     id: int
     origin: Origin
     drafter: str = ""  # whose guess it was, several joined by "+", where it was accepted
+    score: Score | None = None  # where the sampler scores tokens
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Decoder:
     policy: Policy
     overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
     anticipation: Anticipation | None = None  # drafters guess on while the target scores
+    tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
     clock: Callable[[], float] = time.perf_counter
 
     @contextmanager
@@ -101,8 +103,7 @@ class Decoder:
                     return
                 num_rows = min(room + limits.min_rows - 1, limits.max_rows)
                 budget = Budget(min(left, num_rows) - 1, num_rows)
-                verified, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
-                decoded = _with_origins(verified, verdict)
+                decoded, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
                 self.policy.observe(round_stats)
                 if self.anticipation:
                     self.anticipation.observe(round_stats)
@@ -117,8 +118,8 @@ class Decoder:
 
     def _round(
         self, pending: int, budget: Budget, sampler: Sampler, limits: Limits, left: int
-    ) -> tuple[TokenTree, Verdict, RoundStats]:
-        """The rows that could be accepted, and what came of them."""
+    ) -> tuple[list[DecodedToken], Verdict, RoundStats]:
+        """The tokens of one round, and what came of its guesses."""
         start = self.clock()
         plan = self.policy.choose(self.drafters, pending, budget)
         tree = plan.tree
@@ -128,6 +129,7 @@ class Decoder:
         scored = self.clock()
         verified = tree.first_rows(plan.num_verified or len(tree))
         verdict = _cut(verify(verified, out, sampler), limits.stop_ids, left)
+        decoded = _decoded(verified, verdict, out, sampler)
         self.target.commit(verdict.kept)
         sampler.observe(verdict.tokens)
         committed = self.clock()
@@ -135,7 +137,7 @@ class Decoder:
             drafter.observe(tree, out, verdict)
         ended = self.clock()
         return (
-            verified,
+            decoded,
             verdict,
             RoundStats(
                 num_rows=max(len(tree), plan.num_rows or 0),
@@ -171,16 +173,21 @@ def _counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
     return counts
 
 
-def _with_origins(tree: TokenTree, verdict: Verdict) -> list[DecodedToken]:
+def _decoded(
+    tree: TokenTree, verdict: Verdict, out: Forward, sampler: Sampler
+) -> list[DecodedToken]:
+    """With where each token comes from, and how likely it was at the row that it follows."""
     proposed_by = tree.proposed_by or ("",) * len(tree)
-    tokens = [
-        DecodedToken(int(tree.tokens[row]), Origin.ACCEPTED, proposed_by[row])
-        for row in verdict.accepted_rows
-    ]
-    for token in verdict.tokens[len(tokens) :]:
+    decoded = []
+    for i, (token, row) in enumerate(zip(verdict.tokens, verdict.kept, strict=True)):
+        score = sampler.score(out.logits[row], token)
+        if i < len(verdict.accepted_rows):
+            drafter = proposed_by[verdict.accepted_rows[i]]
+            decoded.append(DecodedToken(token, Origin.ACCEPTED, drafter, score))
+            continue
         if len(tree) == 1:
             origin = Origin.PLAIN
         else:
             origin = Origin.BONUS if verdict.exhausted else Origin.RECOVERED
-        tokens.append(DecodedToken(token, origin))
-    return tokens
+        decoded.append(DecodedToken(token, origin, score=score))
+    return decoded

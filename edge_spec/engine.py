@@ -7,10 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Literal, Unpack, overload
 
+from edge_spec.answer_options import AnswerOptions, ChatOptions
 from edge_spec.decoder import Decoder, Limits
-from edge_spec.drafters.protocol import Attached, CountingText, TextCounts
+from edge_spec.drafters.protocol import TextCounts
+from edge_spec.drafting import Drafting
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.generation import Conversation, Generation, Request
 from edge_spec.metrics import PlainRate, Stats
@@ -19,24 +21,15 @@ from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.shared import SharedModels
-from edge_spec.speculation import Speculation
-from edge_spec.template import Message
+from edge_spec.template import Message, Tools
 
 GREEDY = SamplingParams()
-
-
-class AnswerOptions(TypedDict, total=False):
-    """How `chat` and `generate` answer."""
-
-    max_tokens: int | None  # None: until the model ends its text or the context is full
-    stop: str | Sequence[str]  # the text ends before the first of these
-    sampling: SamplingParams  # greedy where not given
-    domain: str  # of text, such as "code": what a draft is accepted in is counted for each
+MAX_ALTERNATIVES = 20
 
 
 class Engine:
-    """One model with its drafters and one KV cache. Use it from one thread at a time; `fork` makes
-    another one for another thread.
+    """One model with its drafters and one KV cache. Use it from one thread at a time, but for
+    `set_drafter`; `fork` makes another one for another thread.
 
     Prompts that begin like the text before them reuse its part of the cache, so a conversation
     is continued by passing all of its messages. Starting a generation ends the one before it.
@@ -48,13 +41,11 @@ class Engine:
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
         self._models = models or SharedModels([parts.model, *drafts])
-        self._drafter = parts.drafter
         self._session = parts.model.open_session()
-        self._speculation = parts.speculation
-        self._learnt: dict[str, list[float]] = {}  # by drafters that were used before
-        self._attach(parts.speculation)
-        load = parts.speculator.load
-        self._conversation = Conversation(self._decoder(), PlainRate(), load)
+        self._drafting = Drafting(parts, self._session)
+        self._conversation = Conversation(
+            self._drafting.decoder(), PlainRate(), parts.speculator.load
+        )
         self._running: Generation | None = None
         self._answering = False
         self._closed = False
@@ -80,10 +71,10 @@ class Engine:
         self._end_running()
         if self.parts.idle_work is not None:
             self.parts.idle_work.close()
-        self._speculation.close()
+        self._drafting.close()
         if self.parts.history is not None:
             self.parts.history.save()
-        learnt = self._learnt | self._speculation.learnt()
+        learnt = self._drafting.learnt()
         if self.parts.keep_learnt is not None and self.last is not None and learnt:
             self.parts.keep_learnt(learnt)
         self._session.close()
@@ -107,10 +98,10 @@ class Engine:
                 drafts.append(draft.fork())
                 opened.callback(drafts[-1].close_session)
             speculator = parts.speculator.forked(drafts)
-            speculation = speculator.choose(self._drafter)
+            speculation = speculator.choose(self.drafter)
             opened.callback(speculation.close)
             parts = replace(parts, drafts=drafts, speculator=speculator, speculation=speculation)
-            engine = Engine(replace(parts, drafter=self._drafter), self._models)
+            engine = Engine(replace(parts, drafter=self.drafter), self._models)
             opened.pop_all()
         return engine
 
@@ -120,7 +111,7 @@ class Engine:
         messages: str | Sequence[Message],
         *,
         stream: Literal[False] = False,
-        **options: Unpack[AnswerOptions],
+        **options: Unpack[ChatOptions],
     ) -> GenerationResult: ...
 
     @overload
@@ -129,7 +120,7 @@ class Engine:
         messages: str | Sequence[Message],
         *,
         stream: Literal[True],
-        **options: Unpack[AnswerOptions],
+        **options: Unpack[ChatOptions],
     ) -> Generation: ...
 
     def chat(
@@ -137,14 +128,23 @@ class Engine:
         messages: str | Sequence[Message],
         *,
         stream: bool = False,
+        tools: Tools = (),
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
-        """The assistant's next message; a string is one message of the user.
+        """The assistant's next message; a string is one message of the user. With `stream`, what is
+        iterated for it piece by piece.
 
-        Raises UsageError for malformed messages, ContextFullError if they do not fit.
+        options: `ChatOptions`. Raises UsageError for malformed messages or options and for tools
+        that the model does not know, ContextFullError if the messages do not fit.
         """
-        generation = self._start(self.chat_prompt(messages), **options)
+        generation = self._start(self.chat_prompt(messages, tools), **options)
         return generation if stream else generation.finish()
+
+    def stream(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> Generation:
+        """`chat`, piece by piece: iterate for `Chunk`s."""
+        return self.chat(messages, stream=True, **options)
 
     @overload
     def generate(
@@ -173,49 +173,46 @@ class Engine:
     ) -> GenerationResult | Generation:
         """The continuation of a text, or of token ids, without a chat template.
 
-        Raises UsageError for an empty prompt, ContextFullError if it does not fit.
+        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
+        ContextFullError if the prompt does not fit.
         """
         ids = self.parts.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
         return generation if stream else generation.finish()
 
+    @property
+    def drafter(self) -> str:
+        """The names that `set_drafter` was given last."""
+        return self._drafting.names
+
     def set_drafter(self, names: str) -> None:
-        """From the next answer on: "auto", "none", or drafters' names joined by commas.
+        """From the next round on, also of an answer that is being written: "auto", "none", or
+        drafters' names joined by commas. Any thread may call.
 
         Raises UsageError for a name that is not installed, UnsupportedModelError for one that this
         model cannot have, and then changes nothing.
         """
-        speculation = self.parts.speculator.choose(names)
-        self._end_running()
-        self._attach(speculation)
-        self._learnt |= self._speculation.learnt()
-        self._speculation.close()
-        speculation.relearn(self._learnt)
-        self._use(speculation)
-        self._drafter = names
+        self._require_open()
+        self._drafting.offer(names)
 
     @contextmanager
     def without_drafting(self) -> Iterator[None]:
         """Answers that start within the block are plain; after it, drafters and policy go on with
-        what they learnt before it. The block must not call `set_drafter` or `close`."""
-        drafting = self._speculation
-        self._use(self.parts.speculator.choose("none"))
-        try:
+        what they learnt before it."""
+        self._end_running()
+        with self._drafting.off():
             yield
-        finally:
-            self._use(drafting)
+            self._end_running()
 
-    def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
+    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message."""
-        return self.parts.text.chat_prompt(messages)
+        return self.parts.text.chat_prompt(messages, tools)
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
         self._require_open()
-        sampling = options.get("sampling", GREEDY)
         stop = options.get("stop", ())
         limits = self._limits(options.get("max_tokens"))
         self._check_tokens("the prompt", prompt)
-        self._check_tokens("logit_bias", sampling.logit_bias)
         if not prompt:
             raise UsageError("the prompt is empty", remedy="Give it at least one token.")
         if len(prompt) > limits.context_length:
@@ -223,31 +220,51 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the context holds {limits.context_length}",
                 remedy="Shorten the prompt or begin a new conversation.",
             )
+        sampler = self._sampler(prompt, options)
         self._end_running()
+        self._drafting.take()
+        sampler.tie_margin = self._drafting.speculation.tie_margin
+        conversation = self._conversation
+        constrained = sampler.constraint is not None
+        conversation.decoder = self._drafting.decoder(follows_grammar=constrained)
         self._set_answering(True)
         generation = Generation(
-            self._conversation,
+            conversation,
             Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
-            Sampler(
-                sampling,
-                prompt,
-                self._speculation.tie_margin,
-                sampled_drafts=False if self.parts.speculator.exact else None,
-            ),
+            sampler,
             self.parts.text.tokenizer,
-            on_end=partial(self._on_end, options.get("domain", "any"), self._text_counts()),
+            on_end=partial(self._on_end, options.get("domain", "any"), self._drafting.text_counts),
+            changed_decoder=partial(self._changed_decoder, constrained),
         )
         self._running, self.last = generation, generation.result
         return generation
 
-    def _text_counts(self) -> TextCounts:
-        drafters = self._speculation.drafters
-        counts = [each.text_counts for each in drafters if isinstance(each, CountingText)]
-        return TextCounts(*map(sum, zip(*counts, strict=True))) if counts else TextCounts()
+    def _sampler(self, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
+        """Raises UsageError for what this model cannot be asked for."""
+        sampling, logprobs = options.get("sampling", GREEDY), options.get("logprobs")
+        grammar = options.get("grammar")
+        self._check_tokens("logit_bias", sampling.logit_bias)
+        if logprobs is not None and not 0 <= logprobs <= MAX_ALTERNATIVES:
+            raise UsageError(
+                f"logprobs is {logprobs}", remedy=f"It has to be 0 to {MAX_ALTERNATIVES}."
+            )
+        return Sampler(
+            sampling,
+            prompt,
+            sampled_drafts=False if self.parts.speculator.exact else None,
+            constraint=None if grammar is None else self.parts.grammars.compile(grammar),
+            num_alternatives=logprobs,
+        )
+
+    def _changed_decoder(self, constrained: bool) -> Decoder | None:
+        """Of the drafters that were chosen since the last round, if any were."""
+        if not self._drafting.take():
+            return None
+        return self._drafting.decoder(follows_grammar=constrained)
 
     def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
         self._set_answering(False)
-        counts = self._text_counts()
+        counts = self._drafting.text_counts
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         history = self.parts.history
@@ -260,29 +277,6 @@ class Engine:
         if work is not None and answering != self._answering:
             (work.pause if answering else work.resume)()
         self._answering = answering
-
-    def _use(self, speculation: Speculation) -> None:
-        self._end_running()
-        if self._speculation.tie_margin > speculation.tie_margin:
-            # The cache may hold the noise of rows that plain decoding would not have scored so.
-            self._conversation.forget()
-        self._speculation = speculation
-        self._conversation.decoder = self._decoder()
-
-    def _attach(self, speculation: Speculation) -> None:
-        for drafter in speculation.drafters:
-            if isinstance(drafter, Attached):
-                drafter.attach(self.parts.model, self._session)
-
-    def _decoder(self) -> Decoder:
-        speculation = self._speculation
-        return Decoder(
-            self._session,
-            speculation.drafters,
-            speculation.policy,
-            speculation.overlap,
-            speculation.anticipation,
-        )
 
     def _limits(self, max_tokens: int | None) -> Limits:
         if max_tokens is not None and max_tokens < 1:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
 from edge_spec.control.load import Load
 from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.metrics import PlainRate, RoundStats, Stats
-from edge_spec.results import Chunk, FinishReason, GenerationResult, Token
+from edge_spec.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.sampling import Sampler
 from edge_spec.tokenizer import StopCutter, TextCodec
 
@@ -31,19 +31,23 @@ class Request:
 class Conversation:
     """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
 
-    load: of the target, of which other conversations may have a part."""
+    load: of the target, of which other conversations may have a part. noise: the margin of a choice
+    below which the cache may make another one of it than if it had been written by plain decoding.
+    """
 
     def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Load) -> None:
         self.load = load
         self.decoder = decoder
         self.plain_rate = plain_rate
+        self.noise = decoder.tie_margin
         self.tokens: list[int] = []  # those in the target's cache
 
-    def forget(self) -> None:
-        self.reuse([])
-
     def reuse(self, prompt: Sequence[int]) -> int:
-        """Rolls back to the longest common prefix, short of the pending token; its length."""
+        """Rolls back to the longest common prefix, short of the pending token; its length. What is
+        noisier than the decoder promises is not kept."""
+        if self.noise > self.decoder.tie_margin:
+            self.tokens = []
+        self.noise = self.decoder.tie_margin
         shared = 0
         for cached, token in zip(self.tokens, prompt[:-1], strict=False):
             if cached != token:
@@ -68,14 +72,18 @@ class Generation(Iterator[Chunk]):
         sampler: Sampler,
         tokenizer: TextCodec,
         on_end: Callable[[Stats], None] = lambda stats: None,
+        changed_decoder: Callable[[], Decoder | None] = lambda: None,
     ) -> None:
+        """changed_decoder: asked between rounds for one that goes on in the place of the last."""
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
         self._conversation = conversation
         self._request = request
         self._sampler = sampler
+        self._tokenizer = tokenizer
         self._text = tokenizer.stream()
         self._cutter = StopCutter(request.stops)
         self._on_end = on_end
+        self._changed_decoder = changed_decoder
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
@@ -120,11 +128,8 @@ class Generation(Iterator[Chunk]):
         try:
             if not self._prefill():
                 return
-            rounds = conversation.decoder.decode(
-                prompt, self._sampler, self._request.limits, self._on_round
-            )
+            rounds = self._rounds(decoded)
             for tokens in rounds:
-                decoded += [token.id for token in tokens]
                 if not stats.ttft_ms:
                     stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
                 chunk = self._chunk(tokens)
@@ -156,6 +161,31 @@ class Generation(Iterator[Chunk]):
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
 
+    def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:
+        """Of the conversation's decoder, and of those that take its place; their tokens are added
+        to `decoded`."""
+        conversation, request = self._conversation, self._request
+        while True:
+            text = [*request.prompt, *decoded]
+            limits = replace(request.limits, max_tokens=request.limits.max_tokens - len(decoded))
+            changed = None
+            with closing(
+                conversation.decoder.decode(text, self._sampler, limits, self._on_round)
+            ) as rounds:
+                for tokens in rounds:
+                    decoded += [token.id for token in tokens]
+                    yield tokens
+                    changed = self._changed_decoder()
+                    if changed is not None:
+                        break
+            if changed is None or decoded[-1] in limits.stop_ids:
+                return
+            conversation.decoder = changed
+            conversation.noise = max(conversation.noise, changed.tie_margin)
+            self._sampler.tie_margin = conversation.noise
+            with changed.preparing([*request.prompt, *decoded]):
+                pass  # the target holds the text already
+
     def _on_round(self, round_stats: RoundStats) -> None:
         self.result.stats.observe(round_stats)
         self._conversation.plain_rate.observe(round_stats)
@@ -165,10 +195,20 @@ class Generation(Iterator[Chunk]):
         for token in decoded:
             piece = self._text.push(token.id)
             text += self._cutter.push(piece)
-            tokens.append(Token(token.id, piece, token.origin, token.drafter))
+            tokens.append(self._token(token, piece))
             if self._cutter.stopped:
                 break
         return self._add(text, tokens)
+
+    def _token(self, token: DecodedToken, piece: str) -> Token:
+        if token.score is None:
+            return Token(token.id, piece, token.origin, token.drafter)
+        logprob, alternatives = token.score
+        listed = tuple(
+            Alternative(each, self._tokenizer.decode([each]), logprob)
+            for each, logprob in alternatives
+        )
+        return Token(token.id, piece, token.origin, token.drafter, logprob, listed)
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
         """What is left of the text when no more tokens come, and the reason of the end."""

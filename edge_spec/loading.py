@@ -24,6 +24,7 @@ from edge_spec.drafters.retokenized import RetokenizedDrafter
 from edge_spec.drafters.setting import Setting
 from edge_spec.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.grammar import GrammarCompiler
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
 from edge_spec.pair_history import PairHistory
@@ -161,6 +162,9 @@ def load_engine(
             numerics=speculator.numerics,
             speculation=speculation,
             speculator=speculator,
+            grammars=GrammarCompiler(
+                target.text.tokenizer, target.config.vocab_size, target.text.eos_ids
+            ),
             drafter=options.drafter,
             min_rows=speculator.min_rows,
             drafts=drafts,

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from edge_spec.control.numerics import Numerics
 from edge_spec.drafters.draft import Draft
+from edge_spec.grammar import GrammarCompiler
 from edge_spec.model import Model
 from edge_spec.pair_history import PairHistory
 from edge_spec.speculation import Speculation, Speculator
-from edge_spec.template import ChatTemplate, Message
+from edge_spec.template import ChatTemplate, Message, Tools
 from edge_spec.tokenizer import TextCodec
 
 
@@ -24,10 +25,10 @@ class TextFormat:
     eos_ids: tuple[int, ...]
     bos_id: int | None
 
-    def chat_prompt(self, messages: str | Sequence[Message]) -> list[int]:
+    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message; a string is one of the user.
 
-        Raises UsageError for malformed messages.
+        Raises UsageError for malformed messages, and for tools where the template ignores them.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -35,7 +36,8 @@ class TextFormat:
             "" if token is None else self.tokenizer.token_text(token)
             for token in (self.bos_id, next(iter(self.eos_ids), None))
         ]
-        return self.tokenizer.encode(ChatTemplate(self.chat_template, *names).render(messages))
+        template = ChatTemplate(self.chat_template, *names)
+        return self.tokenizer.encode(template.render(messages, tools))
 
 
 class IdleWork(Protocol):
@@ -62,6 +64,7 @@ class Parts:
     numerics: Numerics
     speculation: Speculation
     speculator: Speculator  # composes it anew for other drafters
+    grammars: GrammarCompiler
     drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any

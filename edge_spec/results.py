@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from edge_spec.decoder import Origin
+from edge_spec.decoder import Origin as Origin
 from edge_spec.metrics import Stats
 
 
 class FinishReason(StrEnum):
+    """Why an answer ended."""
+
     STOP = "stop"  # the model ended its text, or a stop string appeared
     LENGTH = "length"  # max_tokens or the end of the context
     CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A token that the model found likely where another one may have been written."""
+
+    id: int
+    text: str  # special tokens have none
+    logprob: float
+
+
+@dataclass(frozen=True)
 class Token:
     """`text` is what the token added to the text: "" for special tokens and for all but the
-    last token of a character."""
+    last token of a character.
+
+    `logprob` is the natural logarithm of its probability by the model itself, at temperature 1,
+    before penalties and grammar; `alternatives` are the likeliest tokens in its place.
+    """
 
     id: int
     text: str
     origin: Origin
     drafter: str = ""  # whose guess was accepted, several joined by "+"
+    logprob: float | None = None  # where it was asked for
+    alternatives: tuple[Alternative, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         named = {"drafter": self.drafter} if self.drafter else {}
-        return {"id": self.id, "text": self.text, "origin": self.origin.value, **named}
+        scored: dict[str, Any] = {}
+        if self.logprob is not None:
+            listed = [asdict(alternative) for alternative in self.alternatives]
+            scored = {"logprob": self.logprob, "alternatives": listed}
+        return {"id": self.id, "text": self.text, "origin": self.origin.value, **named, **scored}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_spec.constraint import Constraint
 from edge_spec.errors import UsageError
 
 _NO_BIAS: Mapping[int, float] = {}
@@ -94,6 +95,13 @@ class Choice(NamedTuple):
     near_tie: bool  # greedy: another token was within the model's numeric noise
 
 
+class Score(NamedTuple):
+    """How likely a token was by the model itself, before penalties and grammar."""
+
+    logprob: float  # natural logarithm
+    alternatives: tuple[tuple[int, float], ...]  # the likeliest tokens, the likeliest first
+
+
 class Sampler:
     """Chooses the tokens of one generation; owns its penalties' history and its random draws.
 
@@ -109,6 +117,9 @@ class Sampler:
     `sampled_drafts` is whether drafts may be sampled on their own, which more of them survive, but
     the text is then another one than plain decoding writes with the same numbers, if of the same
     distribution. By default they may, unless a seed asks for a text that can be had again.
+
+    `constraint` leaves only the tokens that it allows. `num_alternatives` is how many `score`
+    lists, None where tokens are not scored.
     """
 
     def __init__(
@@ -117,20 +128,28 @@ class Sampler:
         prompt: Sequence[int],
         tie_margin: float = 0.0,
         sampled_drafts: bool | None = None,
+        constraint: Constraint | None = None,
+        num_alternatives: int | None = None,
     ) -> None:
         self.params = params
+        self.constraint = constraint
+        self.num_alternatives = num_alternatives
+        self.tie_margin = tie_margin
+        self._raw = params.raw and constraint is None
         allowed = params.seed is None if sampled_drafts is None else sampled_drafts
         self.sampled_drafts = allowed and not params.greedy
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.num_chosen = 0
         self._draws = Draws(self.seed, Purpose.POSITION)
         self._streams: dict[Purpose, np.random.Generator] = {}
-        self._tie_margin = tie_margin
         self._prompt = frozenset(prompt) if params.penalized else frozenset()
         self._output: set[int] = set()
 
     def observe(self, tokens: Iterable[int]) -> None:
         """Adds tokens that are now part of the output."""
+        if self.constraint is not None:
+            tokens = list(tokens)
+            self.constraint.observe(tokens)
         for token in tokens:
             self.num_chosen += 1
             if self.params.penalized:
@@ -141,13 +160,13 @@ class Sampler:
 
         logits: [vocab] float32, not modified.
         """
-        if not self.params.raw:
+        if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
             token = int(logits.argmax())
-            if not self._tie_margin:
+            if not self.tie_margin:
                 return Choice(token, near_tie=False)
-            close = np.count_nonzero(logits >= logits[token] - self._tie_margin)
+            close = np.count_nonzero(logits >= logits[token] - self.tie_margin)
             return Choice(token, bool(close > 1))
         tokens, probabilities = _kept(logits, self.params)
         first = self._race(tokens, probabilities, len(path)).argmin()
@@ -155,7 +174,7 @@ class Sampler:
 
     def probs(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         """[vocab] float64: what `choose` draws from; 1 for one token where it is greedy."""
-        if not self.params.raw:
+        if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
             probabilities = np.zeros(len(logits))
@@ -167,7 +186,7 @@ class Sampler:
         """[vocab] weights whose largest is at the token that `choose` takes, and whose
         others tell how close it was: e to the logits where it is greedy, else the inverse of the
         finish times of the race."""
-        if not self.params.raw:
+        if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
             preference: np.ndarray = np.exp(logits - logits.max())
@@ -176,6 +195,19 @@ class Sampler:
         preference = np.zeros(len(logits))
         preference[tokens] = 1 / self._race(tokens, probabilities, len(path))
         return preference
+
+    def score(self, logits: np.ndarray, token: int) -> Score | None:
+        """Of the token that was written where the model gave these logits, [vocab] float32."""
+        count = self.num_alternatives
+        if count is None:
+            return None
+        logprobs = logits.astype(np.float64)
+        logprobs -= logprobs.max()
+        logprobs -= np.log(np.exp(logprobs).sum())
+        likeliest = np.argpartition(-logprobs, count)[:count] if count else np.empty(0, np.int64)
+        likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")]
+        alternatives = tuple((int(each), float(logprobs[each])) for each in likeliest)
+        return Score(float(logprobs[token]), alternatives)
 
     def uniform(self, purpose: Purpose) -> float:
         """The next number of a stream in [0, 1)."""
@@ -210,6 +242,8 @@ class Sampler:
                 logits[seen] * params.repetition_penalty,
             )
             logits[np.fromiter(output, np.int64)] -= params.presence_penalty
+        if self.constraint is not None:
+            logits[~self.constraint.allowed(path)] = -np.inf
         return logits
 
 

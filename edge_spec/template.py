@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edge_spec.errors import UnsupportedModelError, UsageError
 
-Message = Mapping[str, str]  # "role" and "content"
+# "role" and "content", which is text, or None where an assistant only calls tools; anything else,
+# such as "tool_calls", goes to the template as it is.
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI has them
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -38,27 +41,47 @@ class ChatTemplate:
                 remedy="Use `generate --raw`, or a model with a valid template.",
             ) from error
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt that asks for the assistant's next message."""
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The prompt that asks for the assistant's next message.
+
+        Raises UsageError for malformed messages, and for tools that the template does not mention.
+        """
         for message in messages:
-            if not isinstance(message, Mapping):
-                raise UsageError(
-                    f"a message is a {type(message).__name__}",
-                    remedy='A message is a mapping: {"role": "user", "content": "..."}.',
-                )
-            role, content = message.get("role"), message.get("content")
-            if role not in ROLES or not isinstance(content, str):
-                raise UsageError(
-                    f"a message has the role {role!r} and content of {type(content).__name__}",
-                    remedy=f"Roles are {', '.join(ROLES)}; content is text.",
-                )
+            _check(message)
+        prompt = self._rendered(messages, tools)
+        if tools and prompt == self._rendered(messages, ()):
+            raise UsageError(
+                "this model's chat template knows no tools",
+                remedy="Use a model that was trained to call tools, or describe them in a message.",
+            )
+        return prompt
+
+    def _rendered(self, messages: Sequence[Message], tools: Tools) -> str:
+        named = {"tools": list(tools)} if tools else {}
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True)
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=True, **named
+            )
         except Exception as error:  # it is a program, and may fail in any way
             raise UnsupportedModelError(
                 f"the model's chat template refuses these messages: {error}",
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
+
+
+def _check(message: Message) -> None:
+    if not isinstance(message, Mapping):
+        raise UsageError(
+            f"a message is a {type(message).__name__}",
+            remedy='A message is a mapping: {"role": "user", "content": "..."}.',
+        )
+    role, content = message.get("role"), message.get("content")
+    calls_only = content is None and role == "assistant" and message.get("tool_calls")
+    if role not in ROLES or not (isinstance(content, str) or calls_only):
+        raise UsageError(
+            f"a message has the role {role!r} and content of {type(content).__name__}",
+            remedy=f"Roles are {', '.join(ROLES)}; content is text.",
+        )
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -24,6 +24,8 @@ class TextCodec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def decode(self, ids: Sequence[int]) -> str: ...
+
     def stream(self) -> TextPieces: ...
 
     def token_text(self, token: int) -> str: ...
@@ -64,6 +66,11 @@ class Tokenizer:
 
     def stream(self) -> TextStream:
         return TextStream(self._tokenizer)
+
+    def to_json(self) -> str:
+        """The tokenizer.json."""
+        json: str = self._tokenizer.to_str()
+        return json
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, special ones included, and its id."""

@@ -17,8 +17,9 @@ from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.growth import Growth, nothing
 from edge_spec.drafters.keeping import learnt_of, relearn_into, restore_into, snapshot_of
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
-from edge_spec.drafters.protocol import Budget, Closing, Drafter
+from edge_spec.drafters.protocol import Budget, ChoosingAlike, Closing, Drafter
 from edge_spec.model import Forward
+from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
 
 # Kinds of guess: contested by a sibling that only others proposed, or made by several drafters;
@@ -39,6 +40,11 @@ class CompositeDrafter:
         self._drafters = drafters
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
+
+    def choose_like(self, sampler: Sampler) -> None:
+        for drafter in self._drafters:
+            if isinstance(drafter, ChoosingAlike):
+                drafter.choose_like(sampler)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])

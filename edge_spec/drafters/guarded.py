@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from edge_spec.constraint import Constraint, permitted
 from edge_spec.drafters.protocol import (
     Anticipating,
     Attached,
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 class GuardedDrafter:
     """Another drafter, dropped for the rest of the session when it raises or proposes what no
-    target can score. Why is logged once and kept in `fault`.
+    target can score. Why is logged once and kept in `fault`. What the answer's constraint forbids
+    is cut off.
 
     vocab_size: of the target. KeyboardInterrupt and the like pass.
     """
@@ -40,6 +42,7 @@ class GuardedDrafter:
         self.fault: str | None = None
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self._constraint: Constraint | None = None
 
     def attach(self, model: Model, session: Session) -> None:
         """Not guarded: what the target cannot offer is for the user to know."""
@@ -47,6 +50,7 @@ class GuardedDrafter:
             self._drafter.attach(model, session)
 
     def choose_like(self, sampler: Sampler) -> None:
+        self._constraint = sampler.constraint
         if self.fault is None and isinstance(self._drafter, ChoosingAlike):
             try:
                 self._drafter.choose_like(sampler)
@@ -78,7 +82,8 @@ class GuardedDrafter:
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self.fault is None:
             try:
-                return self._checked(self._drafter.propose(pending, budget), pending)
+                tree = self._checked(self._drafter.propose(pending, budget), pending)
+                return tree if self._constraint is None else permitted(tree, self._constraint)
             except Exception as error:
                 self._drop(error)
         return TokenTree.chain(pending)

@@ -38,8 +38,7 @@ def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def always_draft(engine: Engine) -> None:
     """Whether or not it pays on this machine."""
     policy = ExactPolicy(FixedPolicy(branches=False), engine.parts.numerics.invariant_widths)
-    engine._speculation = replace(engine._speculation, policy=policy)
-    engine._conversation.decoder = engine._decoder()
+    engine._drafting.speculation = replace(engine._drafting.speculation, policy=policy)
 
 
 def answers(model: str, **options) -> tuple[list[list[int]], int]:

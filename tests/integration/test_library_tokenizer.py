@@ -10,6 +10,7 @@ import pytest
 
 from edge_spec import plugins
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.grammar import Grammar, GrammarCompiler
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
 from edge_spec.tokenizer import Tokenizer
@@ -42,6 +43,21 @@ def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[.
         assert library.decode(ids) == ours.decode(ids), text
         stream = library.stream()
         assert "".join(map(stream.push, ids)) + stream.finish() == library.decode(ids), text
+
+
+def test_grammars_read_its_tokens_as_they_read_ours(
+    runtime: str, gguf: Callable[..., Path]
+) -> None:
+    published = plugins.open_published(gguf("llama"))
+    ours = Tokenizer(published.tokenizer_json())
+    library = plugins.load_runtime(runtime).open_tokenizer(published)
+    size, stops = len(ours.vocabulary()), published.eos_ids
+    text = library.encode('{"name": "the')
+    allowed = [
+        GrammarCompiler(codec, size, stops).compile(Grammar.json_schema()).allowed(text)
+        for codec in (ours, library)
+    ]
+    assert (allowed[0] == allowed[1]).all() and 10 < allowed[0].sum() < size
 
 
 def test_a_character_cut_off_at_the_end_is_replaced(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_spec import load, plugins
+from edge_spec import Grammar, SamplingParams, load, plugins
+from edge_spec.control.policy import FixedPolicy
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import chosen_drafts
@@ -24,6 +26,7 @@ from edge_spec.placement.profile import (
     save_profile,
 )
 from edge_spec.preparation import prepare
+from edge_spec.results import FinishReason
 from edge_spec.sources import Source
 
 FORMATS = {"ort": "onnx", "llamacpp": "gguf", "ik": "gguf", "reference": "gguf"}
@@ -72,6 +75,34 @@ def test_the_bundled_draft_guesses_and_the_text_stays_the_same(pair: Path) -> No
                 [1] if draft is None else []
             )
     assert answers[0] == answers[1]
+
+
+def test_the_draft_keeps_to_the_form_of_the_answer(pair: Path) -> None:
+    """Draft and target choose among the same tokens; greedy and seeded text is the plain one, and
+    what a draft sampled on its own fits the form too."""
+    grammar = Grammar.json_schema({"type": "array", "items": {"enum": ["a", "b", 1, 2, None]}})
+    seeded = SamplingParams(temperature=1.0, seed=4)
+    answers = []
+    for drafter in ("draft-model", "none"):
+        with load(str(pair), runtime="ort", drafter=drafter, exact=True, threads=1) as llm:
+            answers.append(
+                [
+                    llm.generate("the", max_tokens=40, grammar=grammar, sampling=sampling).text
+                    for sampling in (SamplingParams(), seeded)
+                ]
+            )
+    assert answers[0] == answers[1]
+    with load(str(pair), runtime="ort", drafter="draft-model", threads=1) as llm:
+        llm._drafting.speculation = replace(llm._drafting.speculation, policy=FixedPolicy())
+        for _ in range(20):
+            result = llm.generate(
+                "the", max_tokens=60, grammar=grammar, sampling=SamplingParams(temperature=1.0)
+            )
+            assert result.stats.drafters["draft-model"].draft_n_accepted > 0
+            if result.finish_reason == FinishReason.STOP:
+                assert set(json.loads(result.text)) <= {"a", "b", 1, 2, None}
+            else:
+                assert re.fullmatch(r'\[(("[ab]"|1|2|null)(, )?)*("?[ab]?"?|n|nu|nul)', result.text)
 
 
 def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) -> None:

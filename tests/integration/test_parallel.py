@@ -95,7 +95,9 @@ def answer(engine: Engine, prompt: Text | str, **options: Any) -> tuple[Text, st
 
 
 def faults(engine: Engine) -> list[str]:
-    drafters = [each for each in engine._speculation.drafters if isinstance(each, GuardedDrafter)]
+    drafters = [
+        each for each in engine._drafting.speculation.drafters if isinstance(each, GuardedDrafter)
+    ]
     return [each.fault for each in drafters if each.fault is not None]
 
 

@@ -44,8 +44,9 @@ def opened(path: Path, drafter: str, **options: Any) -> Engine:
     loaded = LoadOptions(runtime="ort", drafter=drafter, threads=1, **options)
     engine = load_engine(str(path), loaded, lambda what, fraction: None)
     if drafter != "none":  # whether or not it pays on this machine
-        engine._speculation = replace(engine._speculation, policy=FixedPolicy(branches=False))
-        engine._conversation.decoder = engine._decoder()
+        drafting = engine._drafting
+        policy = FixedPolicy(branches=False)
+        drafting.speculation = replace(drafting.speculation, policy=policy)
     return engine
 
 
@@ -65,7 +66,7 @@ def test_what_adds_nothing_is_found_kept_and_left_out(
     assert set(part.skipped) & STILL
     with opened(bundle, "layer-skip") as engine:
         # What a part promises here depends on the machine; that it is asked does not.
-        drafter: Any = engine._speculation.drafters[0]
+        drafter: Any = engine._drafting.speculation.drafters[0]
         drafter._drafter._open(replace(part, skipped=tuple(STILL), forecast=2.0))
         assert text(engine) == plain
         stats = engine.last.stats if engine.last else None
@@ -109,7 +110,7 @@ def test_a_drafter_that_the_model_cannot_have_leaves_the_one_before(
         with pytest.raises(UnsupportedModelError):
             engine.set_drafter("layer-skip")
         assert engine.generate([5, 6, 5, 6, 5], max_tokens=12).text == before
-        assert [drafter.name for drafter in engine._speculation.drafters] == ["suffix"]
+        assert [drafter.name for drafter in engine._drafting.speculation.drafters] == ["suffix"]
 
 
 def test_an_exit_layer_without_early_exit_is_refused(bundle: Path) -> None:

@@ -22,6 +22,7 @@ from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.setting import Setting
 from edge_spec.engine import Engine
+from edge_spec.grammar import GrammarCompiler
 from edge_spec.metrics import RoundStats
 from edge_spec.model import Forward
 from edge_spec.parts import Parts, TextFormat
@@ -200,6 +201,7 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
                 numerics=numerics,
                 speculation=Speculation(drafters, policy or FixedPolicy()),
                 speculator=speculator,
+                grammars=GrammarCompiler(text.tokenizer, model.config.vocab_size, text.eos_ids),
                 min_rows=min_rows,
                 **parts,
             )

@@ -115,10 +115,10 @@ def test_origins_tell_how_each_token_came_about(
     accepted, plain = (Origin.ACCEPTED, "test"), (Origin.PLAIN, "")
     recovered, bonus = (Origin.RECOVERED, ""), (Origin.BONUS, "")
     # The last round has one token left to write and therefore no guess.
-    assert [token[1:] for token in run.decoded] == [accepted, accepted, recovered] * 2 + [plain]
+    assert [token[1:3] for token in run.decoded] == [accepted, accepted, recovered] * 2 + [plain]
     drafter = tree_drafter(right_then_wrong(SCRIPT, start=2, right=3))
     run = decode(model, [1, 2], [drafter], max_tokens=4)
-    assert [token[1:] for token in run.decoded] == [accepted] * 3 + [bonus]
+    assert [token[1:3] for token in run.decoded] == [accepted] * 3 + [bonus]
     assert run.tokens == SCRIPT[:4]
 
 

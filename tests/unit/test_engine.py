@@ -188,7 +188,7 @@ def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any
 def test_plain_decoding_does_not_use_a_cache_with_the_noise_of_drafting(make_engine: Any) -> None:
     engine = make_engine(ScriptedModel(random_logits(260), 260))
     noisy = replace(engine.parts.speculator, numerics=Numerics(0.5, (1,)))
-    engine.parts = replace(engine.parts, speculator=noisy)
+    engine._drafting._parts = replace(engine.parts, speculator=noisy)
     cached = []
     for names in ("none", "auto", "lookahead", "none", "none", "suffix"):
         engine.set_drafter(names)
@@ -290,8 +290,10 @@ def test_another_drafter_begins_with_what_was_learnt_before(
 ) -> None:
     engine = make_engine(remembers_all(), [SuffixDrafter()])
     engine.generate(list(b"abcabcabcabc"), max_tokens=20)
-    learnt = engine._speculation.learnt()["suffix"]
+    learnt = engine._drafting.speculation.learnt()["suffix"]
     engine.set_drafter("none")
+    engine.generate(list(b"x"), max_tokens=1)
     engine.set_drafter("suffix")
-    assert engine._speculation.learnt()["suffix"] == learnt
+    engine.generate(list(b"x"), max_tokens=1)
+    assert engine._drafting.speculation.learnt()["suffix"] == learnt
     assert learnt != SuffixDrafter().learnt()["suffix"].ravel().tolist()

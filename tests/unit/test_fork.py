@@ -99,10 +99,11 @@ def test_a_fork_has_a_text_of_its_own(engine: Engine) -> None:
 
 def test_a_fork_drafts_as_its_engine_does_now(engine: Engine) -> None:
     def names(of: Engine) -> list[str]:
-        return [drafter.name for drafter in of._speculation.drafters]
+        return [drafter.name for drafter in of._drafting.speculation.drafters]
 
     assert names(engine.fork()) == ["cascade"]
     engine.set_drafter("suffix")
+    engine.generate(PROMPTS[0], max_tokens=1)
     fork = engine.fork()
     assert names(fork) == ["suffix"] == names(fork.fork())
     fork.set_drafter("draft-model")
@@ -161,9 +162,7 @@ def test_active_generations_of_all_forks_are_counted(engine: Engine) -> None:
             super().prefill(prompt)
 
     def answer(fork: Engine) -> int:
-        fork._conversation.decoder = replace(
-            fork._conversation.decoder, target=Watching(fork.parts.model)
-        )
+        fork._drafting._session = Watching(fork.parts.model)
         return len(tokens(fork, PROMPTS[0], 3))
 
     with ThreadPoolExecutor(3) as threads:

@@ -109,3 +109,33 @@ def test_each_role_is_accepted(role: str) -> None:
 def test_a_malformed_message_is_a_usage_error(message: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="role"):
         ChatTemplate("x").render([message])
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+
+
+def test_tools_and_their_calls_reach_the_template() -> None:
+    template = ChatTemplate(
+        "{% if tools %}{{ tools[0].function.name }}|{% endif %}{% for m in messages %}{{ m.role }}:"
+        "{{ m.content or m.tool_calls[0].function.name }}{{ m.tool_call_id or '' }};{% endfor %}"
+    )
+    messages = [
+        {"role": "user", "content": "rain?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "weather"}}]},
+        {"role": "tool", "content": "yes", "tool_call_id": "7"},
+    ]
+    rendered = template.render(messages, TOOLS)
+    assert rendered == "weather|user:rain?;assistant:weather;tool:yes7;"
+
+
+def test_tools_that_a_template_ignores_are_refused() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(UsageError, match="knows no tools"):
+        template.render([{"role": "user", "content": "rain?"}], TOOLS)
+
+
+def test_only_an_assistant_that_calls_tools_may_say_nothing() -> None:
+    template = ChatTemplate("{{ messages }}")
+    for message in ({"role": "assistant", "content": None}, {"role": "user", "content": None}):
+        with pytest.raises(UsageError, match="content of NoneType"):
+            template.render([message])

@@ -1,0 +1,48 @@
+"""docs/sdk.md runs as it stands, and docs/reference.md is what the docstrings say."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.model
+def test_the_examples_of_the_sdk_page_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "sdk.md").read_text("utf-8"), re.DOTALL)
+    assert len(blocks) >= 6
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/sdk.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "Paris" in said and '{"name": "' in said and "cancelled" in said
+
+
+def generator() -> ModuleType:
+    spec = spec_from_file_location("make_reference", DOCS / "make_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_the_docstrings_say() -> None:
+    module = generator()
+    assert module.PAGE.read_text("utf-8") == module.reference(), "python docs/make_reference.py"
+
+
+def test_every_public_name_is_described() -> None:
+    """A heading without a text means a docstring is missing."""
+    for section in re.split(r"^#{2,3} ", generator().reference(), flags=re.MULTILINE)[1:]:
+        title, *lines = section.splitlines()
+        text = re.sub(r"```python.*?```", "", "\n".join(lines), flags=re.DOTALL).strip()
+        assert text, title
