@@ -36,7 +36,13 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
 WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
 OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
 # That bring a plugin's library; else "cpu".
-EXTRAS = {"llamacpp": "llamacpp", "ik": "ik", "coreml": "coreml", "mil": "coreml"}
+EXTRAS = {
+    "llamacpp": "llamacpp",
+    "ik": "ik",
+    "coreml": "coreml",
+    "mil": "coreml",
+    "serve": "serve",
+}
 
 
 def names(kind: str) -> list[str]:

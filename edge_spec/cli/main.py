@@ -19,6 +19,7 @@ from edge_spec.cli.doctor import doctor
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
 from edge_spec.cli.plan import plan
+from edge_spec.cli.serve import serve
 from edge_spec.cli.tune_skip import tune_skip
 from edge_spec.errors import EdgeSpecError
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command(no_args_is_help=True)(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(export)
 app.command()(bench)
 app.command()(devices)

@@ -1,0 +1,182 @@
+"""An answer in a slot's thread, read in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from edge_spec import Chunk, Engine, Generation, GenerationResult
+from edge_spec.apps.server.slots import Slot
+
+_LIVE_S = 1.0  # the time that a live rate looks back
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts to continue one after the other; the answer to each is a choice of one reply.
+
+    options: of each choice, as `Engine.generate` takes them.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    options: Sequence[Any]  # edge_spec.engine.AnswerOptions
+    drafter: str
+    session_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round, or several, wrote for one choice. Rates are in tokens a second."""
+
+    choice: int
+    chunk: Chunk
+    predicted_n: int
+    live_per_second: float | None
+    plain_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A choice is complete."""
+
+    choice: int
+    result: GenerationResult
+    live_per_second: float | None
+    plain_per_second: float | None
+
+
+Event = Round | Ended
+
+
+@dataclass
+class _LiveRate:
+    """Tokens over the last _LIVE_S seconds."""
+
+    rounds: deque[tuple[float, int]] = field(default_factory=deque)  # time, tokens until then
+
+    def observe(self, num_tokens: int) -> float | None:
+        now = time.perf_counter()
+        self.rounds.append((now, num_tokens))
+        while self.rounds[0][0] < now - _LIVE_S and len(self.rounds) > 2:
+            self.rounds.popleft()
+        elapsed_s = now - self.rounds[0][0]
+        return (num_tokens - self.rounds[0][1]) / elapsed_s if elapsed_s else None
+
+
+class Answer:
+    """Runs until its work is done or it is cancelled, whether or not anybody reads.
+
+    on_end: called in the event loop when the slot is free again. What was written and not read
+    stays in memory; the limits of the answers are its bound.
+    """
+
+    def __init__(self, slot: Slot, work: Work, on_end: Callable[[], None]) -> None:
+        self._slot = slot
+        self._work = work
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._begun = False
+        self.ended = asyncio.Event()  # its slot is free
+        self._error: Exception | None = None
+        self._events: deque[Event] = deque()
+        self._lock = Lock()  # of the two below
+        self._cancelled = False
+        self._generation: Generation | None = None
+        slot.thread.submit(self._run)
+
+    def cancel(self) -> None:
+        """Ends it after the current round; what was written stays to be read."""
+        with self._lock:
+            self._cancelled = True
+            if self._generation is not None:
+                self._generation.cancel()
+
+    async def begun(self) -> None:
+        """Returns when the first choice is being answered. Raises what refused it."""
+        while not self._begun and not self.ended.is_set():
+            await self._wait()
+        if not self._begun and self._error is not None:
+            raise self._error
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """All that has happened since the last time. Raises what ended the answer early."""
+        while True:
+            ended = self.ended.is_set()  # before the events are taken: none comes after the end
+            events = []
+            while self._events:
+                events.append(self._events.popleft())
+            if events:
+                yield events
+            elif not ended:
+                await self._wait()
+            elif self._error is not None:
+                raise self._error
+            else:
+                return
+
+    async def _wait(self) -> None:
+        await self._news.wait()
+        self._news.clear()
+
+    # In the slot's thread from here on.
+
+    def _run(self) -> None:
+        try:
+            if self._slot.drafter != self._work.drafter:
+                self._slot.engine.set_drafter(self._work.drafter)
+                self._slot.drafter = self._work.drafter
+            choices = zip(self._work.prompts, self._work.options, strict=True)
+            for choice, (prompt, options) in enumerate(choices):
+                if self._cancelled and choice:
+                    break
+                self._answer(choice, prompt, options)
+        except Exception as error:  # told to the client, whatever it is: the server stays up
+            self._error = error
+        finally:
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
+        slot, live, rate = self._slot, _LiveRate(), None
+        slot.tokens = ()
+        generation = self._start(slot.engine, prompt, options)
+        try:
+            for chunk in generation:
+                num_tokens = len(generation.result.tokens)
+                rate = live.observe(num_tokens)
+                self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
+        finally:
+            result = generation.result
+            slot.tokens = (*prompt, *(token.id for token in result.tokens))
+            if result.stats.plain_per_second is not None:
+                slot.plain_per_second = result.stats.plain_per_second
+        self._tell(Ended(choice, result, rate, slot.plain_per_second))
+
+    def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
+        generation = engine.generate(prompt, stream=True, **options)
+        with self._lock:
+            self._generation = generation
+            if self._cancelled:
+                generation.cancel()
+        self._loop.call_soon_threadsafe(self._begin)
+        return generation
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    # In the event loop, called by that thread.
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._news.set()
+
+    def _end(self) -> None:
+        self._on_end()
+        self.ended.set()
+        self._news.set()

@@ -1,0 +1,81 @@
+"""What the person who starts a server decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+from edge_spec import SamplingParams
+from edge_spec.errors import UsageError
+
+NO_PLAN: Mapping[str, Any] = {"candidates": []}
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Raises UsageError for an address that others reach without a key, and for values out of
+    their range.
+
+    parallel: answers at once, each with a cache of its own. queue: requests that may wait for one.
+    sampling, max_tokens: of requests that do not say. plan: what the page shows of `edge-spec
+    plan`. drafters: the names that requests may ask for, beside "auto" and "none".
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0: a free one
+    api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    parallel: int = 4
+    queue: int = 64
+    queue_timeout_s: float = 60.0
+    request_timeout_s: float = 600.0  # of an answer, once it has begun
+    client_timeout_s: float = 30.0  # that a client may take to send a request, or not to read
+    grace_s: float = 30.0  # that running answers have to end when the server is told to
+    max_body_bytes: int = 4 << 20
+    max_tokens: int | None = 512  # None: to the end of the context
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
+    drafters: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, valid, expected in (
+            ("port", 0 <= self.port <= 65535, "0 (a free one) to 65535"),
+            ("parallel", self.parallel >= 1, "1 or more"),
+            ("queue", self.queue >= 0, "0 (nobody waits) or more"),
+            ("queue_timeout_s", self.queue_timeout_s > 0, "above 0"),
+            ("request_timeout_s", self.request_timeout_s > 0, "above 0"),
+            ("client_timeout_s", self.client_timeout_s > 0, "above 0"),
+            ("grace_s", self.grace_s >= 0, "0 or more"),
+            ("max_body_bytes", self.max_body_bytes >= 1, "1 or more"),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
+        ):
+            if not valid:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)}", remedy=f"It has to be {expected}."
+                )
+        if not self.is_loopback and not self.api_key:
+            raise UsageError(
+                f"other machines reach {self.host}",
+                remedy="Set --api-key or EDGE_SPEC_API_KEY, or listen on 127.0.0.1.",
+            )
+        if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
+            raise UsageError(
+                "the API key is empty or not ASCII", remedy="Choose one that a header can carry."
+            )
+        for origin in self.cors_origins:
+            if origin != "null" and not origin.startswith(("http://", "https://")):
+                raise UsageError(
+                    f"{origin!r} is no origin", remedy="Write it as https://example.com."
+                )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False

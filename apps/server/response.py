@@ -1,0 +1,158 @@
+"""A response that is an answer: waits for a slot, streams, and ends when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from edge_spec.apps.server.answer import Answer, Ended, Work
+from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.replies import DONE, Reply
+from edge_spec.apps.server.slots import Pool, Slot
+
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+
+
+@dataclass
+class Running:
+    """All answers that are being written."""
+
+    pool: Pool
+    request_timeout_s: float
+    answers: set[Answer] = field(default_factory=set)
+
+    def begin(self, slot: Slot, work: Work) -> Answer:
+        answer: Answer
+
+        def end() -> None:
+            timer.cancel()
+            self.answers.discard(answer)
+            self.pool.release(slot)
+
+        answer = Answer(slot, work, end)
+        timer = asyncio.get_running_loop().call_later(self.request_timeout_s, answer.cancel)
+        self.answers.add(answer)
+        return answer
+
+    def cancel(self) -> None:
+        """Nothing new begins, what runs ends after its round."""
+        self.pool.close()
+        for answer in self.answers:
+            answer.cancel()
+
+    async def ended(self) -> None:
+        """Returns when no slot is used any more; after `cancel`, that is a round later."""
+        while self.answers:
+            await next(iter(self.answers)).ended.wait()
+
+
+class AnswerResponse(Response):
+    """work: what is asked of an engine, and the reply that is made of it; run in a thread."""
+
+    def __init__(
+        self,
+        running: Running,
+        work: Callable[[], Awaitable[tuple[Work, Reply]]],
+        *,
+        is_streamed: bool,
+    ) -> None:
+        super().__init__()
+        self._running = running
+        self._work = work
+        self._is_streamed = is_streamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A client that leaves gives its place in the queue or its slot back within a round."""
+        task = asyncio.current_task()
+        assert task is not None
+        left = asyncio.ensure_future(_disconnected(receive))
+        left.add_done_callback(cancel := lambda _: task.cancel())
+        try:
+            await self._respond(send)
+        except asyncio.CancelledError:
+            if not left.done():
+                raise
+            task.uncancel()
+        finally:
+            left.remove_done_callback(cancel)
+            left.cancel()
+
+    async def _respond(self, send: Send) -> None:
+        try:
+            work, reply = await self._work()
+            slot = await self._running.pool.take(work.prompts[0], work.session_id)
+            answer = self._running.begin(slot, work)
+        except Exception as error:
+            await send_error(send, api_error(error))
+            return
+        try:
+            if self._is_streamed:
+                await _stream(answer, reply, send)
+            else:
+                await _whole(answer, reply, send)
+        finally:
+            answer.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(answer: Answer, reply: Reply, send: Send) -> None:
+    results = []
+    try:
+        async for events in answer.events():
+            results += [event.result for event in events if isinstance(event, Ended)]
+    except Exception as error:
+        await send_error(send, api_error(error))
+        return
+    await send_json(send, 200, json.dumps(reply.document(results)).encode())
+
+
+async def _stream(answer: Answer, reply: Reply, send: Send) -> None:
+    """The status tells of errors until the answer has begun, an event of those after it."""
+    try:
+        await answer.begun()
+    except Exception as error:
+        await send_error(send, api_error(error))
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    write = partial(_write, send)
+    await write(reply.opening())
+    try:
+        async for events in answer.events():
+            told = [reply.end(e) if isinstance(e, Ended) else reply.piece(e) for e in events]
+            await write("".join(told))
+    except Exception as error:
+        await write(f"data: {api_error(error).body().decode()}\n\n")
+    await write(DONE)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _write(send: Send, text: str) -> None:
+    if text:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    await send_json(send, error.status, error.body(), headers)
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    start = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *(headers or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,212 @@
+"""A server from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any
+
+import uvicorn
+
+from edge_spec import Engine
+from edge_spec.apps.server.app import build_app
+from edge_spec.apps.server.connection import LimitedConnection
+from edge_spec.apps.server.options import NO_PLAN, ServerOptions
+from edge_spec.apps.server.response import Running
+from edge_spec.apps.server.slots import Pool, Slot
+from edge_spec.apps.server.work import Desk
+from edge_spec.errors import DeviceError
+
+_LAST_S = 5.0  # after the time of grace, for clients that do not read
+
+
+class _Server(uvicorn.Server):
+    """Ends when told to: running answers may end within the time of grace, then they are cut."""
+
+    def __init__(self, config: uvicorn.Config, running: Running, grace_s: float) -> None:
+        super().__init__(config)
+        self._running = running
+        self._grace_s = grace_s
+        self.interrupted = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal ends it, a second one at once."""
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Whoever runs the server decides what an interrupt means after its end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        previous = {each: signal.signal(each, self.handle_exit) for each in signals}
+        try:
+            yield
+        finally:
+            for each, handler in previous.items():
+                signal.signal(each, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._running.cancel)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            self._running.cancel()
+            await self._running.ended()
+
+
+def serve(
+    engine: Engine,
+    options: ServerOptions,
+    announce: Callable[[str, str, int], None] = lambda model, url, port: None,
+) -> None:
+    """Serves until a signal: SIGTERM returns, SIGINT raises KeyboardInterrupt, both after running
+    answers have ended or `options.grace_s` has passed. The engine is not closed.
+
+    announce: called with the model's name, the address and the port, which accepts connections.
+    Raises DeviceError where the address cannot be used.
+    """
+    with _Site(engine, options) as site:
+        announce(engine.parts.name, site.url, site.port)
+        site.run()
+        if site.server.interrupted:
+            raise KeyboardInterrupt
+
+
+def run(
+    open_engine: Callable[[], Engine],
+    announce: Callable[[str, str, int], None],
+    *,
+    plan: Callable[[], Mapping[str, Any] | None],
+    **settings: Any,
+) -> None:
+    """`edge-spec serve`: the fields of ServerOptions are checked before a model is opened.
+
+    announce: called with the model's name, the address and the port.
+    """
+    options = ServerOptions(**settings)
+    with open_engine() as engine:
+        options = replace(options, plan=plan() or NO_PLAN)
+        serve(engine, options, announce=announce)
+
+
+class RunningServer:
+    """A server in a thread of this process, for as long as the block lasts."""
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self._site = _Site(engine, options)
+        self._thread = threading.Thread(target=self._site.run, name="server")
+
+    @property
+    def port(self) -> int:
+        return self._site.port
+
+    @property
+    def url(self) -> str:
+        return self._site.url
+
+    def __enter__(self) -> RunningServer:
+        self._site.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._site.server.should_exit = True
+        self._thread.join()
+        self._site.__exit__(kind, error, traceback)
+
+
+class _Site:
+    """A socket that accepts connections, and what answers them. Slot 0 is the engine itself, the
+    others are its forks, which are closed at the end."""
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self._engine = engine
+        self._options = options
+
+    def __enter__(self) -> _Site:
+        options = self._options
+        self._socket = _listen(options.host, options.port)
+        self.port: int = self._socket.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http://{host}:{self.port}"
+        drafter = self._engine._drafter
+        engines = [self._engine]
+        try:
+            engines += [self._engine.fork() for _ in range(options.parallel - 1)]
+        except BaseException:
+            for engine in engines[1:]:
+                engine.close()
+            self._socket.close()
+            raise
+        self._slots = [Slot(engine, drafter) for engine in engines]
+        pool = Pool(self._slots, options.queue, options.queue_timeout_s)
+        running = Running(pool, options.request_timeout_s)
+        desk = Desk(self._engine, options, drafter)
+        self.server = _Server(
+            self._config(build_app(self._engine, running, desk, options)), running, options.grace_s
+        )
+        return self
+
+    def _config(self, app: Any) -> uvicorn.Config:
+        options = self._options
+        return uvicorn.Config(
+            app,
+            http=partial(LimitedConnection, client_timeout_s=options.client_timeout_s),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
+        )
+
+    def run(self) -> None:
+        self.server.run(sockets=[self._socket])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+        for slot in self._slots:
+            slot.thread.shutdown()
+            if slot.engine is not self._engine:
+                slot.engine.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Connections are accepted by the system from here on, and wait. Raises DeviceError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":  # where it lets another process take the port over
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise DeviceError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}",
+            remedy="Choose another --port, or 0 for a free one.",
+        ) from error
+    return listening

@@ -1,0 +1,70 @@
+"""Figures of an answer under the names that llama.cpp's server gives them, and ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from edge_spec import GenerationResult
+
+
+def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Of one answer, or of all choices of a reply: sums, and rates over the sums."""
+    all_stats = [result.stats for result in results]
+    cache_n = sum(stats.cached_n for stats in all_stats)
+    prompt_n = sum(stats.prompt_n for stats in all_stats) - cache_n
+    prompt_ms = sum(stats.prompt_ms for stats in all_stats)
+    predicted_n = sum(stats.predicted_n for stats in all_stats)
+    predicted_ms = sum(stats.predicted_ms for stats in all_stats)
+    draft_n = sum(stats.draft_n for stats in all_stats)
+    draft_n_accepted = sum(stats.draft_n_accepted for stats in all_stats)
+    rounds = sum(stats.rounds for stats in all_stats)
+    histogram: Counter[int] = Counter()
+    reasons: Counter[str] = Counter()
+    for stats in all_stats:
+        histogram.update(stats.acceptance_histogram)
+        reasons.update(stats.plain_reasons)
+    predicted_per_second = _ratio(predicted_n * 1e3, predicted_ms)
+    plain_per_second = next((s.plain_per_second for s in reversed(all_stats)), None)
+    speedup = None
+    if predicted_per_second and plain_per_second:
+        speedup = predicted_per_second / plain_per_second
+    return {
+        "cache_n": cache_n,
+        "prompt_n": prompt_n,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
+        "prompt_per_second": _ratio(prompt_n * 1e3, prompt_ms),
+        "predicted_n": predicted_n,
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
+        "predicted_per_second": predicted_per_second,
+        "draft_n": draft_n,
+        "draft_n_accepted": draft_n_accepted,
+        "speedup": speedup,
+        "acceptance_rate": draft_n_accepted / draft_n if draft_n else None,
+        "mean_accepted_length": predicted_n / rounds if rounds else None,
+        "acceptance_histogram": {str(n): histogram[n] for n in sorted(histogram)},
+        "rounds": rounds,
+        "plain_rounds": sum(stats.plain_rounds for stats in all_stats),
+        "plain_reasons": dict(reasons),
+        "ttft_ms": round(all_stats[0].ttft_ms, 3),
+    }
+
+
+def usage(results: Sequence[GenerationResult], num_prompts: int) -> dict[str, Any]:
+    """Tokens as OpenAI counts them: each prompt once, however many choices it has."""
+    a_prompt = len(results) // num_prompts if num_prompts else 1
+    prompt_n = sum(result.stats.prompt_n for result in results[:: max(1, a_prompt)])
+    predicted_n = sum(result.stats.predicted_n for result in results)
+    return {
+        "prompt_tokens": prompt_n,
+        "completion_tokens": predicted_n,
+        "total_tokens": prompt_n + predicted_n,
+        "prompt_tokens_details": {"cached_tokens": results[0].stats.cached_n},
+    }
+
+
+def _ratio(dividend: float, divisor: float) -> float:
+    return round(dividend / divisor, 3) if divisor else 0.0

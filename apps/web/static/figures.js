@@ -1,0 +1,105 @@
+// Numbers in words, and what is told of one answer.
+
+import { element } from "./dom.js";
+
+const PLAIN_REASONS = {
+  off: "speculation was off",
+  no_candidate: "nothing to guess",
+  below_break_even: "guessing would not have paid",
+  cooldown: "pause after wrong guesses",
+  unsupported: "not possible here",
+  shared: "other conversations took the rows",
+  budget: "no room left to guess",
+  baseline: "to time a plain step",
+};
+
+/** With two to three significant digits. */
+export function rate(value) {
+  return value >= 100 ? value.toFixed(0) : value.toFixed(1);
+}
+
+export function times(value) {
+  return `${value.toFixed(2)}×`;
+}
+
+export function percent(value) {
+  return `${Math.round(100 * value)} %`;
+}
+
+export function drafterName(drafter) {
+  return drafter === "none" ? "off" : drafter;
+}
+
+/** Tokens per second of an answer: the server's figure, while there is none that of the page. */
+export function rateOf(answer) {
+  if (answer.timings) return answer.timings.predicted_per_second ?? null;
+  const elapsed_ms = answer.samples.at(-2);
+  return elapsed_ms > 0 ? (numTokens(answer) / elapsed_ms) * 1e3 : null;
+}
+
+/** How many times as fast as plain decoding an answer was; null where that is not known. */
+export function speedupOf(answer) {
+  if (answer.drafter === "none") return null;
+  if (answer.timings) return answer.timings.speedup ?? null;
+  const own = rateOf(answer);
+  return own !== null && answer.plain !== null ? own / answer.plain : null;
+}
+
+export function numTokens(answer) {
+  return answer.timings?.predicted_n ?? answer.marks.length / 2;
+}
+
+/** One line: rate, speedup, share of accepted guesses, tokens a round, length. */
+export function statsLine(answer) {
+  const live = answer.state === "running" ? answer.samples.at(-1) : undefined;
+  const own = live ?? rateOf(answer);
+  const speedup = speedupOf(answer);
+  const { acceptance_rate: accepted, mean_accepted_length: mean } = answer.timings ?? {};
+  const tokens = numTokens(answer);
+  const parts = [
+    own === null ? null : `${rate(own)} tokens/s`,
+    speedup === null ? null : `${times(speedup)} plain`,
+    answer.drafter === "none" ? "speculation off" : null,
+    accepted === undefined ? null : `${percent(accepted)} accepted`,
+    accepted === undefined ? null : `${mean.toFixed(1)} a round`,
+    tokens > 0 ? `${tokens} token${tokens === 1 ? "" : "s"}` : null,
+  ];
+  return parts.filter((part) => part !== null).join(" · ");
+}
+
+/** The rest of what the server measured, as a list of terms; null where it sent nothing. */
+export function statsDetails(answer) {
+  const timings = answer.timings;
+  if (timings === null) return null;
+  const list = element("dl", { class: "details" });
+  const add = (term, value) => list.append(element("dt", {}, term), element("dd", {}, value));
+  if (timings.ttft_ms !== undefined) add("First token after", `${timings.ttft_ms.toFixed(0)} ms`);
+  if (timings.prompt_n !== undefined) add("Prompt", promptText(timings));
+  if (timings.draft_n > 0) add("Guesses", `${timings.draft_n_accepted} of ${timings.draft_n} accepted`);
+  if (timings.rounds !== undefined) add("Rounds", roundsText(timings));
+  const histogram = Object.entries(timings.acceptance_histogram);
+  if (histogram.length > 0) add("Accepted in a round", bars(histogram));
+  return list;
+}
+
+function promptText({ prompt_n: read, cache_n: kept, prompt_per_second: speed }) {
+  const known = kept > 0 ? `, ${kept} known from before` : "";
+  return `${read} tokens read${speed > 0 ? ` at ${rate(speed)}/s` : ""}${known}`;
+}
+
+function roundsText({ rounds, plain_rounds: plain, plain_reasons: reasons }) {
+  if (!plain) return `${rounds}, none of them plain`;
+  const entries = Object.entries(reasons).sort((a, b) => b[1] - a[1]);
+  const why = entries.map(([name, count]) => `${PLAIN_REASONS[name] ?? name}: ${count}`);
+  return `${rounds}, ${plain} of them plain (${why.join(", ")})`;
+}
+
+// How many rounds accepted 0, 1, 2 ... guesses.
+function bars(histogram) {
+  const most = Math.max(...histogram.map(([, count]) => count));
+  const rows = histogram.map(([accepted, count]) => {
+    const meter = element("meter", { min: 0, max: most, value: count, "aria-hidden": "true" });
+    return element("tr", {}, element("th", {}, accepted), element("td", {}, meter), element("td", {}, `${count}`));
+  });
+  return element("table", { class: "histogram" }, ...rows);
+}

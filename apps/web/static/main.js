@@ -1,0 +1,243 @@
+// Puts the page together: what is clicked and typed, and what follows from it.
+
+import { ServerError, fetchInfo, fetchPlan, setKey, takeKeyFromAddress } from "./api.js";
+import { Chats } from "./chats.js";
+import { byId, element } from "./dom.js";
+import { planNodes } from "./plan.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { SpeedPanel } from "./speed.js";
+import { Store } from "./store.js";
+import { Thread } from "./thread.js";
+
+const question = byId("question");
+const drafter = byId("drafter");
+const store = new Store(storageFull, otherTab);
+const settings = new Settings(store);
+let afterKey = null; // what to try again once there is a key
+
+const thread = new Thread(byId("scroller"), byId("thread"), byId("to-end"), {
+  edit: (index, text) => chats.edit(index, text),
+  regenerate: (index) => chats.regenerate(index),
+  retry: (index) => chats.retry(index),
+  choose: (index, step) => chats.choose(index, step),
+  copy,
+});
+const sidebar = new Sidebar(byId("conversations"), {
+  open: (id) => {
+    chats.open(id);
+    closeSidebar();
+  },
+  rename: (id, title) => chats.rename(id, title),
+  remove,
+});
+const speed = new SpeedPanel(byId("rates"));
+const chats = new Chats(store, settings, { changed, streamed, said: say, refused });
+
+// What the panels show follows from the chats.
+function changed({ opened }) {
+  const { current } = chats;
+  if (opened) thread.show(current);
+  sidebar.show(store.all(), current.id, chats.running);
+  byId("title").textContent = current.title || "New chat";
+  document.title = current.title ? `${current.title} · edge-spec` : "edge-spec";
+  byId("welcome").hidden = current.messages.length > 0;
+  const running = chats.running.has(current.id);
+  byId("stop").hidden = !running;
+  byId("send").hidden = running;
+  speed.update(current);
+}
+
+function streamed(message) {
+  thread.update(message);
+  speed.update(chats.current);
+}
+
+function say(text) {
+  byId("status").textContent = text;
+}
+
+function refused(error, retry) {
+  if (error.status !== 401) return;
+  afterKey = retry;
+  if (!byId("key").open) byId("key").showModal();
+}
+
+function notify(text, label = null, action = null) {
+  const notice = byId("notice");
+  const hide = () => (notice.hidden = true);
+  const close = element("button", { type: "button", class: "quiet", on: { click: hide } }, "Close");
+  const act = () => {
+    hide();
+    action();
+  };
+  const button = label && element("button", { type: "button", on: { click: act } }, label);
+  notice.replaceChildren(element("span", {}, text), ...[button, close].filter(Boolean));
+  notice.hidden = false;
+}
+
+function storageFull() {
+  notify("This browser's storage is full or switched off: what is new is lost when the page closes. Deleting conversations makes room.");
+}
+
+function otherTab(id) {
+  if (id === chats.current.id && !chats.running.has(id)) chats.open(id);
+  else changed({ opened: false });
+}
+
+function remove(id) {
+  const conversation = store.get(id);
+  chats.remove(id);
+  question.focus();
+  notify(`Deleted “${conversation.title}”.`, "Undo", () => chats.restore(conversation));
+}
+
+async function connect() {
+  try {
+    const info = await fetchInfo();
+    chats.model = info.model;
+    const context = info.context_length ? `, ${info.context_length.toLocaleString("en")} tokens` : "";
+    byId("model").textContent = `${info.model} on ${info.runtime}${context}`;
+    listDrafters(info.drafters ?? []);
+    byId("notice").hidden = true;
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    refused(error, connect);
+    if (error.status !== 401) notify(`${error.message} ${error.remedy}`, "Try again", connect);
+  }
+}
+
+function listDrafters(names) {
+  const listed = [...drafter.options].map((option) => option.value);
+  const added = names.filter((name) => !listed.includes(name));
+  drafter.append(...added.map((name) => element("option", { value: name }, name)));
+  drafter.value = settings.values.drafter;
+  if (drafter.selectedIndex === -1) drafter.value = "auto"; // it is not installed any more
+}
+
+async function showPlan() {
+  const content = byId("plan-content");
+  content.replaceChildren(element("p", { class: "note" }, "Asking the server…"));
+  byId("plan").showModal();
+  try {
+    content.replaceChildren(...planNodes(await fetchPlan()));
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    content.replaceChildren(element("p", {}, `${error.message} ${error.remedy}`));
+    if (error.status === 401) byId("plan").close();
+    refused(error, showPlan);
+  }
+}
+
+function send() {
+  const text = question.value;
+  if (text.trim() === "" || chats.running.has(chats.current.id)) return;
+  question.value = "";
+  fitQuestion();
+  chats.send(text);
+}
+
+// As high as its text, up to the limit of the style sheet.
+function fitQuestion() {
+  question.style.height = "auto";
+  question.style.height = `${question.scrollHeight}px`;
+}
+
+function openSidebar() {
+  document.body.classList.add("drawer");
+  document.querySelector("main").inert = true;
+  byId("open-sidebar").setAttribute("aria-expanded", "true");
+  byId("close-sidebar").focus();
+}
+
+function closeSidebar() {
+  if (!document.body.classList.contains("drawer")) return;
+  document.body.classList.remove("drawer");
+  document.querySelector("main").inert = false;
+  byId("open-sidebar").setAttribute("aria-expanded", "false");
+  byId("open-sidebar").focus();
+}
+
+function newChat() {
+  chats.open(null);
+  closeSidebar();
+  question.focus();
+}
+
+function showSpeed(visible) {
+  byId("speed").hidden = !visible;
+  byId("show-speed").setAttribute("aria-pressed", String(visible));
+}
+
+function toggleTokens({ currentTarget: button }) {
+  const tokens = button.getAttribute("aria-pressed") !== "true";
+  button.setAttribute("aria-pressed", String(tokens));
+  thread.tokens = tokens;
+}
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say("Copied.");
+    button.classList.add("done");
+    setTimeout(() => button.classList.remove("done"), 1500);
+  } catch {
+    notify("The browser does not let the page copy. Select the text and copy it yourself.");
+  }
+}
+
+function pressed(event) {
+  if (event.key === "Escape" && !event.defaultPrevented) {
+    if (document.body.classList.contains("drawer")) closeSidebar();
+    else if (!document.querySelector("dialog[open]")) chats.stop();
+  } else if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey) {
+    event.preventDefault();
+    if (!document.querySelector("dialog[open]")) newChat();
+  }
+}
+
+function listen() {
+  const click = (id, action) => byId(id).addEventListener("click", action);
+  click("new", newChat);
+  click("open-sidebar", openSidebar);
+  click("close-sidebar", closeSidebar);
+  click("show-tokens", toggleTokens);
+  click("show-speed", () => showSpeed(byId("speed").hidden));
+  click("close-speed", () => showSpeed(false));
+  click("show-plan", showPlan);
+  click("stop", () => chats.stop());
+  click("thread", ({ target }) => {
+    const button = target.closest("[data-copy]");
+    if (button !== null) copy(button.closest("figure").querySelector("pre").textContent, button);
+  });
+  click("forget", () => {
+    settings.close();
+    const all = store.all();
+    for (const { id } of all) chats.remove(id);
+    notify(`Deleted ${all.length} conversations.`, "Undo", () => all.forEach((one) => chats.restore(one)));
+  });
+  byId("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  question.addEventListener("input", fitQuestion);
+  question.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  drafter.addEventListener("change", () => settings.set("drafter", drafter.value));
+  byId("key").addEventListener("close", () => {
+    setKey(byId("key").querySelector("input").value);
+    byId("key").querySelector("input").value = "";
+    afterKey?.();
+  });
+  document.addEventListener("keydown", pressed);
+  document.addEventListener("click", ({ target }) => target === document.body && closeSidebar());
+  addEventListener("pagehide", () => chats.keep());
+}
+
+takeKeyFromAddress();
+listen();
+chats.open(store.all()[0]?.id ?? null);
+connect();

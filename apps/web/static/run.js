@@ -1,0 +1,39 @@
+// Asks the server for one answer.
+
+import { streamChat } from "./api.js";
+import { addChunk } from "./conversation.js";
+
+/**
+ * Streams into `answer` until it is over, however it ends; then its state says how. `changed()` is
+ * called after each chunk. Resolves to null, or to the error that ended it.
+ */
+export async function runAnswer(answer, body, signal, changed) {
+  let first_ms = null;
+  try {
+    for await (const chunk of streamChat(body, signal)) {
+      const now_ms = performance.now();
+      if (chunk.choices?.[0]?.delta?.content) first_ms ??= now_ms; // the prompt has been read
+      addChunk(answer, chunk, first_ms === null ? 0 : now_ms - first_ms);
+      changed();
+    }
+    if (answer.state === "running") answer.state = "stop";
+    return null;
+  } catch (error) {
+    if (error.name === "AbortError") {
+      answer.state = "cancelled";
+      return null;
+    }
+    answer.state = "failed";
+    answer.error = { message: error.message, remedy: error.remedy ?? "" };
+    return error;
+  }
+}
+
+/** The request for an answer: `settings` that are empty are the server's choice. */
+export function requestBody(model, messages, drafter, settings) {
+  const body = { model, messages, speculative: { drafter, tokens: true } };
+  for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
+    if (settings[name] !== "") body[name] = Number(settings[name]);
+  }
+  return body;
+}

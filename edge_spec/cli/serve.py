@@ -1,0 +1,103 @@
+"""`edge-spec serve [MODEL]`: OpenAI's API and a web page."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SERVER = "Server"
+
+
+def _option(help: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=_SERVER, **settings)
+
+
+@options.with_groups
+def serve(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    host: Annotated[str, _option("The address; others than loopback need a key.")] = "127.0.0.1",
+    port: Annotated[int, _option("0 takes a free one.")] = 8080,
+    api_key: Annotated[
+        str | None, _option("What clients have to know.", envvar="EDGE_SPEC_API_KEY")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, _option("A site whose pages may ask; may be repeated.")
+    ] = None,
+    parallel: Annotated[int, _option("Answers at once, each with a cache of its own.")] = 4,
+    queue: Annotated[int, _option("Requests that may wait.")] = 64,
+    queue_timeout: Annotated[float, _option("Seconds that one may wait.")] = 60.0,
+    request_timeout: Annotated[float, _option("Seconds that an answer may take.")] = 600.0,
+    client_timeout: Annotated[
+        float, _option("Seconds that a client may take to send a request, or not to read.")
+    ] = 30.0,
+    grace: Annotated[float, _option("Seconds that answers have to end on a signal.")] = 30.0,
+    max_body_bytes: Annotated[int, _option("Largest request.")] = 4 << 20,
+    *,
+    loading: options.ModelOptions,
+    sampling: options.SamplingOptions,
+    json: options.Json = False,
+) -> None:
+    """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
+
+    Sampling options and --max-tokens hold for requests that do not say. --json prints one line,
+    {"url", "port", "model"}, when requests are accepted.
+    """
+    from edge_spec import plugins
+    from edge_spec.cli.opening import open_engine, sampling_params
+
+    plugins.load_app("serve")(
+        partial(open_engine, model, loading, measure_when_idle=True),
+        partial(_announce, as_json=json),
+        host=host,
+        port=port,
+        api_key=api_key,
+        cors_origins=tuple(cors_origin or ()),
+        parallel=parallel,
+        queue=queue,
+        queue_timeout_s=queue_timeout,
+        request_timeout_s=request_timeout,
+        client_timeout_s=client_timeout,
+        grace_s=grace,
+        max_body_bytes=max_body_bytes,
+        max_tokens=sampling.max_tokens,
+        sampling=sampling_params(sampling),
+        plan=partial(_plan, model, loading),
+        drafters=tuple(plugins.names("drafters")),
+    )
+
+
+def _announce(model: str, url: str, port: int, as_json: bool) -> None:
+    import json
+    import sys
+
+    if as_json:
+        print(json.dumps({"url": url, "port": port, "model": model}), flush=True)
+    else:
+        print(f"Serving {model} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+
+def _plan(model: str, loading: options.ModelOptions) -> Mapping[str, Any] | None:
+    """What `edge-spec plan` keeps of this model, None where there is nothing."""
+    import json
+
+    from edge_spec.loading import chosen_drafts
+    from edge_spec.placement.plan import cached_plan, plan_json, plan_path
+    from edge_spec.sources import Source
+
+    def quiet(what: str, fraction: float) -> None:
+        pass
+
+    target = Source(model, quiet)
+    drafts = chosen_drafts(target, loading.draft, loading.drafter, is_planned=False)
+    made = cached_plan(plan_path(target, Source(drafts[0], quiet) if drafts else None))
+    if made is None:
+        return None
+    document: Mapping[str, Any] = json.loads(plan_json(made))
+    return document
