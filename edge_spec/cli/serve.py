@@ -39,6 +39,14 @@ def serve(
     ] = 30.0,
     grace: Annotated[float, _option("Seconds that answers have to end on a signal.")] = 30.0,
     max_body_bytes: Annotated[int, _option("Largest request.")] = 4 << 20,
+    stdio: Annotated[
+        bool,
+        _option(
+            "Speak JSON-RPC on standard input and output instead: no other option of the server or "
+            "of sampling applies.",
+            "--stdio",
+        ),
+    ] = False,
     *,
     loading: options.ModelOptions,
     sampling: options.SamplingOptions,
@@ -52,8 +60,12 @@ def serve(
     from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
 
+    open_model = partial(open_engine, model, loading, measure_when_idle=True)
+    if stdio:
+        plugins.load_app("sidecar")(open_model)
+        return
     plugins.load_app("serve")(
-        partial(open_engine, model, loading, measure_when_idle=True),
+        open_model,
         partial(_announce, as_json=json),
         host=host,
         port=port,
@@ -68,7 +80,7 @@ def serve(
         max_body_bytes=max_body_bytes,
         max_tokens=sampling.max_tokens,
         sampling=sampling_params(sampling),
-        plan=partial(_plan, model, loading),
+        plan=partial(kept_plan, model, loading),
         drafters=tuple(plugins.names("drafters")),
     )
 
@@ -83,7 +95,7 @@ def _announce(model: str, url: str, port: int, as_json: bool) -> None:
         print(f"Serving {model} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 
-def _plan(model: str, loading: options.ModelOptions) -> Mapping[str, Any] | None:
+def kept_plan(model: str, loading: options.ModelOptions) -> Mapping[str, Any] | None:
     """What `edge-spec plan` keeps of this model, None where there is nothing."""
     import json
 
