@@ -46,6 +46,7 @@ class Ended:
 
     choice: int
     result: GenerationResult
+    predicted_n: int
     live_per_second: float | None
     plain_per_second: float | None
 
@@ -80,9 +81,12 @@ class Answer:
         self._work = work
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
+        self._made = time.perf_counter()
         self._news = asyncio.Event()
         self._begun = False
         self.ended = asyncio.Event()  # its slot is free
+        self.results: list[GenerationResult] = []  # of the choices that are complete
+        self.first_token_s: float | None = None  # since the answer was made
         self._error: Exception | None = None
         self._events: deque[Event] = deque()
         self._lock = Lock()  # of the two below
@@ -128,9 +132,8 @@ class Answer:
 
     def _run(self) -> None:
         try:
-            if self._slot.drafter != self._work.drafter:
+            if self._slot.engine.drafter != self._work.drafter:
                 self._slot.engine.set_drafter(self._work.drafter)
-                self._slot.drafter = self._work.drafter
             choices = zip(self._work.prompts, self._work.options, strict=True)
             for choice, (prompt, options) in enumerate(choices):
                 if self._cancelled and choice:
@@ -147,6 +150,8 @@ class Answer:
         generation = self._start(slot.engine, prompt, options)
         try:
             for chunk in generation:
+                if self.first_token_s is None:
+                    self.first_token_s = time.perf_counter() - self._made
                 num_tokens = len(generation.result.tokens)
                 rate = live.observe(num_tokens)
                 self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
@@ -155,7 +160,8 @@ class Answer:
             slot.tokens = (*prompt, *(token.id for token in result.tokens))
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second
-        self._tell(Ended(choice, result, rate, slot.plain_per_second))
+        self.results.append(result)
+        self._tell(Ended(choice, result, len(result.tokens), rate, slot.plain_per_second))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
         generation = engine.generate(prompt, stream=True, **options)

@@ -5,102 +5,149 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from edge_spec import Engine
+from edge_spec.apps.server import documents
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
+from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.page import load_page
-from edge_spec.apps.server.replies import ChatReply, CompletionReply, Envelope, Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk, Work
+from edge_spec.apps.server.work import Desk
+
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/models",
+    "/health",
+    "/metrics",
+    "/openapi.json",
+    "/edge-spec/info",
+    "/edge-spec/plan",
+    "/",
+)
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": documents.ErrorDocument, "description": "The request is refused."},
+    "5XX": {"model": documents.ErrorDocument, "description": "The server fails or is busy."},
+}
+_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptions) -> ASGIApp:
-    app = FastAPI(title="edge-spec", version=version("edge-spec"), docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="edge-spec",
+        version=version("edge-spec"),
+        docs_url=None,  # they would load scripts from elsewhere
+        redoc_url=None,
+        responses=_ERRORS,
+    )
     _add_errors(app)
     _add_answers(app, running, desk)
-    _add_descriptions(app, engine, desk, options)
+    _add_descriptions(app, engine, desk, options, running.metrics)
     _add_page(app)
-    return Guard(app, options)
+    guarded: ASGIApp = Guard(app, options, running.metrics.observe_request)
+    if options.cors_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return guarded
 
 
 def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses={200: {"model": documents.ChatCompletion, "content": _EVENTS}},
+    )
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
         desk.check_model(request.model)
+        return AnswerResponse(
+            running,
+            lambda: asyncio.to_thread(desk.chat, request),
+            is_streamed=bool(request.stream),
+        )
 
-        async def work() -> tuple[Work, Reply]:
-            asked = await asyncio.to_thread(desk.chat, request)
-            reply = ChatReply(
-                _envelope("chat.completion", "chat.completion.chunk", desk, request),
-                len(asked.prompts),
-                reads_calls=False,
-                is_call=False,
-            )
-            return asked, reply
-
-        return AnswerResponse(running, work, is_streamed=bool(request.stream))
-
-    @app.post("/v1/completions")
+    @app.post(
+        "/v1/completions",
+        response_model=None,
+        responses={200: {"model": documents.Completion, "content": _EVENTS}},
+    )
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
         desk.check_model(request.model)
-
-        async def work() -> tuple[Work, Reply]:
-            asked = await asyncio.to_thread(desk.completion, request)
-            envelope = _envelope("text_completion", "text_completion", desk, request)
-            return asked, CompletionReply(envelope, len(asked.prompts) // request.num_choices)
-
-        return AnswerResponse(running, work, is_streamed=bool(request.stream))
+        return AnswerResponse(
+            running,
+            lambda: asyncio.to_thread(desk.completion, request),
+            is_streamed=bool(request.stream),
+        )
 
 
-def _envelope(
-    kind: str, streamed_kind: str, desk: Desk, request: ChatRequest | CompletionRequest
-) -> Envelope:
-    speculative = request.speculative
-    tokens = speculative is not None and speculative.tokens
-    return Envelope(kind, streamed_kind, desk.model, tokens=tokens)
-
-
-def _add_descriptions(app: FastAPI, engine: Engine, desk: Desk, options: ServerOptions) -> None:
+def _add_descriptions(
+    app: FastAPI, engine: Engine, desk: Desk, options: ServerOptions, metrics: Metrics
+) -> None:
     started = int(time.time())
     model = {"id": desk.model, "object": "model", "created": started, "owned_by": "edge-spec"}
     info = {
         "model": desk.model,
         "runtime": engine.parts.runtime,
         "drafter": desk.drafter,
-        "drafters": ["auto", "none", *options.drafters],
+        "drafters": ["auto", "none", *_drafters(engine)],
         "context_length": engine.parts.model.config.context_length,
         "version": version("edge-spec"),
     }
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model=documents.ModelList)
     async def models() -> dict[str, Any]:
+        """The one model that is served."""
         return {"object": "list", "data": [model]}
 
-    @app.get("/health")
+    @app.get("/health", response_model=documents.Health)
     async def health() -> dict[str, str]:
+        """Whether the server answers."""
         return {"status": "ok"}
 
-    @app.get("/edge-spec/info")
+    @app.get(
+        "/metrics",
+        response_model=None,
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def figures() -> Response:
+        """For Prometheus."""
+        return Response(metrics.text(), headers={"content-type": MEDIA_TYPE})
+
+    @app.get("/edge-spec/info", response_model=documents.Info)
     async def what_runs() -> dict[str, Any]:
+        """What answers, and which drafters requests may ask for."""
         return info
 
     @app.get("/edge-spec/plan")
     async def plan() -> dict[str, Any]:
         """What `edge-spec plan` measured for this model, if it did."""
         return dict(options.plan)
+
+
+def _drafters(engine: Engine) -> list[str]:
+    """Those that are installed and that this engine can have."""
+    parts = engine.parts
+    missing = set() if parts.drafts else {"draft-model", "cascade"}
+    missing |= set() if parts.speculator.setting.corpora else {"corpus"}
+    return sorted(set(entry_points(group="edge_spec.drafters").names) - missing)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -121,16 +168,11 @@ def _add_page(app: FastAPI) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = [str(part) for part in first["loc"][1:]]
-        if first["type"] == "json_invalid":
-            return _response(ApiError(400, "The body is no valid JSON."))
-        message = f"{'.'.join(where) or 'The body'}: {first['msg']}."
-        return _response(ApiError(400, message, param=where[0] if where else None))
+        return _response(_invalid(error.errors()[0]))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return _response(ApiError(error.status_code, str(error.detail)), error.headers)
+        return _response(ApiError(error.status_code, f"{error.detail}."), error.headers)
 
     @app.exception_handler(ApiError)
     async def ours(request: Request, error: ApiError) -> Response:
@@ -139,6 +181,15 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> Response:
         return _response(api_error(error))
+
+
+def _invalid(first: Mapping[str, Any]) -> ApiError:
+    """The first thing that is wrong with a body."""
+    if first["type"] == "json_invalid":
+        return ApiError(400, "The body is no valid JSON.")
+    where = [str(part) for part in first["loc"][1:]]
+    message = f"{'.'.join(where) or 'The body'}: {first['msg']}."
+    return ApiError(400, message, param=where[0] if where else None)
 
 
 def _response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

@@ -56,7 +56,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextFullError):
-        return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+        return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, UsageError | UnsupportedModelError):
         return ApiError(400, str(error))
     if isinstance(error, MissingDependencyError):

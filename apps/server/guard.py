@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,8 +33,12 @@ class Guard:
     """ASGI: checks host, key, type and size of a request, and reads its body, before `app` sees
     it."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, observe: Callable[[str, int], None]
+    ) -> None:
+        """observe: told the path and the status of each request."""
         self._app = app
+        self._observe = observe
         self._options = options
         self._key = (options.api_key or "").encode()
         self._hosts = {"localhost", "127.0.0.1", "[::1]", options.host, f"[{options.host}]"}
@@ -44,6 +49,7 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
+                self._observe(scope["path"], message["status"])
                 message["headers"] = [*message.get("headers", []), *_HEADERS]
             await send(message)
 

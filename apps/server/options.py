@@ -19,8 +19,7 @@ class ServerOptions:
     their range.
 
     parallel: answers at once, each with a cache of its own. queue: requests that may wait for one.
-    sampling, max_tokens: of requests that do not say. plan: what the page shows of `edge-spec
-    plan`. drafters: the names that requests may ask for, beside "auto" and "none".
+    sampling, max_tokens: of requests that do not say. plan: as `edge-spec plan --json` prints it.
     """
 
     host: str = "127.0.0.1"
@@ -37,7 +36,6 @@ class ServerOptions:
     max_tokens: int | None = 512  # None: to the end of the context
     sampling: SamplingParams = field(default_factory=SamplingParams)
     plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
-    drafters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, valid, expected in (

@@ -6,10 +6,12 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edge_spec import FinishReason, GenerationResult
+from edge_spec import FinishReason, GenerationResult, Token
 from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.logprobs import chat_logprobs, completion_logprobs
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.apps.server.tool_calls import ToolCallReader
 
@@ -17,7 +19,7 @@ DONE = "data: [DONE]\n\n"
 
 
 class Reply(Protocol):
-    """The form of one reply. Events are texts; "" where there is nothing to tell."""
+    """The form of one reply. Events are texts, "" where there is nothing to tell."""
 
     def opening(self) -> str: ...
 
@@ -28,50 +30,73 @@ class Reply(Protocol):
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]: ...
 
 
+@dataclass
 class Envelope:
-    """What all documents of one reply have in common.
+    """What all documents of one reply have in common, and what was asked to be told beside the
+    text.
 
-    A stream of tokens passes here once a round, so what stays the same is written once.
+    origins: of each token. usage: an event of its own at the end of a stream.
     """
 
-    def __init__(self, kind: str, streamed_kind: str, model: str, *, tokens: bool) -> None:
-        prefix = "chatcmpl" if kind == "chat.completion" else "cmpl"
-        self.id = f"{prefix}-{secrets.token_hex(12)}"
-        self.tokens = tokens
-        self._common = {"created": int(time.time()), "model": model}
-        self._kind = kind
-        fields = json.dumps({"id": self.id, "object": streamed_kind, **self._common})
+    kind: str
+    prefix: str  # of its id
+    model: str
+    num_prompts: int
+    num_choices: int
+    origins: bool = False
+    logprobs: bool = False
+    usage: bool = False
+    _results: list[GenerationResult] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._common = {"created": int(time.time()), "model": self.model}
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        streamed = self.kind + ".chunk" * (self.kind == "chat.completion")
+        fields = json.dumps({"id": self._id, "object": streamed, **self._common})
+        # A stream passes here once a round: what stays the same is written once.
         self._head = f'data: {fields[:-1]}, "choices": '
+        self._tail = ', "usage": null}\n\n' if self.usage else "}\n\n"
 
     def event(self, choices: str, extra: str = "") -> str:
         """choices: JSON; extra: further members of the document, each after a comma."""
-        return f"{self._head}{choices}{extra}}}\n\n"
+        return f"{self._head}{choices}{extra}{self._tail}"
 
-    def origins(self, of: Round | Ended) -> str:
-        """The member `edge_spec` of an event, where it was asked for."""
-        if not self.tokens:
-            return ""
-        is_round = isinstance(of, Round)
-        told = {
-            "tokens": [token.to_dict() for token in of.chunk.tokens] if is_round else [],
-            "predicted_n": of.predicted_n if is_round else len(of.result.tokens),
+    def beside(self, of: Round | Ended) -> str:
+        """Members of an event: figures of a choice that has ended, and what was asked for."""
+        told = ""
+        if isinstance(of, Ended):
+            told = f', "timings": {json.dumps(timings([of.result]))}'
+        if not self.origins:
+            return told
+        tokens = of.chunk.tokens if isinstance(of, Round) else ()
+        live = {
+            "tokens": [token.to_dict() for token in tokens],
+            "predicted_n": of.predicted_n,
             "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
         }
-        return f', "edge_spec": {json.dumps(told)}'
+        return f'{told}, "edge_spec": {json.dumps(live)}'
+
+    def last(self, ended: Ended) -> str:
+        """The event that ends the stream, after its last choice."""
+        self._results.append(ended.result)
+        if not self.usage or len(self._results) < self.num_choices:
+            return ""
+        counted = json.dumps(usage(self._results, self.num_prompts))
+        return f'{self._head}[], "usage": {counted}}}\n\n'
 
     def document(
-        self, choices: Sequence[Any], results: Sequence[GenerationResult], num_prompts: int
+        self, choices: Sequence[Any], results: Sequence[GenerationResult]
     ) -> dict[str, Any]:
         tokens = [token.to_dict() for result in results for token in result.tokens]
         return {
-            "id": self.id,
-            "object": self._kind,
+            "id": self._id,
+            "object": self.kind,
             **self._common,
             "choices": choices,
-            "usage": usage(results, num_prompts),
+            "usage": usage(results, self.num_prompts),
             "timings": timings(results),
-            **({"edge_spec": {"tokens": tokens}} if self.tokens else {}),
+            **({"edge_spec": {"tokens": tokens}} if self.origins else {}),
         }
 
 
@@ -81,32 +106,43 @@ def reason_of(result: GenerationResult) -> str:
 
 
 class ChatReply:
+    """reads_calls: of tools, in the text; is_call: the whole text is one."""
+
     def __init__(
-        self, envelope: Envelope, num_choices: int, *, reads_calls: bool, is_call: bool
+        self, envelope: Envelope, *, reads_calls: bool = False, is_call: bool = False
     ) -> None:
         self._envelope = envelope
-        self._num_choices = num_choices
         self._readers = [
-            ToolCallReader(is_call) if reads_calls else None for _ in range(num_choices)
+            ToolCallReader(is_call) if reads_calls else None for _ in range(envelope.num_choices)
         ]
 
     def opening(self) -> str:
         choices = [
-            {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            for index in range(self._num_choices)
+            {
+                "index": index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            for index in range(self._envelope.num_choices)
         ]
         return self._envelope.event(json.dumps(choices))
 
     def piece(self, round_: Round) -> str:
-        reader, text, calls = self._readers[round_.choice], round_.chunk.text, []
+        reader, text = self._readers[round_.choice], round_.chunk.text
+        calls: list[dict[str, Any]] = []
         if reader is not None:
             text, calls = reader.push(text)
-        origins = self._envelope.origins(round_)
-        if not (text or calls or origins):
+        beside, logprobs = self._envelope.beside(round_), "null"
+        if self._envelope.logprobs:
+            logprobs = json.dumps(chat_logprobs(round_.chunk.tokens))
+        elif not (text or calls or beside):
             return ""
-        delta = json.dumps(_delta(text, calls))
-        choice = f'[{{"index": {round_.choice}, "delta": {delta}, "finish_reason": null}}]'
-        return self._envelope.event(choice, origins)
+        return self._envelope.event(
+            f'[{{"index": {round_.choice}, "delta": {json.dumps(_delta(text, calls))}, '
+            f'"logprobs": {logprobs}, "finish_reason": null}}]',
+            beside,
+        )
 
     def end(self, ended: Ended) -> str:
         reader = self._readers[ended.choice]
@@ -115,17 +151,19 @@ class ChatReply:
         choice = {
             "index": ended.choice,
             "delta": _delta(text, calls),
+            "logprobs": None,
             "finish_reason": "tool_calls" if called else reason_of(ended.result),
         }
-        figures = f', "timings": {json.dumps(timings([ended.result]))}'
-        return self._envelope.event(json.dumps([choice]), figures + self._envelope.origins(ended))
+        event = self._envelope.event(json.dumps([choice]), self._envelope.beside(ended))
+        return event + self._envelope.last(ended)
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         choices = [self._choice(index, result) for index, result in enumerate(results)]
-        return self._envelope.document(choices, results, num_prompts=1)
+        return self._envelope.document(choices, results)
 
     def _choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        reader, text, calls = self._readers[index], result.text, []
+        reader, text = self._readers[index], result.text
+        calls: list[dict[str, Any]] = []
         if reader is not None:
             text, calls = reader.push(text)
             left, last = reader.finish()
@@ -139,6 +177,7 @@ class ChatReply:
         return {
             "index": index,
             "message": message,
+            "logprobs": chat_logprobs(result.tokens) if self._envelope.logprobs else None,
             "finish_reason": "tool_calls" if calls else reason_of(result),
         }
 
@@ -148,30 +187,50 @@ def _delta(text: str, calls: Sequence[Any]) -> dict[str, Any]:
 
 
 class CompletionReply:
-    def __init__(self, envelope: Envelope, num_prompts: int) -> None:
+    def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._num_prompts = num_prompts
+        self._offsets = [0] * envelope.num_choices  # of the next token in the choice's text
 
     def opening(self) -> str:
         return ""
 
     def piece(self, round_: Round) -> str:
-        text, origins = round_.chunk.text, self._envelope.origins(round_)
-        if not (text or origins):
+        text, beside = round_.chunk.text, self._envelope.beside(round_)
+        if not (text or beside or self._envelope.logprobs):
             return ""
-        choice = (
-            f'[{{"index": {round_.choice}, "text": {json.dumps(text)}, "finish_reason": null}}]'
-        )
-        return self._envelope.event(choice, origins)
+        choice = {
+            "index": round_.choice,
+            "text": text,
+            "logprobs": self._logprobs(round_.choice, round_.chunk.tokens),
+            "finish_reason": None,
+        }
+        return self._envelope.event(json.dumps([choice]), beside)
 
     def end(self, ended: Ended) -> str:
-        choice = {"index": ended.choice, "text": "", "finish_reason": reason_of(ended.result)}
-        figures = f', "timings": {json.dumps(timings([ended.result]))}'
-        return self._envelope.event(json.dumps([choice]), figures + self._envelope.origins(ended))
+        choice = {
+            "index": ended.choice,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": reason_of(ended.result),
+        }
+        event = self._envelope.event(json.dumps([choice]), self._envelope.beside(ended))
+        return event + self._envelope.last(ended)
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         choices = [
-            {"index": index, "text": result.text, "finish_reason": reason_of(result)}
+            {
+                "index": index,
+                "text": result.text,
+                "logprobs": self._logprobs(index, result.tokens),
+                "finish_reason": reason_of(result),
+            }
             for index, result in enumerate(results)
         ]
-        return self._envelope.document(choices, results, self._num_prompts)
+        return self._envelope.document(choices, results)
+
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if not self._envelope.logprobs:
+            return None
+        offset = self._offsets[choice]
+        self._offsets[choice] += sum(len(token.text) for token in tokens)
+        return completion_logprobs(tokens, offset)

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_spec.apps.server.answer import Answer, Ended, Work
 from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.replies import DONE, Reply
-from edge_spec.apps.server.slots import Pool, Slot
+from edge_spec.apps.server.slots import Pool
 
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
 
 @dataclass
 class Running:
-    """All answers that are being written."""
+    """All answers that are being written. Used in the event loop alone."""
 
     pool: Pool
+    metrics: Metrics
     request_timeout_s: float
     answers: set[Answer] = field(default_factory=set)
 
-    def begin(self, slot: Slot, work: Work) -> Answer:
-        answer: Answer
+    async def begin(self, work: Work, arrived: float) -> Answer:
+        """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
+        slot = await self.pool.take(work.prompts[0], work.session_id)
+        waited_s = time.perf_counter() - arrived
 
         def end() -> None:
             timer.cancel()
             self.answers.discard(answer)
             self.pool.release(slot)
+            first_s = answer.first_token_s
+            first_s = None if first_s is None else waited_s + first_s
+            self.metrics.observe_answer(answer.results, first_s)
 
         answer = Answer(slot, work, end)
         timer = asyncio.get_running_loop().call_later(self.request_timeout_s, answer.cancel)
@@ -53,18 +60,18 @@ class Running:
 
 
 class AnswerResponse(Response):
-    """work: what is asked of an engine, and the reply that is made of it; run in a thread."""
+    """read: what is asked of an engine, and the reply that is made of it."""
 
     def __init__(
         self,
         running: Running,
-        work: Callable[[], Awaitable[tuple[Work, Reply]]],
+        read: Callable[[], Awaitable[tuple[Work, Reply]]],
         *,
         is_streamed: bool,
     ) -> None:
         super().__init__()
         self._running = running
-        self._work = work
+        self._read = read
         self._is_streamed = is_streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,10 +91,10 @@ class AnswerResponse(Response):
             left.cancel()
 
     async def _respond(self, send: Send) -> None:
+        arrived = time.perf_counter()
         try:
-            work, reply = await self._work()
-            slot = await self._running.pool.take(work.prompts[0], work.session_id)
-            answer = self._running.begin(slot, work)
+            work, reply = await self._read()
+            answer = await self._running.begin(work, arrived)
         except Exception as error:
             await send_error(send, api_error(error))
             return
@@ -106,25 +113,28 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _whole(answer: Answer, reply: Reply, send: Send) -> None:
-    results = []
     try:
-        async for events in answer.events():
-            results += [event.result for event in events if isinstance(event, Ended)]
+        async for _ in answer.events():
+            pass
     except Exception as error:
         await send_error(send, api_error(error))
         return
-    await send_json(send, 200, json.dumps(reply.document(results)).encode())
+    await send_json(send, 200, json.dumps(reply.document(answer.results)).encode())
 
 
 async def _stream(answer: Answer, reply: Reply, send: Send) -> None:
     """The status tells of errors until the answer has begun, an event of those after it."""
+
+    async def write(text: str) -> None:
+        if text:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
     try:
         await answer.begun()
     except Exception as error:
         await send_error(send, api_error(error))
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    write = partial(_write, send)
     await write(reply.opening())
     try:
         async for events in answer.events():
@@ -134,11 +144,6 @@ async def _stream(answer: Answer, reply: Reply, send: Send) -> None:
         await write(f"data: {api_error(error).body().decode()}\n\n")
     await write(DONE)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _write(send: Send, text: str) -> None:
-    if text:
-        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
 
 async def send_error(send: Send, error: ApiError) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import uvicorn
 
 from edge_spec import Engine
-from edge_spec.apps.server.app import build_app
+from edge_spec.apps.server.app import PATHS, build_app
 from edge_spec.apps.server.connection import LimitedConnection
+from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.response import Running
 from edge_spec.apps.server.slots import Pool, Slot
@@ -35,12 +36,14 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._running = running
         self._grace_s = grace_s
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends it, a second one at once."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
-        self.force_exit = self.should_exit
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cut)
         self.should_exit = True
 
     @contextmanager
@@ -57,14 +60,23 @@ class _Server(uvicorn.Server):
             for each, handler in previous.items():
                 signal.signal(each, handler)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         timer = asyncio.get_running_loop().call_later(self._grace_s, self._running.cancel)
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-            self._running.cancel()
+            self._cut()
             await self._running.ended()
+
+    def _cut(self) -> None:
+        self._running.cancel()
+        for connection in self.server_state.connections:
+            connection.transport.abort()
 
 
 def serve(
@@ -147,7 +159,6 @@ class _Site:
         self.port: int = self._socket.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{self.port}"
-        drafter = self._engine._drafter
         engines = [self._engine]
         try:
             engines += [self._engine.fork() for _ in range(options.parallel - 1)]
@@ -156,10 +167,10 @@ class _Site:
                 engine.close()
             self._socket.close()
             raise
-        self._slots = [Slot(engine, drafter) for engine in engines]
+        self._slots = [Slot(engine) for engine in engines]
         pool = Pool(self._slots, options.queue, options.queue_timeout_s)
-        running = Running(pool, options.request_timeout_s)
-        desk = Desk(self._engine, options, drafter)
+        running = Running(pool, Metrics(pool, PATHS), options.request_timeout_s)
+        desk = Desk(self._engine, options, self._engine.drafter)
         self.server = _Server(
             self._config(build_app(self._engine, running, desk, options)), running, options.grace_s
         )

@@ -18,9 +18,8 @@ class Slot:
     tokens: about what the cache holds, to find prompts that begin like it.
     """
 
-    def __init__(self, engine: Engine, drafter: str) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.drafter = drafter
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="slot")
         self.tokens: Sequence[int] = ()
         self.plain_per_second: float | None = None  # measured by its answers so far

@@ -34,7 +34,6 @@ def desktop(
         parallel=_PARALLEL,
         max_tokens=sampling.max_tokens,
         sampling=sampling_params(sampling),
-        drafters=tuple(plugins.names("drafters")),
     )
 
 

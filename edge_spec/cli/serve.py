@@ -81,7 +81,6 @@ def serve(
         max_tokens=sampling.max_tokens,
         sampling=sampling_params(sampling),
         plan=partial(kept_plan, model, loading),
-        drafters=tuple(plugins.names("drafters")),
     )
 
 

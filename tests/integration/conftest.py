@@ -6,27 +6,35 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import Semaphore
 from types import ModuleType
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tokenizers
 
 from edge_spec import plugins
+from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.engine import Engine
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.model import ExportOptions, RuntimeOptions, Session
 from edge_spec.pair_choices import named_formats
 from edge_spec.pair_export import PairRequest, Part, export_pair
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.runtimes.reference.session import ReferenceSession
 from edge_spec.sources import Source
 from edge_spec.tree import TokenTree
 
@@ -321,6 +329,81 @@ def refusal(read: Callable[[Path], None]) -> Callable[..., EdgeSpecError]:
         return caught.value
 
     return refused
+
+
+@pytest.fixture(scope="session")
+def served_once(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A tiny model whose chat template knows tools, on the numpy runtime."""
+    path = tmp_path_factory.mktemp("served") / "tiny"
+    tiny.write_hf(tiny.build("llama", max_position_embeddings=1024), path)
+    template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        + tiny.TEMPLATE
+        + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tiny.write_json(path / "tokenizer_config.json", {"chat_template": template})
+    options = LoadOptions(runtime="reference", context_length=1024)
+    with load_engine(str(path), options, lambda what, fraction: None) as engine:
+        yield engine
+
+
+@pytest.fixture
+def served(served_once: Engine) -> Iterator[Engine]:
+    with served_once.fork() as engine:
+        yield engine
+
+
+@pytest.fixture
+def serve(served: Engine) -> Iterator[Callable[..., httpx.Client]]:
+    """serve(**options): a client of a server of `served`, on two slots."""
+    with ExitStack() as opened:
+
+        def start(**options: Any) -> httpx.Client:
+            options = {"port": 0, "parallel": 2, "grace_s": 0.0} | options
+            running = opened.enter_context(RunningServer(served, ServerOptions(**options)))
+            return opened.enter_context(httpx.Client(base_url=running.url, timeout=30))
+
+        yield start
+
+
+class Gate:
+    """Holds the passes of a model back: `waiting` counts those that have come and not gone on."""
+
+    def __init__(self) -> None:
+        self._open = Semaphore(0)
+        self._come = Semaphore(0)
+        self._ended = False
+
+    def pass_through(self) -> None:
+        self._come.release()
+        if not self._ended:
+            assert self._open.acquire(timeout=30)
+
+    def await_pass(self) -> None:
+        """Returns when a pass has come since the last call."""
+        assert self._come.acquire(timeout=30)
+
+    def let(self, passes: int) -> None:
+        self._open.release(passes)
+
+    def end(self) -> None:
+        """All may pass."""
+        self._ended = True
+        self._open.release(1000)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, serve: Any) -> Iterator[Gate]:
+    """Before each round of an answer on the numpy runtime."""
+    held, forward = Gate(), ReferenceSession.forward
+
+    def gated(session: ReferenceSession, tree: TokenTree) -> Any:
+        held.pass_through()
+        return forward(session, tree)
+
+    monkeypatch.setattr(ReferenceSession, "forward", gated)
+    yield held
+    held.end()
 
 
 @pytest.fixture

@@ -1,0 +1,136 @@
+"""The documents that the server answers with, for its OpenAPI description.
+
+They are written elsewhere, without these classes; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(_Document):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(_Document):
+    error: ErrorDetail
+
+
+class CachedTokens(_Document):
+    cached_tokens: int
+
+
+class Usage(_Document):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Timings(_Document):
+    """Milliseconds and tokens a second, under the names of llama.cpp's server; the last ones are
+    edge-spec's own."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: int
+    draft_n_accepted: int
+    speedup: float | None
+    acceptance_rate: float | None
+    mean_accepted_length: float | None
+    acceptance_histogram: dict[str, int]
+    rounds: int
+    plain_rounds: int
+    plain_reasons: dict[str, int]
+    ttft_ms: float
+
+
+class Called(_Document):
+    name: str
+    arguments: str
+
+
+class Call(_Document):
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
+class AnswerMessage(_Document):
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[Call] = []
+
+
+class ChatChoice(_Document):
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class _Answer(_Document):
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    timings: Timings
+    edge_spec: dict[str, Any] = {}
+
+
+class ChatCompletion(_Answer):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class TextChoice(_Document):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(_Answer):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ModelEntry(_Document):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(_Document):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Health(_Document):
+    status: Literal["ok"]
+
+
+class Info(_Document):
+    model: str
+    runtime: str
+    drafter: str
+    drafters: list[str]
+    context_length: int
+    version: str

@@ -1,0 +1,348 @@
+"""What the server answers: the engine's own texts, in the forms that OpenAI's clients read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_spec import Engine, SamplingParams
+from edge_spec.apps.server import documents
+
+Serve = Callable[..., httpx.Client]
+HELLO = [{"role": "user", "content": "hello"}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture
+def client(serve: Serve) -> httpx.Client:
+    return serve()
+
+
+def ask(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def events(client: httpx.Client, path: str, **body: Any) -> Iterator[dict[str, Any]]:
+    """Those of a stream, each checked to be one line of JSON, and [DONE] to be the last."""
+    with client.stream("POST", path, json={"stream": True, **body}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *told, done, end = response.read().decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    for event in told:
+        yield json.loads(event.removeprefix("data: "))
+
+
+def test_a_greedy_answer_is_the_engines(client: httpx.Client, served: Engine) -> None:
+    fork = served.fork()
+    expected = fork.chat(HELLO, max_tokens=40)
+    answer = ask(client, CHAT, model="tiny", messages=HELLO, max_tokens=40, temperature=0)
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text}
+    assert choice["finish_reason"] == "length" == expected.finish_reason
+    assert answer["usage"]["completion_tokens"] == 40
+    assert answer["usage"]["prompt_tokens"] == expected.stats.prompt_n
+    told = events(client, CHAT, messages=HELLO, max_completion_tokens=40, max_tokens=3)
+    first, *others = [event["choices"][0] for event in told]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(each["delta"].get("content", "") for each in others) == expected.text
+    assert [each["finish_reason"] for each in others] == [None] * (len(others) - 1) + ["length"]
+    fork.close()
+
+
+@pytest.mark.parametrize("prompt", ["hello", [104, 101, 108]])
+def test_a_completion_continues_text_or_tokens(
+    client: httpx.Client, served: Engine, prompt: Any
+) -> None:
+    with served.fork() as fork:
+        expected = fork.generate(prompt, max_tokens=20).text
+    body = {"prompt": prompt, "max_tokens": 20}
+    assert ask(client, COMPLETIONS, **body)["choices"][0]["text"] == expected
+    told = list(events(client, COMPLETIONS, **body))
+    assert "".join(event["choices"][0]["text"] for event in told) == expected
+    assert told[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("prompts", [["ab", "cd"], [[97, 98], [99, 100]]])
+def test_several_prompts_have_their_choices_in_order(client: httpx.Client, prompts: Any) -> None:
+    alone = [
+        ask(client, COMPLETIONS, prompt=prompt, max_tokens=8)["choices"][0]["text"]
+        for prompt in prompts
+    ]
+    answer = ask(client, COMPLETIONS, prompt=prompts, max_tokens=8, n=2)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [alone[0], alone[0], alone[1], alone[1]]
+    assert answer["usage"]["completion_tokens"] == 32
+    assert answer["usage"]["prompt_tokens"] == 4
+
+
+def test_choices_have_the_seeds_that_follow(client: httpx.Client, served: Engine) -> None:
+    with served.fork() as fork:
+        expected = [
+            fork.chat(HELLO, max_tokens=9, sampling=SamplingParams(1.0, top_k=50, seed=seed)).text
+            for seed in (2**63 - 2, 2**63 - 1, 2**63)
+        ]
+    body = {"messages": HELLO, "max_tokens": 9, "temperature": 1, "top_k": 50, "n": 3}
+    answer = ask(client, CHAT, seed=2**63 - 2, **body)
+    assert [choice["message"]["content"] for choice in answer["choices"]] == expected
+    assert len(set(expected)) == 3
+    texts = ["", "", ""]
+    for event in events(client, CHAT, seed=2**63 - 2, **body):
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == expected
+
+
+def test_every_sampling_field_arrives(client: httpx.Client, served: Engine) -> None:
+    fields = {
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.3,
+        "seed": 5,
+    }
+    params = SamplingParams(**fields, logit_bias={101: -50.0})  # type: ignore[arg-type]
+    with served.fork() as fork:
+        expected = fork.generate("abc", max_tokens=20, sampling=params).text
+        plain = fork.generate("abc", max_tokens=20, sampling=SamplingParams(0.7, seed=5)).text
+    body = {"prompt": "abc", "max_tokens": 20, "frequency_penalty": 0, "user": "me"}
+    answer = ask(client, COMPLETIONS, **body, **fields, logit_bias={"101": -50})
+    assert answer["choices"][0]["text"] == expected != plain
+
+
+def test_an_answer_stops_before_any_of_its_stops(client: httpx.Client) -> None:
+    whole = ask(client, COMPLETIONS, prompt="abc", max_tokens=30)["choices"][0]["text"]
+    stop = whole[5:7]
+    cut = whole[: whole.index(stop)]
+    for given in (stop, ["never there", stop]):
+        answer = ask(client, COMPLETIONS, prompt="abc", max_tokens=30, stop=given)
+        assert answer["choices"][0]["text"] == cut
+        assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_log_probabilities_are_the_models(client: httpx.Client, served: Engine) -> None:
+    with served.fork() as fork:
+        tokens = fork.chat(HELLO, max_tokens=6, logprobs=2).tokens
+    body = {"messages": HELLO, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
+    content = ask(client, CHAT, **body)["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in content] == [token.logprob for token in tokens]
+    for entry, token in zip(content, tokens, strict=True):
+        assert entry["bytes"] == list(token.text.encode())
+        tops = [each["logprob"] for each in entry["top_logprobs"]]
+        assert tops == [each.logprob for each in token.alternatives] == sorted(tops, reverse=True)
+    streamed = []
+    for event in events(client, CHAT, **body):
+        streamed += (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    assert streamed == content
+
+
+def test_log_probabilities_of_a_completion_are_at_their_offsets(client: httpx.Client) -> None:
+    body = {"prompt": "abc", "max_tokens": 6, "logprobs": 1}
+    choice = ask(client, COMPLETIONS, **body)["choices"][0]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+    assert len(told["token_logprobs"]) == len(told["top_logprobs"]) == 6
+    pieces = [e["choices"][0]["logprobs"] for e in events(client, COMPLETIONS, **body)]
+    offsets = [offset for piece in pieces if piece for offset in piece["text_offset"]]
+    assert offsets == told["text_offset"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_fits_its_schema(client: httpx.Client, streamed: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 10, "maximum": 99}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "age", "schema": schema}}
+    body = {"messages": HELLO, "response_format": format, "max_tokens": 40}
+    if streamed:
+        deltas = [event["choices"][0]["delta"] for event in events(client, CHAT, **body)]
+        text = "".join(delta.get("content", "") for delta in deltas)
+    else:
+        text = ask(client, CHAT, **body)["choices"][0]["message"]["content"]
+    assert set(json.loads(text)) == {"age"} and 10 <= json.loads(text)["age"] <= 99
+
+
+def test_json_object_is_any_object(client: httpx.Client) -> None:
+    body = {"messages": HELLO, "response_format": {"type": "json_object"}, "max_tokens": 30}
+    text = ask(client, CHAT, **body)["choices"][0]["message"]["content"]
+    assert text.startswith("{")  # the tiny model may not come to its end
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_required_call_is_one(client: httpx.Client, choice: Any) -> None:
+    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": choice, "max_tokens": 80}
+    (answer,) = ask(client, CHAT, **body)["choices"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert 1 <= json.loads(call["function"]["arguments"])["days"] <= 9
+    *_, last = events(client, CHAT, **body)
+    (streamed,) = last["choices"][0]["delta"]["tool_calls"]
+    assert streamed["function"] == call["function"]
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_tools_go_to_the_template_unless_they_are_turned_off(client: httpx.Client) -> None:
+    def prompt_tokens(**body: Any) -> int:
+        answer = ask(client, CHAT, messages=HELLO, max_tokens=1, **body)
+        return int(answer["usage"]["prompt_tokens"])
+
+    assert prompt_tokens(tools=[TOOL]) > prompt_tokens() + 100
+    assert prompt_tokens(tools=[TOOL], tool_choice="none") == prompt_tokens()
+
+
+def test_parts_of_text_and_the_developer_are_what_templates_know(client: httpx.Client) -> None:
+    plain = [{"role": "system", "content": "ab"}, *HELLO]
+    parts = [
+        {"role": "developer", "content": [{"type": "text", "text": each} for each in "ab"]},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}], "name": "me"},
+    ]
+    first, second = [ask(client, CHAT, messages=each, max_tokens=9) for each in (plain, parts)]
+    assert first["choices"] == second["choices"]
+
+
+def test_usage_ends_a_stream_that_asks_for_it(client: httpx.Client) -> None:
+    options = {"include_usage": True}
+    told = list(events(client, CHAT, messages=HELLO, max_tokens=7, stream_options=options))
+    assert told[-1]["choices"] == []
+    assert told[-1]["usage"]["completion_tokens"] == 7
+    assert all(event["usage"] is None for event in told[:-1])
+
+
+def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) -> None:
+    body = {"messages": HELLO, "max_tokens": 30, "speculative": {"tokens": True}}
+    answer = ask(client, CHAT, **body)
+    tokens = answer["edge_spec"]["tokens"]
+    assert "".join(token["text"] for token in tokens) == answer["choices"][0]["message"]["content"]
+    told = list(events(client, CHAT, **body))
+    streamed = [token for event in told[1:] for token in event["edge_spec"]["tokens"]]
+    assert [token["id"] for token in streamed] == [token["id"] for token in tokens]
+    assert {token["origin"] for token in streamed} <= {"plain", "accepted", "recovered", "bonus"}
+    counts = [event["edge_spec"]["predicted_n"] for event in told[1:]]
+    assert counts == sorted(counts) and counts[-1] == 30
+    assert told[-1]["edge_spec"]["live_per_second"] > 0
+    assert told[-1]["timings"]["predicted_n"] == 30
+
+
+def test_drafting_can_be_turned_off_for_a_request(client: httpx.Client) -> None:
+    body = {"prompt": "ab ab ab ab ab ab", "max_tokens": 20}
+    off = ask(client, COMPLETIONS, **body, speculative={"drafter": "none"})
+    assert off["timings"]["plain_reasons"] == {"off": 20}
+    on = ask(client, COMPLETIONS, **body)
+    assert "off" not in on["timings"]["plain_reasons"]
+    assert on["choices"] == off["choices"]
+
+
+def test_documents_are_those_of_the_description(client: httpx.Client) -> None:
+    chat = ask(client, CHAT, messages=HELLO, max_tokens=5, n=2, logprobs=True)
+    documents.ChatCompletion.model_validate(chat, strict=True)
+    text = ask(client, COMPLETIONS, prompt="ab", max_tokens=5, logprobs=0)
+    documents.Completion.model_validate(text, strict=True)
+    described = client.get("/openapi.json").json()
+    assert "422" not in json.dumps(described)
+    responses = described["paths"][CHAT]["post"]["responses"]
+    assert set(responses) == {"200", "4XX", "5XX"}
+    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def test_a_conversation_goes_on_in_its_slot(client: httpx.Client) -> None:
+    first = ask(client, CHAT, messages=HELLO, max_tokens=10)
+    reply = first["choices"][0]["message"]
+    ask(client, CHAT, messages=[{"role": "user", "content": "something else"}], max_tokens=10)
+    longer = [*HELLO, reply, {"role": "user", "content": "go on"}]
+    second = ask(client, CHAT, messages=longer, max_tokens=10)
+    # Up to the last token of the answer, which was never scored.
+    assert (
+        second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        >= (first["usage"]["prompt_tokens"])
+    )
+    assert second["timings"]["cache_n"] > 0
+
+
+def test_a_session_keeps_its_slot(client: httpx.Client) -> None:
+    for text in ("one", "two", "three"):
+        body = {"prompt": f"{text} {text}", "max_tokens": 3}
+        ask(client, COMPLETIONS, **body, session_id="a")
+        ask(client, COMPLETIONS, **{**body, "prompt": f"other {text}"}, session_id="b")
+    # Its last prompt is still there, though the other session came after it.
+    again = ask(client, COMPLETIONS, prompt="three three", max_tokens=3, session_id="a")
+    assert again["timings"]["cache_n"] > 5
+
+
+def test_conversations_at_once_do_not_mix(serve: Serve, served: Engine) -> None:
+    client = serve(parallel=3)
+    prompts = [f"{letter} {letter} {letter}" for letter in "abcdefgh"]
+    with served.fork() as fork:
+        expected = [fork.generate(prompt, max_tokens=30).text for prompt in prompts]
+
+    def streamed(prompt: str) -> str:
+        told = events(client, COMPLETIONS, prompt=prompt, max_tokens=30)
+        return "".join(event["choices"][0]["text"] for event in told)
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(2):
+            assert list(threads.map(streamed, prompts)) == expected
+
+
+def test_figures_for_prometheus_count_what_happened(client: httpx.Client) -> None:
+    ask(client, CHAT, messages=HELLO, max_tokens=12)
+    client.post(CHAT, json={})
+    client.get("/nowhere")
+    figures = client.get("/metrics").text
+    for line in (
+        'edge_spec_requests_total{path="/v1/chat/completions",status="200"} 1.0',
+        'edge_spec_requests_total{path="/v1/chat/completions",status="400"} 1.0',
+        'edge_spec_requests_total{path="other",status="404"} 1.0',
+        "edge_spec_predicted_tokens_total 12.0",
+        "edge_spec_slots 2.0",
+        "edge_spec_slots_busy 0.0",
+        "edge_spec_queue_length 0.0",
+        "edge_spec_time_to_first_token_seconds_count 1.0",
+        "edge_spec_time_per_token_seconds_count 1.0",
+    ):
+        assert line in figures.splitlines()
+
+
+def test_what_runs_is_described(client: httpx.Client, served: Engine) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+    info = client.get("/edge-spec/info").json()
+    assert (info["model"], info["runtime"]) == ("tiny", "reference")
+    assert info["context_length"] == 1024
+    assert {"auto", "none", "suffix"} <= set(info["drafters"])
+    assert not {"draft-model", "corpus"} & set(info["drafters"])  # nothing to draft with
+    for name in ("none", "suffix", "jacobi", "lookahead", "recycling"):
+        assert name in info["drafters"]
+        ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": name})
+    assert client.get("/edge-spec/plan").json() == {"candidates": []}
