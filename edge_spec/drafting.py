@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from edge_spec import plugins
 from edge_spec.decoder import Decoder
 from edge_spec.drafters.forced import ForcedDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Attached, CountingText, Drafter, TextCounts
-from edge_spec.model import Session
+from edge_spec.model import SelfDrafting, Session
 from edge_spec.parts import Parts
 from edge_spec.speculation import Speculation
 
@@ -36,6 +37,15 @@ class Drafting:
         """As `offer` was given them: those of the next round."""
         with self._lock:
             return self._offered[0] if self._offered else self._names
+
+    @property
+    def possible(self) -> list[str]:
+        """Drafters that are installed and that this conversation can have."""
+        setting = self._parts.speculator.setting
+        missing = set() if setting.drafts else set(plugins.PAIR_DRAFTERS)
+        missing |= set() if setting.corpora else {"corpus"}
+        missing |= set() if isinstance(self._session, SelfDrafting) else set(plugins.SELF_DRAFTERS)
+        return sorted(set(plugins.names("drafters")) - missing)
 
     def offer(self, names: str) -> None:
         """Raises as `Engine.set_drafter` does, and then changes nothing."""

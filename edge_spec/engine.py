@@ -176,9 +176,33 @@ class Engine:
         options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
         ContextFullError if the prompt does not fit.
         """
-        ids = self.parts.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
         return generation if stream else generation.finish()
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.parts.name
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime that the model runs on."""
+        return self.parts.runtime
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return self._limits(None).context_length
+
+    @property
+    def drafters(self) -> list[str]:
+        """The names that `set_drafter` takes one or several of, beside "auto" and "none"."""
+        return self._drafting.possible
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without a chat template."""
+        return self.parts.text.tokenizer.encode(text)
 
     @property
     def drafter(self) -> str:

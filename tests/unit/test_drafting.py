@@ -130,3 +130,15 @@ def test_near_ties_are_told_from_the_change_on(make_engine: Any, remembers_all: 
     assert stats.near_ties == 9
     engine.set_drafter("none")
     assert engine.generate(PROMPT, max_tokens=2).stats.cached_n == 0
+
+
+def test_an_engine_names_the_drafters_that_it_can_have(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    """Each can be chosen; the others need a draft, a corpus or another runtime."""
+    engine = make_engine(remembers_all())
+    assert {"suffix", "lookahead", "recycling", "jacobi"} <= set(engine.drafters)
+    assert not {"draft-model", "cascade", "corpus", "early-exit"} & set(engine.drafters)
+    for name in set(engine.drafters) - {"ngram-cache"}:  # which needs a file
+        engine.set_drafter(name)
+        engine.generate(PROMPT, max_tokens=2)
