@@ -22,7 +22,7 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.errors import DeviceError, MissingDependencyError
 
 _BROWSER_INSTEAD = "Run edge-spec serve and open its address in a browser."
-_CLOSING_S = 5.0  # for rounds in progress and models; nobody waits longer for a closed window
+_CLOSING_S = 3.0  # for rounds in progress and models; nobody waits longer for a closed window
 _OPENING = """<!doctype html><meta name="color-scheme" content="light dark"><title>edge-spec</title>
 <body style="display: grid; place-content: center; height: 90vh; font: 1.1rem system-ui">
 <p role="status">Opening {} …</p>"""
