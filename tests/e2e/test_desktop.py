@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 import pytest
+
+from edge_spec.storage import CACHE_VARIABLE, cache_directory
 
 pytestmark = pytest.mark.model
 
@@ -82,7 +84,7 @@ Open = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def open_window(display: str, demo_gguf: Path, tmp_path: Path) -> Iterator[Open]:
     """Runs Python code in a process of its own that can show windows."""
-    processes = []
+    processes, watchdogs = [], []
 
     def begin(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         home = tmp_path / "home"
@@ -97,15 +99,20 @@ def open_window(display: str, demo_gguf: Path, tmp_path: Path) -> Iterator[Open]
                     **os.environ,
                     "DISPLAY": display,
                     "HOME": str(home),
+                    CACHE_VARIABLE: str(cache_directory()),  # that of the real home
                     # Its sandbox does not work as root nor in most containers.
                     "QTWEBENGINE_DISABLE_SANDBOX": "1",
                     **environment,
                 },
             )
         )
+        watchdogs.append(Timer(60.0, processes[-1].kill))  # ends whoever reads from it, too
+        watchdogs[-1].start()
         return processes[-1]
 
     yield begin
+    for watchdog in watchdogs:
+        watchdog.cancel()
     for process in processes:
         process.kill()
         process.communicate()
