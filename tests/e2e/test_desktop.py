@@ -43,14 +43,14 @@ run(Event().wait, print, title="nothing", plan=dict)
 """
 LINKED = """
 import edge_spec, webview
-from threading import Thread
+from threading import Event, Thread
 from edge_spec.apps.desktop import run
 
 def link():
     window = webview.windows[0]
     while not (window.get_current_url() or "").startswith("http"):
-        window.events.loaded.wait()
-    window.evaluate_js('''
+        Event().wait(0.05)
+    window.run_js('''
         const link = document.createElement("a");
         Object.assign(link, {href: "https://example.org/there", target: "_blank"});
         Object.assign(link.style, {position: "fixed", inset: 0, zIndex: 9});
