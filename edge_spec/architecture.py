@@ -83,6 +83,14 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def num_parameters(self) -> int:
+        """Of its matrices, all experts included; norms and biases are few."""
+        attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
+        mlp = 3 * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * (attention + mlp) + embeddings
+
     def rope_frequencies(self) -> np.ndarray:
         """[head_dim / 2] float64; radians a position for each rotated pair."""
         exponents = -np.arange(0, self.head_dim, 2) / self.head_dim

@@ -15,7 +15,8 @@ from edge_spec.control.policy import Policy
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
 from edge_spec.metrics import DraftCounts, RoundStats
 from edge_spec.model import Forward, Session
-from edge_spec.sampling import Sampler, Score
+from edge_spec.sampling import Sampler
+from edge_spec.scores import Score
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
 

@@ -15,6 +15,7 @@ from edge_spec.cascade import level_of
 from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.control.overlap import DraftOverlap
+from edge_spec.draft_choice import AUTO, suggest_draft
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft import Draft
 from edge_spec.drafters.fill import Fill
@@ -71,10 +72,13 @@ def load(
 ) -> Engine:
     """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
 
-    model: a GGUF file, a Hugging Face directory, a bundle directory, a pair bundle or "smollm2".
+    model: a GGUF file, a Hugging Face directory, a bundle directory, a pair bundle, "smollm2", or
+    "hf:org/name", "hf:org/name@revision", "hf:org/name:file.gguf", which the Hugging Face hub has:
+    fetched on first use, later opened from the cache without asking.
     drafter: "auto", "none", or names joined by commas.
     draft: a smaller model that guesses, on a runtime of its own; of several, each other one
-    guesses for the one before it. None: what a pair bundle brings along; "none": no draft.
+    guesses for the one before it. None: what a pair bundle brings along; "none": no draft; "auto":
+    the smallest model in the caches that has the same tokens and at most half the size.
     exit_layer: where early exit ends; searched on the text where it is not given.
     corpora: texts, files or directories, that answers may quote; indexed once.
     lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
@@ -90,7 +94,13 @@ def load(
     options = LoadOptions(
         runtime=runtime,
         drafter=drafter,
-        drafts=chosen_drafts(Source(model, say), named, drafter, is_planned=plan is not None),
+        drafts=chosen_drafts(
+            Source(model, say),
+            named,
+            drafter,
+            is_planned=plan is not None,
+            draft_runtime=draft_runtime,
+        ),
         draft_runtime=draft_runtime,
         draft_n_max=draft_n_max,
         exit_layer=exit_layer,
@@ -107,10 +117,25 @@ def load(
 
 
 def chosen_drafts(
-    source: Source, named: Sequence[str] | None, drafter: str, *, is_planned: bool
+    source: Source,
+    named: Sequence[str] | None,
+    drafter: str,
+    *,
+    is_planned: bool,
+    draft_runtime: str = "auto",
 ) -> tuple[str, ...]:
-    """named: "none" stands for no draft; None for the one of a pair bundle, where the drafters
-    that were asked for can use it and no plan says who drafts. Raises as `Source.member` does."""
+    """named: "none" stands for no draft, "auto" for one that fits and is here; None for the one of
+    a pair bundle, where the drafters that were asked for can use it and no plan says who drafts.
+    Raises as `Source.member` does, and UsageError for "auto" beside other names."""
+    if named is not None and AUTO in named:
+        if len(named) > 1:
+            raise UsageError(
+                "--draft auto chooses the only draft", remedy="Leave it or the others out."
+            )
+        suggested = suggest_draft(source, draft_runtime)
+        if suggested is not None:
+            source.progress(f"Drafting with {suggested}", 0.0)
+        return () if suggested is None else (suggested,)
     if named is not None:
         return tuple(name for name in named if name != "none")
     wanted = {name.strip() for name in drafter.split(",")}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.constraint import Constraint
+from edge_spec.draws import Draws, Purpose, exponential, generator, pick
 from edge_spec.errors import UsageError
+from edge_spec.scores import Score, score_of
 
 _NO_BIAS: Mapping[int, float] = {}
 
@@ -63,43 +64,9 @@ class SamplingParams:
         return not (self.penalized or self.logit_bias)
 
 
-class Draws:
-    """A random 64-bit number for each position, independent of the order of asking.
-
-    What belongs to its position makes sampled text the same with and without speculation for one
-    seed. Streams with other purposes are independent (Philox keys).
-    """
-
-    def __init__(self, seed: int, purpose: int = 0) -> None:
-        self._generator = _generator(seed, purpose)
-        self._drawn = np.empty(0, np.uint64)
-
-    def at(self, position: int) -> int:
-        while position >= len(self._drawn):
-            more = self._generator.integers(0, 2**64, 256, np.uint64)
-            self._drawn = np.concatenate([self._drawn, more])
-        return int(self._drawn[position])
-
-
-class Purpose(IntEnum):
-    """What random numbers are for; each has a stream of its own."""
-
-    POSITION = 0  # the target's own choices
-    ACCEPTANCE = 1  # whether a sampled guess is accepted
-    RECOVERY = 2  # what is written in its place
-    DRAFT = 3  # what is guessed
-
-
 class Choice(NamedTuple):
     token: int
     near_tie: bool  # greedy: another token was within the model's numeric noise
-
-
-class Score(NamedTuple):
-    """How likely a token was by the model itself, before penalties and grammar."""
-
-    logprob: float  # natural logarithm
-    alternatives: tuple[tuple[int, float], ...]  # the likeliest tokens, the likeliest first
 
 
 class Sampler:
@@ -199,33 +166,25 @@ class Sampler:
     def score(self, logits: np.ndarray, token: int) -> Score | None:
         """Of the token that was written where the model gave these logits, [vocab] float32."""
         count = self.num_alternatives
-        if count is None:
-            return None
-        logprobs = logits.astype(np.float64)
-        logprobs -= logprobs.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
-        likeliest = np.argpartition(-logprobs, count)[:count] if count else np.empty(0, np.int64)
-        likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")]
-        alternatives = tuple((int(each), float(logprobs[each])) for each in likeliest)
-        return Score(float(logprobs[token]), alternatives)
+        return None if count is None else score_of(logits, token, count)
 
     def uniform(self, purpose: Purpose) -> float:
         """The next number of a stream in [0, 1)."""
         if purpose not in self._streams:
-            self._streams[purpose] = _generator(self.seed, purpose)
+            self._streams[purpose] = generator(self.seed, purpose)
         return self._streams[purpose].random()
 
     def draw(self, probabilities: np.ndarray, purpose: Purpose) -> int:
         """A token drawn from [vocab] weights, which need not sum to 1."""
-        return _pick(probabilities, self.uniform(purpose))
+        return pick(probabilities, self.uniform(purpose))
 
     def _race(self, tokens: np.ndarray, probabilities: np.ndarray, depth: int) -> np.ndarray:
         """[tokens] float64: when each of these tokens finishes; never, where it has no
         probability."""
-        exponential = _exponential(self._draws.at(self.num_chosen + depth), tokens)
+        finish = exponential(self._draws.at(self.num_chosen + depth), tokens)
         with np.errstate(divide="ignore", over="ignore"):  # by hardly any or no probability
-            exponential /= probabilities
-        return exponential
+            finish /= probabilities
+        return finish
 
     def _processed(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         params = self.params
@@ -296,35 +255,3 @@ def _least_of_nucleus(probabilities: np.ndarray, top_p: float) -> float:
     descending = np.sort(large)[::-1]
     last = int(descending.cumsum().searchsorted(top_p * (1 - 1e-12)))
     return float(descending[min(last, len(descending) - 1)])
-
-
-def _generator(seed: int, purpose: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], np.uint64)))
-
-
-def _exponential(key: int | np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """[tokens] float64 exponential numbers: SplitMix64 (Steele et al. 2014) from `key`, of which
-    token i has the i-th output. Several keys, [keys, 1] uint64, make [keys, tokens]."""
-    bits = tokens.astype(np.uint64)
-    bits += np.uint64(1)
-    bits *= np.uint64(0x9E3779B97F4A7C15)
-    bits = bits + np.asarray(key, np.uint64)
-    shifted = np.empty_like(bits)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
-        bits *= np.uint64(factor)
-    bits >>= np.uint64(12)
-    uniform = bits.astype(np.float64)
-    uniform += 0.5  # exact with 52 bits: neither 0 nor 1, so that every number is positive
-    uniform *= 2.0**-52
-    np.log(uniform, out=uniform)
-    return np.negative(uniform, out=uniform)
-
-
-def _pick(probabilities: np.ndarray, draw: float) -> int:
-    """Inverse transform: the first token whose cumulative probability exceeds `draw`."""
-    cumulative = probabilities.cumsum(dtype=np.float64)
-    token = int(cumulative.searchsorted(draw * cumulative[-1], side="right"))
-    if token == len(cumulative):  # rounded up to the whole
-        return int(np.flatnonzero(probabilities)[-1])
-    return token

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from edge_spec import demo_model
 from edge_spec.bundle import is_bundle, read_manifest
-from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.errors import ModelFileError
+from edge_spec.hub.cache import HubModel
+from edge_spec.hub.pull import open_model
+from edge_spec.hub.reference import HubReference, is_on_hub
 from edge_spec.model import ExportOptions, Progress
 from edge_spec.pair_bundle import PairMember, find_member
 from edge_spec.storage import cache_directory
@@ -30,23 +33,31 @@ class Source:
         return self.model == demo_model.NAME
 
     @cached_property
+    def on_hub(self) -> HubModel | None:
+        """The model of the hub that is meant, fetched if need be; None for any other.
+
+        Raises DownloadError, UsageError, UnsupportedModelError.
+        """
+        if not is_on_hub(self.model):
+            return None
+        return open_model(HubReference.parse(self.model), self.progress)
+
+    @cached_property
     def path(self) -> Path:
-        """Raises ModelFileError where there is no such file, DownloadError, UsageError."""
+        """Raises ModelFileError where there is no such file, and as `on_hub` does."""
         if self.is_demo:
             return demo_model.fetch_demo_model(self.progress)
-        if self.model.startswith("hf:"):
-            raise UsageError(
-                f"this version cannot fetch {self.model}",
-                remedy="Download the model and give the path of its directory or GGUF file.",
-            )
+        if self.on_hub is not None:
+            return self.on_hub.path
         path = Path(self.model).expanduser()
         if not path.exists():
             raise ModelFileError(
                 f"no such file or directory: {path}",
-                remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory or "
-                f"{demo_model.NAME}.",
+                remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory, "
+                f"hf:org/name or {demo_model.NAME}.",
             )
-        return path.resolve()
+        # A link to a file keeps its name: the caches of other programs name contents by digests.
+        return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
     @cached_property
     def member(self) -> PairMember | None:
@@ -80,6 +91,8 @@ class Source:
     def name(self) -> str:
         if self.is_demo:
             return self.model
+        if self.on_hub is not None:
+            return self.on_hub.name
         if self.member is not None:
             return self.member.member.name
         return self.path.name if self.path.is_dir() else self.path.stem
@@ -99,10 +112,12 @@ class Source:
 
     @property
     def _identity(self) -> str:
-        """The demo's hash, or that of a pair bundle's files; else path, size and time of change of
-        the model's files."""
+        """The demo's hash, or that of the files on the hub or in a pair bundle; else path, size
+        and time of change of the model's files."""
         if self.is_demo:
             return demo_model.SHA256
+        if self.on_hub is not None:
+            return self.on_hub.identity
         if self.member is not None:
             return self.member.identity
         files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]

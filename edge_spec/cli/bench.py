@@ -89,10 +89,16 @@ def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dic
     from edge_spec.sources import Source
 
     drafts = loading.draft or []
-    if loading.draft is None:  # that of a pair bundle is told by its name, not by its path
+    if loading.draft in (None, ["auto"]):  # told by its name, not by its path
         source = Source(opened, lambda what, fraction: None)
-        bundled = chosen_drafts(source, None, loading.drafter, is_planned=loading.plan is not None)
-        drafts = [Source(draft, source.progress).name for draft in bundled]
+        chosen = chosen_drafts(
+            source,
+            loading.draft,
+            loading.drafter,
+            is_planned=loading.plan is not None,
+            draft_runtime=loading.draft_runtime,
+        )
+        drafts = [Source(draft, source.progress).name for draft in chosen]
     return {
         "runtime": engine.parts.runtime,
         "drafter": loading.drafter,

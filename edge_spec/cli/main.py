@@ -20,6 +20,7 @@ from edge_spec.cli.doctor import doctor
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
 from edge_spec.cli.plan import plan
+from edge_spec.cli.pull import pull
 from edge_spec.cli.serve import serve
 from edge_spec.cli.tune_skip import tune_skip
 from edge_spec.errors import EdgeSpecError
@@ -37,6 +38,7 @@ app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(serve)
 app.command()(desktop)
+app.command()(pull)
 app.command()(export)
 app.command()(bench)
 app.command()(devices)

@@ -14,11 +14,19 @@ from edge_spec.sources import Source
 
 def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = False) -> Engine:
     """Raises an EdgeSpecError."""
-    bar = ProgressBar()
-    drafts = chosen_drafts(
-        Source(model, bar), options.draft, options.drafter, is_planned=options.plan is not None
-    )
-    load_options = LoadOptions(
+    with ProgressBar() as progress:
+        drafts = chosen_drafts(
+            Source(model, progress),
+            options.draft,
+            options.drafter,
+            is_planned=options.plan is not None,
+            draft_runtime=options.draft_runtime,
+        )
+        return load_engine(model, _load_options(options, drafts), progress, measure_when_idle)
+
+
+def _load_options(options: ModelOptions, drafts: tuple[str, ...]) -> LoadOptions:
+    return LoadOptions(
         runtime=options.runtime,
         drafter=options.drafter,
         drafts=drafts,
@@ -43,8 +51,6 @@ def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = Fal
         rpc_servers=tuple(options.rpc or ()),
         plan=options.plan,
     )
-    with bar as progress:
-        return load_engine(model, load_options, progress, measure_when_idle)
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

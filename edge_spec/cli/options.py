@@ -20,7 +20,10 @@ _SAMPLING = "Sampling"
 
 ENDPOINT = "HOST:PORT"
 RPC_HELP = "A server of llama.cpp whose devices are used, too; may be repeated."
-MODEL_HELP = "A GGUF file, a Hugging Face directory, a bundle or pair bundle, or smollm2."
+MODEL_HELP = (
+    "A GGUF file, a Hugging Face directory, a bundle or pair bundle, hf:org/name[:file], or "
+    "smollm2."
+)
 
 
 def _option(panel: str, help: str, *names: str, metavar: str | None = None) -> Any:
@@ -47,8 +50,8 @@ class ModelOptions:
         list[str] | None,
         _option(
             _LOADING,
-            "A smaller model that guesses, or none; may be repeated: each one more guesses for the "
-            "one before.  [default: a pair bundle's own]",
+            "A smaller model that guesses, none, or auto: one that fits and is here; may be "
+            "repeated: each one more guesses for the one before.  [default: a pair bundle's own]",
         ),
     ] = None
     draft_runtime: Annotated[str, _option(_LOADING, "The draft's runtime.")] = "auto"

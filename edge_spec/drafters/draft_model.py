@@ -35,8 +35,9 @@ from edge_spec.drafters.growth import Growth, Guess, grow, nothing
 from edge_spec.drafters.in_step import InStep
 from edge_spec.drafters.level import Level, NoLevel
 from edge_spec.drafters.protocol import Budget
+from edge_spec.draws import Purpose
 from edge_spec.model import Forward, Model, Session
-from edge_spec.sampling import Purpose, Sampler, SamplingParams
+from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.tree import TokenTree, Verdict
 
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))

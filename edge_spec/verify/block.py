@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge_spec.draws import Purpose
 from edge_spec.model import Forward
-from edge_spec.sampling import Purpose, Sampler
+from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge_spec.draws import Purpose
 from edge_spec.model import Forward
-from edge_spec.sampling import Purpose, Sampler
+from edge_spec.sampling import Sampler
 from edge_spec.tree import Siblings, TokenTree
 
 _K_SEQ_STEPS = 20  # halvings of the interval that holds rho: a millionth is as good as exact

@@ -53,6 +53,11 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def load_fixture() -> Callable[[str], ModuleType]:
+    return load
+
+
+@pytest.fixture(scope="session")
 def tiny() -> ModuleType:
     """The module that builds tiny models."""
     return load("tiny_models")

@@ -31,8 +31,9 @@ from edge_spec.drafters.ngram_cache import NgramCacheDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.recycling import RecyclingDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.draws import Draws, exponential
 from edge_spec.model import Forward
-from edge_spec.sampling import Choice, Draws, Sampler, SamplingParams, _exponential
+from edge_spec.sampling import Choice, Sampler, SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
@@ -143,9 +144,9 @@ class GivenDraws:
         key = position, logits.tobytes()
         if key not in self._choices:
             tokens, probabilities = sampling._kept(logits, params)
-            exponential = _exponential(self._numbers[:, position, None], tokens)
+            finish = exponential(self._numbers[:, position, None], tokens)
             choices = [Choice(token, near_tie=False) for token in tokens.tolist()]
-            first = (exponential / probabilities).argmin(1).tolist()
+            first = (finish / probabilities).argmin(1).tolist()
             self._choices[key] = [choices[i] for i in first]
         return self._choices[key][self.draw]
 

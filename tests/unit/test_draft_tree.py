@@ -16,8 +16,9 @@ from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft_tree import Reader, grow_levels
 from edge_spec.drafters.growth import Guess
 from edge_spec.drafters.protocol import Budget
+from edge_spec.draws import Purpose
 from edge_spec.model import Capabilities, Forward
-from edge_spec.sampling import Purpose, Sampler, SamplingParams
+from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
 from edge_spec.tree import TokenTree
 

@@ -14,10 +14,11 @@ from edge_spec.constraint import permitted
 from edge_spec.drafters.forced import ForcedDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.draws import Purpose
 from edge_spec.errors import UsageError
 from edge_spec.grammar import Grammar, GrammarCompiler
 from edge_spec.results import FinishReason
-from edge_spec.sampling import Purpose, Sampler, SamplingParams
+from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.tree import TokenTree
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer

@@ -19,6 +19,7 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # design.md section 2, lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "constraint", "endpoint", "grammar", "tree", "sampling", "storage"}
+    | {"draws", "scores"}
     | {
         "bundle",
         "template",
@@ -30,11 +31,13 @@ LAYERS = (
     }
     | {"vocabulary"},
     {"model", "drafters.protocol"},
-    {"drafters", "verify", "control", "metrics", "demo_model", "sources", "plugins", "testing"},
+    {"drafters", "verify", "control", "metrics", "demo_model", "hub", "plugins", "sources"}
+    | {"testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"answer_options", "drafting", "results", "pair_history", "parts", "shared"}
     | {"generation", "engine"},
-    {"async_engine", "bench", "doctor", "loading", "pair_export", "placement", "preparation"},
+    {"async_engine", "bench", "doctor", "draft_choice", "loading", "pair_export", "placement"}
+    | {"preparation"},
     {"cli"},
 )
 # Siblings of one row that do not import each other, but for these names.
@@ -50,6 +53,7 @@ HEAVY = [
     "onnxruntime",
     "tokenizers",
     "gguf",
+    "huggingface_hub",
     "jinja2",
     "pydantic",
     "typer",

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
 from edge_spec.drafters.recycling import top_tokens
-from edge_spec.sampling import Draws, Purpose, Sampler, SamplingParams, _exponential, target_probs
+from edge_spec.draws import Draws, Purpose, exponential
+from edge_spec.sampling import Sampler, SamplingParams, target_probs
 
 SMALLEST_P = 1e-6
 DEVIATIONS = 4.9  # a normal number is further from its mean with a chance of 1e-6
@@ -70,7 +71,7 @@ def test_the_race_draws_from_a_peaked_distribution_over_many_tokens() -> None:
 
 def exponentials(keys: np.ndarray, tokens: int) -> np.ndarray:
     """[keys, tokens] float64."""
-    return np.stack([_exponential(int(key), np.arange(tokens)) for key in keys])
+    return np.stack([exponential(int(key), np.arange(tokens)) for key in keys])
 
 
 def test_the_numbers_are_exponential() -> None:
@@ -199,8 +200,8 @@ def test_similar_models_choose_the_same_token_as_often_as_theory_says(difference
 
 def test_a_smaller_vocabulary_takes_part_in_the_same_race() -> None:
     tokens = np.arange(100)
-    assert (_exponential(9, tokens)[:40] == _exponential(9, tokens[:40])).all()
-    assert (_exponential(9, tokens)[[3, 70]] == _exponential(9, np.array([3, 70]))).all()
+    assert (exponential(9, tokens)[:40] == exponential(9, tokens[:40])).all()
+    assert (exponential(9, tokens)[[3, 70]] == exponential(9, np.array([3, 70]))).all()
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 1e-3, 0.05, 1.0, 1e3])

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.draws import Purpose
 from edge_spec.model import Forward
-from edge_spec.sampling import Choice, Purpose, Sampler, SamplingParams
+from edge_spec.sampling import Choice, Sampler, SamplingParams
 from edge_spec.tree import Siblings, TokenTree, Verdict
 from edge_spec.verify import siblings, verify
 

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from edge_spec import sampling
+from edge_spec.draws import Purpose
 from edge_spec.model import Forward
-from edge_spec.sampling import Purpose, Sampler, SamplingParams
+from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.tree import Siblings, TokenTree, Verdict
 from edge_spec.verify import verify
 

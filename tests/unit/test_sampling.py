@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_spec.draws import Draws, pick
 from edge_spec.errors import UsageError
-from edge_spec.sampling import Draws, Sampler, SamplingParams, _pick, target_probs
+from edge_spec.sampling import Sampler, SamplingParams, target_probs
 
 LOGITS = np.array([1.0, -2.0, 3.0, 0.5, 2.0, -0.5], np.float32)
 
@@ -93,14 +94,14 @@ def test_a_token_without_probability_is_never_chosen() -> None:
     [(0.0, 1), (0.24, 1), (0.25, 3), (0.74, 3), (0.75, 4), (1 - 2**-53, 4)],
 )
 def test_a_draw_picks_the_token_whose_share_it_falls_into(draw: float, token: int) -> None:
-    assert _pick(np.array([0, 0.25, 0, 0.5, 0.25, 0]), draw) == token
+    assert pick(np.array([0, 0.25, 0, 0.5, 0.25, 0]), draw) == token
 
 
 def test_a_draw_from_many_float32_weights_is_as_exact_as_from_float64() -> None:
     # Summed up in float32, equal weights would be off by up to 18 tokens here.
     weights = np.full(50_000, 1e-5, np.float32)
     for draw in (0.1, 0.5, 0.99999):
-        assert abs(_pick(weights, draw) - draw * len(weights)) <= 1
+        assert abs(pick(weights, draw) - draw * len(weights)) <= 1
 
 
 def test_penalties_and_bias_equal_the_straightforward_computation() -> None:

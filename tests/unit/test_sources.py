@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec import demo_model, sources
-from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.errors import ModelFileError
 from edge_spec.model import ExportOptions
 from edge_spec.sources import Source
 
@@ -58,9 +58,11 @@ def test_a_missing_file_is_named_with_what_a_model_may_be(tmp_path: Path) -> Non
         Source(str(tmp_path / "nonesuch.gguf"), quiet).path  # noqa: B018
 
 
-def test_a_hub_name_is_refused_with_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"hf:org/name.*Download"):
-        Source("hf:org/name", quiet).path  # noqa: B018
+def test_a_link_to_a_file_keeps_its_name(gguf: Path, tmp_path: Path) -> None:
+    link = tmp_path / "named.gguf"
+    link.symlink_to(gguf)
+    assert Source(str(link), quiet).path == link
+    assert Source(str(link), quiet).name == "named"
 
 
 def test_a_file_is_named_without_its_ending_and_a_directory_whole(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""`edge-spec pull MODEL`: a model of the hub into the cache."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from edge_spec.hub.cache import HubModel
+    from edge_spec.hub.reference import HubReference
+
+
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="hf:org/name, and after it @revision or :file.gguf.", show_default=False
+        ),
+    ],
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Fetch this smaller model, too; auto: one known for the family."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Fetch a model from the Hugging Face hub, and print where it is.
+
+    What is here already is not fetched again; an interrupted download goes on.
+    """
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.hub.pull import pull as fetch
+    from edge_spec.hub.reference import HubReference
+
+    reference = HubReference.parse(model)
+    smaller = None if draft in (None, "none") else _draft(reference, draft)
+    with ProgressBar() as progress:
+        fetched = fetch(reference, progress)
+        drafting = None if smaller is None else fetch(smaller, progress)
+    if drafting is not None:
+        _compare(fetched, drafting)
+    if json:
+        from json import dumps
+
+        document = _document(fetched)
+        document["draft"] = None if drafting is None else _document(drafting)
+        print(dumps(document, ensure_ascii=False))
+        return
+    for each in (fetched, drafting):
+        if each is not None:
+            print(each.path)
+
+
+def _draft(target: HubReference, draft: str) -> HubReference | None:
+    from edge_spec.hub.families import known_draft
+    from edge_spec.hub.reference import PREFIX, HubReference
+
+    if draft != "auto":
+        return HubReference.parse(draft)
+    known = known_draft(target.repository)
+    if known is None:
+        _note(f"no smaller model of the family of {target} is known: name one with --draft")
+        return None
+    return HubReference.parse(PREFIX + known)
+
+
+def _compare(target: HubModel, draft: HubModel) -> None:
+    """Says so where the draft's tokens are not the target's."""
+    from edge_spec.draft_choice import describe
+    from edge_spec.errors import EdgeSpecError
+    from edge_spec.vocabulary import same_vocabulary
+
+    try:
+        same = same_vocabulary(describe(target.path).vocabulary, describe(draft.path).vocabulary)
+    except EdgeSpecError as error:
+        _note(f"whether {draft.name} has the tokens of {target.name} is not known: {error}")
+        return
+    if not same:
+        _note(
+            f"{draft.name} has other tokens than {target.name}: with --draft {draft.reference} its "
+            "guesses are passed on as text, and --draft auto does not choose it"
+        )
+
+
+def _document(model: HubModel) -> dict[str, Any]:
+    from edge_spec.hub.cache import content_sha256
+
+    files = [
+        {"name": name, "num_bytes": path.stat().st_size, "sha256": content_sha256(path)}
+        for name, path in model.files.items()
+    ]
+    return {
+        "model": str(model.reference),
+        "path": str(model.path),
+        "revision": model.commit,
+        "files": files,
+        "num_bytes": sum(file["num_bytes"] for file in files),
+    }
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

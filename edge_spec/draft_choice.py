@@ -1,0 +1,94 @@
+"""`--draft auto`: a smaller model with the target's tokens, among those that are here already."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_spec import plugins
+from edge_spec.architecture import ModelConfig
+from edge_spec.bundle import is_bundle, open_bundle
+from edge_spec.errors import EdgeSpecError
+from edge_spec.hub.cache import list_cached
+from edge_spec.preparation import text_of_bundle
+from edge_spec.sources import Source
+from edge_spec.storage import cache_directory
+from edge_spec.tokenizer import Tokenizer
+from edge_spec.vocabulary import same_vocabulary
+
+AUTO = "auto"
+# Of the target's parameters: a draft takes a step for each token that it guesses.
+LARGEST_SHARE = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Described:
+    config: ModelConfig
+    vocabulary: Mapping[str, int]  # token -> id
+
+    def can_draft_for(self, target: Described) -> bool:
+        largest = LARGEST_SHARE * target.config.num_parameters
+        return self.config.num_parameters <= largest and same_vocabulary(
+            target.vocabulary, self.vocabulary
+        )
+
+
+def describe(path: Path) -> Described:
+    """A bundle, GGUF file or Hugging Face directory; its weights stay unread.
+
+    Raises an EdgeSpecError where its shape or its tokens are not known.
+    """
+    if is_bundle(path):
+        bundle = open_bundle(path)
+        return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
+    opened = plugins.open_published(path) if path.is_file() else plugins.open_checkpoint(path)
+    return Described(opened.config, Tokenizer(opened.tokenizer_json(), None).vocabulary())
+
+
+def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:
+    """A MODEL: the smallest that has the target's tokens and at most LARGEST_SHARE of its size,
+    from the hub's cache and edge-spec's own; a pair bundle's own draft where there is one.
+
+    None, which one line says, where nothing fits. Raises as `Source.path` does.
+    """
+    if target.member is not None:
+        return None if target.member.draft is None else str(target.member.draft)
+    try:
+        wanted = describe(target.path)
+    except EdgeSpecError as error:
+        _log.warning("no draft is suggested for %s: %s", target.name, error)
+        return None
+    fitting = []
+    for model, path in _candidates(draft_runtime):
+        try:
+            found = describe(path)
+        except EdgeSpecError as error:
+            _log.debug("%s cannot draft: %s", model, error)
+            continue
+        if found.can_draft_for(wanted):
+            fitting.append((found.config.num_parameters, model))
+    if fitting:
+        return min(fitting)[1]
+    _log.warning(
+        "there is no draft for %s here: no model in the caches has its tokens and at most half its "
+        "size. edge-spec pull hf:... --draft auto fetches one where it knows the family",
+        target.name,
+    )
+    return None
+
+
+def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
+    """MODELs and their paths; of conversions those that the draft's runtime reads."""
+    for cached in list_cached():
+        yield str(cached.reference), cached.path
+    for path in sorted((cache_directory() / "models").glob("*.gguf")):
+        yield str(path), path
+    reads = plugins.load_runtime(draft_runtime).reads
+    for path in sorted((cache_directory() / "bundles").glob("*")):
+        format = open_bundle(path).manifest.format if is_bundle(path) else path.suffix[1:]
+        if format == reads:
+            yield str(path), path

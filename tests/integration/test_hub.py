@@ -1,0 +1,552 @@
+"""`hf:` models, pulled from a server on this machine that answers as the hub does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import constants, file_download
+
+import edge_spec
+from edge_spec import draft_choice
+from edge_spec.cli.main import run
+from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
+from edge_spec.hub import download
+from edge_spec.hub.cache import find_cached
+from edge_spec.hub.pull import open_model, pull
+from edge_spec.hub.reference import HubReference
+from edge_spec.loading import chosen_drafts
+from edge_spec.model import ExportOptions
+from edge_spec.sources import Source
+
+MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+PROMPT = "the inn and the"
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def fetch(model: str) -> Any:
+    return pull(HubReference.parse(model), quiet)
+
+
+@pytest.fixture(scope="module")
+def fake_hub(load_fixture: Callable[[str], ModuleType]) -> ModuleType:
+    return load_fixture("fake_hub")
+
+
+@pytest.fixture
+def hub(fake_hub: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The server; huggingface_hub and edge-spec have empty caches and no token."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "own"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with fake_hub.running() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+        template = running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, file_download):  # by version, where huggingface_hub reads it
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        yield running
+    forget = getattr(huggingface_hub, "close_session", None)
+    if forget is None:  # before huggingface_hub 1.0
+        from huggingface_hub.utils import reset_sessions as forget
+    forget()
+
+
+@pytest.fixture(scope="module")
+def models(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory "small", "large" with the same tokens, and "one.Q8_0.gguf"."""
+    path = tmp_path_factory.mktemp("models")
+    tiny.write_hf(tiny.build(), path / "small")
+    tiny.write_hf(tiny.build(seed=1, num_hidden_layers=6), path / "large", num_shards=2)
+    tiny.write_gguf(tiny.build(), path / "one.Q8_0.gguf", "Q8_0")
+    return path
+
+
+def in_process(hub: Any, tmp_path: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "EDGE_SPEC_CACHE": str(tmp_path / "own"),
+    }
+    return [sys.executable, "-c", MAIN, *arguments], environment
+
+
+# What is fetched
+
+
+def test_a_directory_comes_with_all_that_describes_it_and_nothing_else(
+    hub: Any, models: Path
+) -> None:
+    repository = hub.add("org/large", models / "large")
+    repository.files |= {"pytorch_model.bin": b"pickle", "model.py": b"code", "README.md": b"#"}
+    model = fetch("hf:org/large")
+    assert {path.name for path in model.path.iterdir()} == {
+        *("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"),
+        *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    }
+    for name, path in model.files.items():
+        assert path.read_bytes() == repository.files[name]
+    assert model.commit == repository.commit and model.name == "large"
+
+
+def test_what_was_fetched_lies_where_huggingface_hub_finds_it(hub: Any, models: Path) -> None:
+    hub.add("org/small", models / "small")
+    model = fetch("hf:org/small")
+    hub.repositories.clear()
+    found = huggingface_hub.try_to_load_from_cache("org/small", "model.safetensors")
+    assert found == str(model.path / "model.safetensors")
+
+
+def test_what_huggingface_hub_fetched_is_not_fetched_again(hub: Any, models: Path) -> None:
+    hub.add("org/small", models / "small")
+    api = huggingface_hub.HfApi(endpoint=hub.endpoint)
+    path = Path(api.hf_hub_download("org/small", "model.safetensors")).parent
+    hub.requests.clear()
+    assert fetch("hf:org/small").path == path
+    assert not hub.contents()
+
+
+def test_a_second_pull_asks_once_and_fetches_nothing(hub: Any, models: Path) -> None:
+    hub.add("org/small", models / "small")
+    first = fetch("hf:org/small")
+    hub.requests.clear()
+    assert fetch("hf:org/small") == first
+    assert [request.path for request in hub.requests] == ["/api/models/org/small/revision/main"]
+
+
+def test_a_model_that_is_here_opens_without_a_request(hub: Any, models: Path) -> None:
+    hub.add("org/small", models / "small")
+    first = fetch("hf:org/small")
+    hub.requests.clear()
+    assert open_model(HubReference.parse("hf:org/small"), quiet) == first
+    assert not hub.requests
+
+
+def test_pull_fetches_what_is_new_and_keeps_what_is_not(hub: Any, models: Path) -> None:
+    repository = hub.add("org/small", models / "small")
+    first = fetch("hf:org/small")
+    repository.files["chat_template.jinja"] = b"{{ messages }}"
+    hub.requests.clear()
+    second = fetch("hf:org/small")
+    assert second.commit != first.commit and not hub.contents()
+    assert (second.path / "chat_template.jinja").read_bytes() == b"{{ messages }}"
+    assert fetch(f"hf:org/small@{second.commit}").path == second.path
+
+
+def test_nothing_is_asked_but_the_list_and_the_files(
+    hub: Any, models: Path, tmp_path: Path
+) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    commit = hub.repositories["org/one"].commit
+    command, environment = in_process(hub, tmp_path, "pull", "hf:org/one")
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert Path(done.stdout.strip()).read_bytes() == (models / "one.Q8_0.gguf").read_bytes()
+    assert [request.path for request in hub.requests] == [
+        "/api/models/org/one/revision/main",
+        f"/org/one/resolve/{commit}/one.Q8_0.gguf",
+        hub.contents()[0].path,
+    ]
+    assert all(request.agent.startswith("edge-spec/") for request in hub.requests)
+    assert not any(
+        "torch" in request.agent or "agent/" in request.agent for request in hub.requests
+    )
+
+
+def test_progress_begins_with_how_much_there_is_and_reaches_its_end(hub: Any, models: Path) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    said: list[tuple[str, float]] = []
+    pull(HubReference.parse("hf:org/one"), lambda what, part: said.append((what, part)))
+    size = (models / "one.Q8_0.gguf").stat().st_size / 1e6
+    assert {what for what, _ in said} == {f"Downloading hf:org/one, {size:.1f} MB"}
+    fractions = [part for _, part in said]
+    assert fractions == sorted(fractions) and (fractions[0], fractions[-1]) == (0.0, 1.0)
+
+
+# Interrupts and damage
+
+
+def test_a_cut_connection_is_resumed_where_it_was_cut(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    content = np.random.RandomState(0).bytes(200_000)
+    hub.add("org/one", {"one.gguf": content})
+    hub.cut_at = 150_000
+    assert fetch("hf:org/one").path.read_bytes() == content
+    ranges = [request.range for request in hub.contents()]
+    assert ranges == [None, "bytes=150000-"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+def test_an_interrupted_pull_goes_on_with_what_arrived(hub: Any, tmp_path: Path) -> None:
+    content = np.random.RandomState(0).bytes(12_000_000)  # more than huggingface_hub reads at once
+    repository = hub.add("org/one", {"one.gguf": content})
+    hub.stall_at = 11_000_000
+    command, environment = in_process(hub, tmp_path, "pull", "hf:org/one")
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert hub.stalled.wait(60)
+        partial = tmp_path / "hub/models--org--one/blobs"
+        (file,) = partial.iterdir()
+        while not file.stat().st_size:  # sent is not yet received
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and not out and b"Traceback" not in err
+    hub.go_on.set()
+    arrived = file.stat().st_size
+    assert 0 < arrived < len(content)
+    model = fetch("hf:org/one")
+    assert model.path.read_bytes() == content and model.commit == repository.commit
+    assert hub.contents()[-1].range == f"bytes={arrived}-"
+    assert not file.exists()
+
+
+def test_a_file_with_another_hash_is_removed_and_named(hub: Any, models: Path) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    hub.wrong.add((models / "one.Q8_0.gguf").read_bytes())
+    with pytest.raises(DownloadError, match=r"one\.Q8_0\.gguf of hf:org/one .*hash differs"):
+        fetch("hf:org/one")
+    assert find_cached(HubReference.parse("hf:org/one")) is None
+    left = [path for path in Path(constants.HF_HUB_CACHE).rglob("*") if path.is_file()]
+    assert all(path.suffix == ".lock" for path in left)
+    hub.wrong.clear()
+    fetch("hf:org/one")
+
+
+def test_a_small_file_is_checked_too(hub: Any, models: Path) -> None:
+    hub.add("org/small", models / "small")
+    hub.wrong.add((models / "small" / "config.json").read_bytes())
+    with pytest.raises(DownloadError, match=r"config\.json of hf:org/small .*hash differs"):
+        fetch("hf:org/small")
+    assert not hub.contents()
+
+
+def test_leftovers_that_are_not_the_file_do_not_stay(hub: Any, models: Path) -> None:
+    content = (models / "one.Q8_0.gguf").read_bytes()
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    blobs = Path(constants.HF_HUB_CACHE) / "models--org--one/blobs"
+    blobs.mkdir(parents=True)
+    (entry,) = hub.repositories["org/one"].listing()
+    partial = blobs / f"{entry['lfs']['sha256']}.incomplete"
+    partial.write_bytes(b"x" * 100)
+    with pytest.raises(DownloadError, match="hash differs"):
+        fetch("hf:org/one")
+    assert fetch("hf:org/one").path.read_bytes() == content
+    shutil.rmtree(blobs.parent)
+    blobs.mkdir(parents=True)
+    partial.write_bytes(content + b"more than there is")
+    assert fetch("hf:org/one").path.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("more", [-10, 10])
+def test_a_file_of_another_size_than_stated_is_not_taken(
+    hub: Any, models: Path, name: str, more: int
+) -> None:
+    repository = hub.add("org/small", models / "small")
+    repository.sizes[name] = len(repository.files[name]) + more
+    with pytest.raises(DownloadError, match=rf"{name} of hf:org/small arrived with another size"):
+        fetch("hf:org/small")
+    left = Path(constants.HF_HUB_CACHE).rglob("*.incomplete")
+    assert all(path.stat().st_size <= repository.sizes[name] for path in left)
+    assert find_cached(HubReference.parse("hf:org/small")) is None
+
+
+@pytest.mark.parametrize(
+    "answer", [b"<html>a page</html>", b"[]", b"{}", b'{"id": "org/one", "sha": "../../x"}']
+)
+def test_an_answer_that_is_no_list_of_files_is_told(hub: Any, models: Path, answer: bytes) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    hub.listings_instead = answer
+    with pytest.raises(DownloadError, match="no list of files"):
+        fetch("hf:org/one")
+
+
+def test_too_little_space_is_told_before_anything_is_fetched(
+    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DownloadError, match=r"are to be fetched.*0\.0 MB free.*HF_HUB_CACHE"):
+        fetch("hf:org/one")
+    assert not hub.contents()
+
+
+def test_a_description_of_absurd_size_is_not_fetched(
+    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "MAX_SMALL_BYTES", 100)
+    hub.add("org/small", models / "small")
+    with pytest.raises(UsageError, match=r"config\.json of hf:org/small has .* at most"):
+        fetch("hf:org/small")
+    assert len(hub.requests) == 1
+
+
+# Refusals
+
+
+def test_a_gated_model_needs_a_token_which_stays_with_the_hub(
+    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf", gated=True)
+    with pytest.raises(DownloadError, match=r"is gated.*/org/one.*HF_TOKEN"):
+        fetch("hf:org/one")
+    monkeypatch.setenv("HF_TOKEN", "insider")
+    fetch("hf:org/one")
+    assert hub.requests[-2].token == "insider"
+    assert hub.contents() and all(request.token is None for request in hub.contents())
+
+
+@pytest.mark.parametrize(
+    ("model", "about"),
+    [
+        ("hf:org/nonesuch", r"no model org/nonesuch on http.*, or it is private.*HF_TOKEN"),
+        ("hf:org/secret", r"no model org/secret on http.*, or it is private.*HF_TOKEN"),
+        ("hf:org/one@v9", r"hf:org/one has no revision 'v9'.*/org/one"),
+    ],
+)
+def test_what_cannot_be_had_is_told_apart(hub: Any, models: Path, model: str, about: str) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    hub.add("org/secret", models / "one.Q8_0.gguf", private=True)
+    with pytest.raises(DownloadError, match=about):
+        fetch(model)
+
+
+def test_a_missing_file_is_answered_with_those_that_are_there(hub: Any, models: Path) -> None:
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    with pytest.raises(UsageError, match=r"has no file two\.gguf\. It has: one\.Q8_0\.gguf"):
+        fetch("hf:org/one:two.gguf")
+
+
+@pytest.mark.parametrize("name", ["../../evil.gguf", "/evil.gguf", "a\\evil.gguf", "C:evil.gguf"])
+def test_a_name_that_leads_outside_is_refused(hub: Any, models: Path, name: str) -> None:
+    repository = hub.add("org/one", models / "one.Q8_0.gguf")
+    repository.names["one.Q8_0.gguf"] = name
+    with pytest.raises(DownloadError, match="outside of the repository"):
+        fetch("hf:org/one")
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("*.gguf"))
+
+
+def test_pickles_are_refused_and_not_fetched(hub: Any) -> None:
+    hub.add("org/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+    with pytest.raises(UnsupportedModelError, match="pickle, which can run code"):
+        fetch("hf:org/old")
+    assert not hub.contents()
+
+
+# Without the network
+
+
+def test_offline_a_model_that_is_here_opens(
+    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.add("org/small", models / "small")
+    first = fetch("hf:org/small")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert Source("hf:org/small", quiet).path == first.path
+    assert not caplog.records
+    assert fetch("hf:org/small") == first
+    assert "as the cache has it" in caplog.text
+
+
+def test_offline_a_model_that_is_not_here_is_an_error_that_says_so(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match=r"not wholly in the cache, and HF_HUB_OFFLINE is set"):
+        Source("hf:org/small", quiet).path  # noqa: B018
+    assert not hub.requests
+
+
+def test_without_a_network_a_model_that_is_not_here_is_an_error_that_says_so(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:1 cannot be reached"):
+        Source("hf:org/small", quiet).path  # noqa: B018
+
+
+def test_half_a_model_in_the_cache_is_no_model(hub: Any, models: Path) -> None:
+    hub.add("org/large", models / "large")
+    model = fetch("hf:org/large")
+    (model.path / "model-00002-of-00002.safetensors").unlink()
+    assert find_cached(model.reference) is None
+    hub.requests.clear()
+    assert open_model(model.reference, quiet) == model
+    assert not hub.contents()  # its content was still there
+
+
+# As MODEL and as --draft
+
+
+def test_a_conversion_stays_valid_for_other_revisions_with_the_same_files(
+    hub: Any, models: Path
+) -> None:
+    repository = hub.add("org/one", models / "one.Q8_0.gguf")
+    before = Source("hf:org/one", quiet).cached("onnx", ExportOptions())
+    first = fetch("hf:org/one")
+    repository.files["README.md"] = b"changed"
+    assert fetch("hf:org/one").commit != first.commit
+    assert Source("hf:org/one", quiet).cached("onnx", ExportOptions()) == before
+    repository.files["one.Q8_0.gguf"] += b"changed"
+    fetch("hf:org/one")
+    assert Source("hf:org/one", quiet).cached("onnx", ExportOptions()) != before
+    assert before.name.startswith("one.Q8_0-onnx-")
+
+
+def test_a_model_of_the_hub_answers_as_the_same_model_on_disk(
+    hub: Any, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("org/small", models / "small")
+    common = ["--raw", "--max-tokens", "8", "--runtime", "reference"]
+    assert run(["generate", str(models / "small"), PROMPT, *common]) == 0
+    expected = capsys.readouterr().out
+    assert run(["generate", "hf:org/small", PROMPT, *common]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == expected
+    assert "Downloading hf:org/small, 0." in shown.err
+
+
+def test_a_draft_of_the_hub_is_fetched_and_changes_no_text(
+    hub: Any, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("org/small", models / "small")
+    command = ["generate", str(models / "large"), PROMPT, "--raw", "--max-tokens", "8"]
+    command += ["--runtime", "reference", "--draft-runtime", "reference"]
+    assert run([*command, "--drafter", "none"]) == 0
+    expected = capsys.readouterr().out
+    assert run([*command, "--draft", "hf:org/small", "--drafter", "draft-model"]) == 0
+    assert capsys.readouterr().out == expected
+    assert len(hub.contents()) == 1
+
+
+def test_draft_auto_finds_the_smaller_model_with_the_same_tokens(
+    hub: Any, models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.add("org/small", models / "small")
+    fetch("hf:org/small")
+    large = Source(str(models / "large"), quiet)
+    assert chosen_drafts(large, ["auto"], "auto", is_planned=False) == ("hf:org/small",)
+    small = Source("hf:org/small", quiet)
+    assert chosen_drafts(small, ["auto"], "auto", is_planned=False) == ()
+    assert "there is no draft for small here" in caplog.text
+    with pytest.raises(UsageError, match="chooses the only draft"):
+        chosen_drafts(large, ["auto", "hf:org/small"], "auto", is_planned=False)
+
+
+def test_draft_auto_takes_no_model_with_other_tokens(
+    hub: Any, models: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(models / "small", other)
+    text = (other / "tokenizer.json").read_text("utf-8")
+    (other / "tokenizer.json").write_text(text.replace("<|im_end|>", "<|other|>"), "utf-8")
+    hub.add("org/other", other)
+    fetch("hf:org/other")
+    large = Source(str(models / "large"), quiet)
+    assert draft_choice.suggest_draft(large) is None
+
+
+def test_draft_auto_finds_conversions_that_the_drafts_runtime_reads(
+    hub: Any, models: Path, tmp_path: Path
+) -> None:
+    with edge_spec.load(str(models / "small"), runtime="ort"):
+        (bundle,) = (tmp_path / "own" / "bundles").iterdir()
+    large = Source(str(models / "large"), quiet)
+    assert draft_choice.suggest_draft(large, "ort") == str(bundle)
+    assert draft_choice.suggest_draft(large, "reference") is None
+
+
+def test_load_with_draft_auto_answers_with_the_found_draft(hub: Any, models: Path) -> None:
+    hub.add("org/small", models / "small")
+    fetch("hf:org/small")
+    with edge_spec.load(
+        str(models / "large"), runtime="reference", draft="auto", draft_runtime="reference"
+    ) as llm:
+        assert len(llm.parts.drafts) == 1
+        drafted = llm.generate(PROMPT, max_tokens=6).text
+        llm.set_drafter("none")
+        assert llm.generate(PROMPT, max_tokens=6).text == drafted
+
+
+# The command
+
+
+def test_pull_prints_the_path_and_as_json_what_it_is(
+    hub: Any, models: Path, capsys: pytest.CaptureFixture[str], fake_hub: ModuleType
+) -> None:
+    repository = hub.add("org/small", models / "small")
+    assert run(["pull", "hf:org/small"]) == 0
+    path = capsys.readouterr().out.strip()
+    assert Path(path) == find_cached(HubReference.parse("hf:org/small")).path  # type: ignore[union-attr]
+    assert run(["pull", "hf:org/small", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    files = document.pop("files")
+    assert document == {
+        "model": "hf:org/small",
+        "path": path,
+        "revision": repository.commit,
+        "num_bytes": sum(file["num_bytes"] for file in files),
+        "draft": None,
+    }
+    for file in files:
+        content = repository.files[file["name"]]
+        assert file["num_bytes"] == len(content)
+        assert file["sha256"] == fake_hub.sha256(content)
+
+
+def test_pull_draft_auto_fetches_the_small_one_of_the_family(
+    hub: Any, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("Qwen/Qwen2.5-7B-Instruct", models / "large")
+    hub.add("Qwen/Qwen2.5-0.5B-Instruct", models / "small")
+    assert run(["pull", "hf:Qwen/Qwen2.5-7B-Instruct", "--draft", "auto"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2 and "Qwen2.5-0.5B" in shown.out.splitlines()[1]
+    assert "note" not in shown.err
+    found = chosen_drafts(
+        Source("hf:Qwen/Qwen2.5-7B-Instruct", quiet), ["auto"], "auto", is_planned=False
+    )
+    assert found == ("hf:Qwen/Qwen2.5-0.5B-Instruct",)
+
+
+def test_pull_draft_auto_says_where_it_knows_no_family(
+    hub: Any, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("org/small", models / "small")
+    assert run(["pull", "hf:org/small", "--draft", "auto"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1
+    assert "no smaller model of the family of hf:org/small is known" in shown.err
+
+
+def test_pull_says_where_the_tokens_of_the_two_differ(
+    hub: Any, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("org/large", models / "large")
+    other = hub.add("org/other", models / "small")
+    other.files["tokenizer.json"] = other.files["tokenizer.json"].replace(b"im_end", b"other")
+    assert run(["pull", "hf:org/large", "--draft", "hf:org/other"]) == 0
+    assert "other has other tokens than large" in capsys.readouterr().err
