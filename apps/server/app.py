@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -41,7 +41,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": documents.ErrorDocument, "description": "The request is refused."},
     "5XX": {"model": documents.ErrorDocument, "description": "The server fails or is busy."},
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENTS = {
+    "text/event-stream": {
+        "schema": {"description": "Each data is a chunk as OpenAI writes them; the last is [DONE]."}
+    }
+}
 
 
 def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptions) -> ASGIApp:
@@ -104,10 +108,10 @@ def _add_descriptions(
     model = {"id": desk.model, "object": "model", "created": started, "owned_by": "edge-spec"}
     info = {
         "model": desk.model,
-        "runtime": engine.parts.runtime,
+        "runtime": engine.runtime,
         "drafter": desk.drafter,
-        "drafters": ["auto", "none", *_drafters(engine)],
-        "context_length": engine.parts.model.config.context_length,
+        "drafters": ["auto", "none", *engine.drafters],
+        "context_length": engine.context_length,
         "version": version("edge-spec"),
     }
 
@@ -140,14 +144,6 @@ def _add_descriptions(
     async def plan() -> dict[str, Any]:
         """What `edge-spec plan` measured for this model, if it did."""
         return dict(options.plan)
-
-
-def _drafters(engine: Engine) -> list[str]:
-    """Those that are installed and that this engine can have."""
-    parts = engine.parts
-    missing = set() if parts.drafts else {"draft-model", "cascade"}
-    missing |= set() if parts.speculator.setting.corpora else {"corpus"}
-    return sorted(set(entry_points(group="edge_spec.drafters").names) - missing)
 
 
 def _add_page(app: FastAPI) -> None:

@@ -26,6 +26,7 @@ from edge_spec.apps.server.slots import Pool, Slot
 from edge_spec.apps.server.work import Desk
 from edge_spec.errors import DeviceError
 
+_UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _LAST_S = 5.0  # after the time of grace, for clients that do not read
 
 
@@ -91,7 +92,7 @@ def serve(
     Raises DeviceError where the address cannot be used.
     """
     with _Site(engine, options) as site:
-        announce(engine.parts.name, site.url, site.port)
+        announce(engine.name, site.url, site.port)
         site.run()
         if site.server.interrupted:
             raise KeyboardInterrupt
@@ -212,6 +213,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         if sys.platform != "win32":  # where it lets another process take the port over
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         listening.bind((host, port))
         listening.listen(128)
     except OSError as error:

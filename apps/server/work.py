@@ -34,7 +34,7 @@ class Desk:
     """Reads requests for one model. Any thread may ask it: it changes nothing."""
 
     def __init__(self, engine: Engine, options: ServerOptions, drafter: str) -> None:
-        self.model = engine.parts.name
+        self.model = engine.name
         self.drafter = drafter
         self._engine = engine
         self._options = options
@@ -96,7 +96,7 @@ class Desk:
         )
 
     def _prompts(self, prompt: Any) -> list[Sequence[int]]:
-        encode = self._engine.parts.text.tokenizer.encode
+        encode = self._engine.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
         if isinstance(prompt[0], int):

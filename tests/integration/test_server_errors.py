@@ -1,0 +1,226 @@
+"""Requests that are wrong: the status and the body that OpenAI's clients expect, and the server
+stays up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_spec import Engine
+from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.errors import SessionError
+from edge_spec.runtimes.reference import ReferenceSession
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture(scope="module")
+def client(served_once: Engine) -> Iterator[httpx.Client]:
+    options = ServerOptions(port=0, parallel=1)
+    with (
+        served_once.fork() as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url) as opened,
+    ):
+        yield opened
+
+
+def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("messages", [None, [], "hello", [1], [{}], [{"role": "user"}], [{"content": "a"}]]),
+        ("messages", [[{"role": "wizard", "content": "a"}], [{"role": "user", "content": 1}]]),
+        ("messages", [[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]]),
+        ("messages", [[{"role": "assistant", "content": None}]]),
+        ("max_tokens", [0, -1, 1.5, "5", True, 2**40]),
+        ("max_completion_tokens", [0, "5"]),
+        ("temperature", [-0.1, 2.1, "hot", True]),
+        ("top_p", [0, 1.1]),
+        ("top_k", [-1, 0.5]),
+        ("min_p", [-0.1, 1]),
+        ("presence_penalty", [-2.1, 2.1]),
+        ("repetition_penalty", [0, -1]),
+        ("frequency_penalty", [0.5]),
+        ("logit_bias", [{"a": 1}, {"1": 101}, [1], {"1": "x"}]),
+        ("seed", [1.5, "1", 2**70]),
+        ("stop", [1, [1], [""], ["a"] * 17, ""]),
+        ("n", [0, 17, "2"]),
+        ("logprobs", ["yes", 3]),
+        ("top_logprobs", [21, -1, 2]),  # 2 without logprobs
+        ("response_format", ["json", {"type": "xml"}, {"type": "json_schema"}]),
+        ("tools", ["f", [{}], [{"type": "function", "function": {"name": "a b"}}]]),
+        ("tool_choice", ["maybe", {"type": "function", "function": {"name": "g"}}, "required"]),
+        ("stream", ["yes", 1]),
+        ("stream_options", [True]),
+        ("session_id", [1, "x" * 300]),
+        ("speculative", ["auto", {"tokens": 1}, {"drafter": 3}]),
+    ],
+)
+def test_a_field_of_a_wrong_type_or_range_is_named(
+    client: httpx.Client, field: str, values: list[Any]
+) -> None:
+    for value in values:
+        body = {"messages": HELLO, "max_tokens": 1, field: value}
+        assert refusal(client.post(CHAT, json=body), 400)["param"] == field, value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"prompt": [1, "a"]},
+        {"prompt": [-1]},
+        {"prompt": {"a": 1}},
+        {"prompt": ["a"] * 17},
+        {"echo": True},
+        {"suffix": "end"},
+        {"best_of": 2},
+        {"logprobs": 21},
+        {"logprobs": True},
+    ],
+)
+def test_what_would_change_a_completion_is_refused(
+    client: httpx.Client, change: dict[str, Any]
+) -> None:
+    refusal(client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1, **change}), 400)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"logit_bias": {"999999": 1}}, "outside the vocabulary"),
+        ({"speculative": {"drafter": "oracle"}}, "no drafter called 'oracle'"),
+        ({"speculative": {"drafter": "draft-model"}}, "--draft MODEL"),
+        ({"messages": [{"role": "user", "content": "a" * 5000}]}, "the context holds"),
+        (
+            {"response_format": {"type": "json_object"}, "tools": [TOOL]},
+            "cannot be JSON and still call a tool",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+                }
+            },
+            "no answer can have this form",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+                }
+            },
+            "no answer can have this form",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_told(
+    client: httpx.Client, change: dict[str, Any], told: str, stream: bool
+) -> None:
+    body = {"messages": HELLO, "max_tokens": 1, "stream": stream, **change}
+    error = refusal(client.post(CHAT, json=body), 400)
+    assert told in error["message"]
+    if "context" in told:
+        assert error["code"] == "context_length_exceeded"
+    assert client.post(CHAT, json={"messages": HELLO, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b"{" * 100_000,
+        b"[" * 100_000,
+        b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": ' + b"9" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}',
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    refusal(client.post(CHAT, content=body, headers=headers), 400)
+
+
+@pytest.mark.parametrize("where", ["content", "name", "tool", "stop", "schema", "model"])
+def test_half_a_character_is_no_fault_of_the_server(client: httpx.Client, where: str) -> None:
+    half = "a\\ud800"
+    fields = {
+        "content": f'"messages": [{{"role": "user", "content": "{half}"}}]',
+        "name": f'"messages": [{{"role": "user", "content": "a", "name": "{half}"}}]',
+        "tool": f'"tools": [{{"type": "function", "function": {{"name": "f", '
+        f'"parameters": {{"title": "{half}"}}}}}}]',
+        "stop": f'"stop": "{half}"',
+        "schema": '"response_format": {"type": "json_schema", "json_schema": {"schema": '
+        f'{{"const": "{half}"}}}}}}',
+        "model": f'"model": "{half}"',
+    }
+    rest = (
+        "" if '"messages"' in fields[where] else '"messages": [{"role": "user", "content": "a"}],'
+    )
+    body = f'{{{rest} {fields[where]}, "max_tokens": 2}}'.encode()
+    response = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (200, 400, 404), response.text
+
+
+def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:
+    for path, body in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "a"})):
+        error = refusal(client.post(path, json={**body, "model": "gpt-9"}), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert "'tiny'" in error["message"]
+
+
+def test_unknown_paths_and_methods_have_the_same_form(client: httpx.Client) -> None:
+    refusal(client.get("/v1/nothing"), 404)
+    refusal(client.get("/static/../options.py"), 404)
+    refusal(client.get("/static/%2e%2e%2foptions.py"), 404)
+    refusal(client.get(CHAT), 405)
+    refusal(client.delete("/v1/models"), 405)
+
+
+def test_a_model_that_fails_is_told_and_the_next_answer_works(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = ReferenceSession.forward
+    left = [3]
+
+    def failing(session: Any, tree: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise SessionError("the device is gone", remedy="Plug it in.")
+        return forward(session, tree)
+
+    body = {"messages": HELLO, "max_tokens": 9}
+    monkeypatch.setattr(ReferenceSession, "forward", failing)
+    error = refusal(client.post(CHAT, json=body), 500)
+    assert error["message"] == "the device is gone. Plug it in."
+    left[0] = 3
+    streamed = client.post(CHAT, json={**body, "stream": True})
+    assert streamed.status_code == 200
+    *_, failed, done, end = streamed.text.split("\n\n")
+    assert "Plug it in." in failed and (done, end) == ("data: [DONE]", "")
+    monkeypatch.undo()
+    assert client.post(CHAT, json=body).status_code == 200
