@@ -50,6 +50,7 @@ class Conversation:
         self, open_engine: Callable[[], Engine], send: Send, on_done: Callable[[Job], None]
     ) -> None:
         self.engine: Engine | None = None
+        self.last_stats: dict[str, Any] | None = None  # of the answer that ended last
         self.between_rounds = Lock()  # held by whoever uses the engine
         self._open_engine = open_engine
         self._send = send
@@ -100,7 +101,9 @@ class Conversation:
         job.begun(outcome)
         while (chunk := self._next(outcome)) is not None:
             self._send(chunk_message(job.id, chunk))
-        return _told(outcome.result)
+        told = _told(outcome.result)
+        self.last_stats = told["stats"]
+        return told
 
     def _next(self, generation: Generation) -> Chunk | None:
         with self.between_rounds:

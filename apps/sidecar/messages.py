@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, SamplingParams
 
-PROTOCOL = 1
+PROTOCOL: Final = 1
 Id = int | str
 Asked = TypeVar("Asked", bound="Params")
 
@@ -132,7 +133,7 @@ class Options(Params):
         }
 
     def _grammar(self) -> Grammar | None:
-        makers = {
+        makers: dict[str, Callable[[Any], Grammar]] = {
             "json_schema": Grammar.json_schema,
             "regex": Grammar.regex,
             "lark": Grammar.lark,

@@ -59,7 +59,9 @@ def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
 def _end() -> None:
     """The main thread, whatever it waits for, sees SIGTERM."""
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        main = threading.main_thread().ident
+        assert main is not None  # it runs
+        signal.pthread_kill(main, signal.SIGTERM)
     else:  # Windows: seen when the main thread next runs Python
         signal.raise_signal(signal.SIGTERM)
 

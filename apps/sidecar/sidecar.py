@@ -154,7 +154,7 @@ class Sidecar:
                 name: {
                     "drafter": (conversation.engine or self._origin).drafter,
                     "requests": [job.id for owner, job in jobs if owner is conversation],
-                    "last": _last_stats(conversation.engine),
+                    "last": conversation.last_stats,
                 }
                 for name, conversation in self._conversations.items()
             }
@@ -193,7 +193,7 @@ class Sidecar:
         return found
 
     def _close_an_idle_one(self) -> None:
-        busy = {conversation for conversation, _ in self._jobs.values()}
+        busy = {conversation for conversation, _ in list(self._jobs.values())}
         for name, conversation in self._conversations.items():
             if conversation is not self._first and conversation not in busy:
                 conversation.end(CLOSING_S)
@@ -203,13 +203,11 @@ class Sidecar:
         raise RpcError(Code.BUSY, f"{MAX_CONVERSATIONS} conversations are answering already")
 
     def _conversation(self, open_engine: Callable[[], Engine]) -> Conversation:
-        return Conversation(open_engine, self._send, lambda job: self._jobs.pop(job.id, None))
+        return Conversation(open_engine, self._send, self._done)
+
+    def _done(self, job: Job) -> None:
+        del self._jobs[job.id]
 
     def _fork(self) -> Engine:
         with self._first.between_rounds:
             return self._origin.fork()
-
-
-def _last_stats(engine: Engine | None) -> dict[str, Any] | None:
-    last = None if engine is None else engine.last
-    return None if last is None else last.stats.to_dict()

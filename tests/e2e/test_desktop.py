@@ -23,7 +23,7 @@ from edge_spec.storage import CACHE_VARIABLE, cache_directory
 
 pytestmark = pytest.mark.model
 
-MISSING = [tool for tool in ("Xvfb", "xdotool", "import") if shutil.which(tool) is None]
+MISSING = [tool for tool in ("Xvfb", "xdotool") if shutil.which(tool) is None]
 MISSING += [module for module in ("webview", "PySide6", "PIL") if find_spec(module) is None]
 shown = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")
 
@@ -183,14 +183,6 @@ def press_close(display: str, window: int) -> None:
     x11.XCloseDisplay(connection)
 
 
-def screenshot(display: str, path: Path) -> Any:
-    from PIL import Image
-
-    subprocess.run(["import", "-display", display, "-window", "root", str(path)], check=True)
-    with Image.open(path) as image:
-        return image.convert("RGB")
-
-
 def kept_anywhere(text: str, folders: list[Path]) -> list[Path]:
     """Files that hold it, and processes that show it in their arguments."""
     arguments = list(Path("/proc").glob("[0-9]*/cmdline"))
@@ -209,6 +201,7 @@ def test_the_window_shows_the_page_and_takes_everything_with_it(
     open_window: Open, display: str, tmp_path: Path
 ) -> None:
     import httpx
+    from PIL import ImageGrab
 
     process = open_window(MAIN, "desktop", "smollm2")
     line = line_with(process.stderr, "in the window")
@@ -229,7 +222,7 @@ def test_the_window_shows_the_page_and_takes_everything_with_it(
     eventually(
         lambda: any(
             max(abs(a - b) for a, b in zip(colour, blue, strict=True)) < 16
-            for _, colour in screenshot(display, tmp_path / "window.png").getcolors(1 << 24)
+            for _, colour in ImageGrab.grab(xdisplay=display).getcolors(1 << 24)
         ),
         "the page is not drawn",
     )

@@ -91,6 +91,16 @@ def start(command: list[str], demo_gguf: Path, tmp_path: Path) -> Iterator[Start
         sidecar.close()
 
 
+@pytest.fixture(scope="module")
+def shared(
+    command: list[str], demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sidecar]:
+    """One for all tests that leave it with nothing to do; conversations are their own."""
+    sidecar = Sidecar([*command, "serve", "smollm2", "--stdio"], tmp_path_factory.mktemp("shared"))
+    yield sidecar
+    sidecar.close()
+
+
 def test_the_page_of_protocol_is_true(start: Start) -> None:
     sidecar = start()
     exchanges = re.findall(r"```jsonrpc\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
@@ -120,8 +130,8 @@ def assert_like(told: Any, found: Any, where: str) -> None:
         assert_like(told[0], found[0], where)
 
 
-def test_chunks_join_to_the_text_which_is_the_one_of_the_command_line(edge_spec, start) -> None:
-    sidecar = start()
+def test_chunks_join_to_the_text_which_is_the_one_of_the_command_line(edge_spec, shared) -> None:
+    sidecar = shared
     sidecar.send("chat", 1, messages=MESSAGES, options={"max_tokens": 24})
     text, tokens = "", []
     while "method" in (message := sidecar.receive()):
@@ -133,8 +143,8 @@ def test_chunks_join_to_the_text_which_is_the_one_of_the_command_line(edge_spec,
     assert [token["id"] for token in tokens] == [token["id"] for token in alone["tokens"]]
 
 
-def test_a_request_waits_for_the_one_before_it_in_its_conversation(start: Start) -> None:
-    sidecar = start()
+def test_a_request_waits_for_the_one_before_it_in_its_conversation(shared: Sidecar) -> None:
+    sidecar = shared
     sidecar.send("chat", "a", **LONG)
     sidecar.chunk("a")
     sidecar.send("chat", "b", **LONG)
@@ -169,8 +179,8 @@ def test_queues_and_conversations_have_limits(start: Start) -> None:
     assert told["result"]["finish_reason"] == "stop"
 
 
-def test_bad_lines_are_answered_and_change_nothing(start: Start) -> None:
-    sidecar = start()
+def test_bad_lines_are_answered_and_change_nothing(shared: Sidecar) -> None:
+    sidecar = shared
     for line, code in (
         (b"nonsense", -32700),
         (b"\xff\xfe", -32700),
