@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, wraps
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -88,6 +89,16 @@ class AsyncEngine:
         """As `Engine.fork`."""
         async with self._turn:
             return AsyncEngine(await self._run(self._engine.fork))
+
+    async def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
+        """As `Engine.snapshot`, once answers that were asked for before have ended."""
+        async with self._turn:
+            await self._run(self._engine.snapshot, path, note)
+
+    async def restore(self, path: str | Path) -> dict[str, Any] | None:
+        """As `Engine.restore`, once answers that were asked for before have ended."""
+        async with self._turn:
+            return await self._run(self._engine.restore, path)
 
     async def close(self) -> None:
         """As `Engine.close`; an answer that is being written ends first."""

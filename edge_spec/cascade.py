@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.policy import Policy
+from edge_spec.drafters.keeping import restore_into, snapshot_of
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Preparing, Tentative
 from edge_spec.metrics import RoundStats
 from edge_spec.model import Forward, Model
@@ -94,3 +95,9 @@ class PolicyLevel:
     def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         for drafter in self._drafters:
             drafter.observe(tree, out, verdict)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return snapshot_of(self._drafters)
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        restore_into(self._drafters, state)

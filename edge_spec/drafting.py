@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 
@@ -109,6 +109,10 @@ class Drafting:
 
     def learnt(self) -> dict[str, list[float]]:
         return self._learnt | self.speculation.learnt()
+
+    def remember(self, learnt: Mapping[str, list[float]]) -> None:
+        """For drafters that are offered later."""
+        self._learnt |= learnt
 
     def close(self) -> None:
         self.speculation.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from edge_spec.answer_options import AnswerOptions, ChatOptions
 from edge_spec.decoder import Decoder, Limits
@@ -21,6 +22,8 @@ from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.shared import SharedModels
+from edge_spec.snapshot import check_snapshot, take_over, take_snapshot
+from edge_spec.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.template import Message, Tools
 
 GREEDY = SamplingParams()
@@ -231,6 +234,52 @@ class Engine:
     def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message."""
         return self.parts.text.chat_prompt(messages, tools)
+
+    def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
+        """Writes the whole conversation to one file: caches, drafters' state, what was learnt, and
+        a note, any JSON object, such as the messages.
+
+        Raises UsageError while an answer is being written, since ending it here would lose the
+        rest of it, and for a note that JSON cannot hold; SnapshotError where the file cannot be
+        written.
+        """
+        self._require_open()
+        running = self._running
+        if self._answering and running is not None and running.result.finish_reason is None:
+            raise UsageError(
+                "an answer is being written", remedy="Finish or close it before the snapshot."
+            )
+        self._settle()  # all of a running answer has been handed out
+        write_snapshot(
+            Path(path), take_snapshot(self.parts, self._conversation, self._drafting, note)
+        )
+
+    def restore(self, path: str | Path) -> dict[str, Any] | None:
+        """Takes a snapshot's conversation over, in place of this one, and returns its note.
+
+        A prompt that goes on with it is answered as the engine that made the snapshot would have,
+        without reading it again where model, runtime and options are the same; otherwise the text
+        is read again now. Drafters stay those of this engine. Ends a running generation.
+
+        Raises SnapshotError for a file that is damaged or of another model, ContextFullError for a
+        conversation that does not fit; this one then goes on as if nothing had been asked.
+        """
+        self._require_open()
+        snapshot = read_snapshot(Path(path))
+        check_snapshot(snapshot, self.parts, self._limits(None).context_length)
+        self._settle()
+        self._set_answering(True)
+        try:
+            take_over(snapshot, self.parts, self._conversation, self._drafting)
+        finally:
+            self._set_answering(False)
+        return snapshot.description.note
+
+    def _settle(self) -> None:
+        """Between two answers: the drafters are those of the next one."""
+        self._end_running()
+        self._drafting.take()
+        self._conversation.decoder = self._drafting.decoder()
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
         self._require_open()

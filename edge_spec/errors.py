@@ -12,7 +12,8 @@
     ├── MissingDependencyError   an optional library is not installed
     ├── DeviceError              a device or a server cannot be used
     │   └── DeviceMemoryError    it has too little memory for the model or its cache
-    └── SessionError             a runtime failed while scoring
+    ├── SessionError             a runtime failed while scoring
+    └── SnapshotError            a conversation's file is damaged, or of another model
 
 Each says what is wrong and where, and carries a `remedy`: what the user can do about it.
 """
@@ -79,4 +80,8 @@ class DeviceMemoryError(DeviceError):
 
 
 class SessionError(EdgeSpecError):
+    pass
+
+
+class SnapshotError(EdgeSpecError):
     pass

@@ -195,6 +195,8 @@ def load_engine(
             drafts=drafts,
             history=_history(source, options, progress),
             keep_learnt=partial(_keep_learnt, key),
+            identity=source.identity,
+            computing=key.digest,
         )
         if measure_when_idle and profile is None:
             profiler = profile_when_idle(loaded, key, speculator.branches)
@@ -314,7 +316,9 @@ def _open_drafts(
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(level_of, model, costs)
         anticipates = options.anticipates and above is target and translated is None
-        yield Draft(model, vocab_size, costs.at(1), level, width, translated, anticipates)
+        yield Draft(
+            model, vocab_size, costs.at(1), level, width, translated, anticipates, key.digest
+        )
         above = draft
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import add
@@ -60,6 +60,16 @@ class PlainRate:
     def observe(self, round_stats: RoundStats) -> None:
         if round_stats.plain_reason is not None:
             self._seconds.append(round_stats.total_s)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """The oldest first."""
+        return tuple(self._seconds)
+
+    def restore(self, seconds: Iterable[float]) -> None:
+        """Takes over what another session measured."""
+        self._seconds.clear()
+        self._seconds.extend(seconds)
 
     @property
     def tokens_per_second(self) -> float | None:

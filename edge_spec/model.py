@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import ContextFullError, UsageError
@@ -88,6 +89,22 @@ class SelfDrafting(Protocol):
         """The model without the sublayers `skipped`. Raises UsageError as `open_exit` does."""
 
 
+@runtime_checkable
+class Restorable(Protocol):
+    """A session whose cache can be taken out, and put into another session of the same model that
+    was opened in the same way: a snapshot of a conversation keeps it."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of what the committed tokens have written, of the types that
+        `edge_spec.snapshot_file` writes; empty where it cannot tell. Between rounds: it drops rows
+        that are not committed."""
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Takes the place of all committed tokens. What is scored next is what the session that the
+        state was taken of would score. Raises ValueError for what is no state of `length` tokens,
+        and changes nothing then."""
+
+
 def require_room(length: int, rows: int, context_length: int) -> None:
     """What every session checks before it scores. Raises ContextFullError."""
     if length + rows > context_length:
@@ -101,6 +118,27 @@ def require_rollback(current: int, length: int) -> None:
     """What every session checks before it forgets. Raises ValueError."""
     if not 0 <= length <= current:
         raise ValueError(f"cannot roll back from {current} to {length} tokens")
+
+
+def require_state(
+    state: Mapping[str, np.ndarray],
+    expected: Mapping[str, tuple[Sequence[int], DTypeLike]],
+    length: int,
+    context_length: int,
+) -> None:
+    """What a session checks before it is restored. expected: shape and type of each array. Raises
+    ValueError."""
+    if not 0 <= length <= context_length:
+        raise ValueError(f"{length} tokens for a context of {context_length}")
+    if state.keys() != expected.keys():
+        raise ValueError(f"a state of {sorted(state)} instead of {sorted(expected)}")
+    for name, (shape, kind) in expected.items():
+        array = state[name]
+        if array.shape != tuple(shape) or array.dtype != kind:
+            raise ValueError(
+                f"{name} is {array.dtype} of shape {array.shape}, expected {np.dtype(kind)} of "
+                f"{tuple(shape)}"
+            )
 
 
 class Model(Protocol):

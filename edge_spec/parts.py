@@ -71,3 +71,5 @@ class Parts:
     history: PairHistory | None = None  # of the first of them
     idle_work: IdleWork | None = None
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None  # for the next session
+    identity: str = ""  # changes with the model's files
+    computing: str = ""  # changes with whatever may change a bit of the cache

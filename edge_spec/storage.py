@@ -56,10 +56,10 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_file(final: Path) -> Iterator[Path]:
+def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     """A new file beside `final` that takes its place when the block ends without error.
 
-    What a kill leaves is as with `atomic_directory`.
+    What a kill leaves is as with `atomic_directory`. mode: of the new file.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(final)
@@ -68,7 +68,7 @@ def atomic_file(final: Path) -> Iterator[Path]:
     work = Path(name)
     try:
         yield work
-        work.chmod(0o644)  # mkstemp makes it private
+        work.chmod(mode)  # mkstemp makes it private
         _sync(work)
         work.replace(final)
         _sync(final.parent)

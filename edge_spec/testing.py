@@ -6,7 +6,7 @@ runtime has to pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,11 @@ from edge_spec.model import (
     Capabilities,
     Forward,
     Model,
+    Restorable,
     Session,
     require_rollback,
     require_room,
+    require_state,
 )
 from edge_spec.tree import TokenTree
 
@@ -99,6 +101,14 @@ class ScriptedSession:
         require_rollback(self.length, length)
         del self.committed[length:]
 
+    def state(self) -> dict[str, np.ndarray]:
+        return {"committed": np.array(self.committed, np.int32)}
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        expected = {"committed": ((length,), np.int32)}
+        require_state(state, expected, length, self._model.config.context_length)
+        self.committed[:] = state["committed"].tolist()
+
     def close(self) -> None:
         self.committed.clear()
 
@@ -126,6 +136,7 @@ def check_session(model: Model, tolerance: float) -> SessionReport:
         check.commit_of_a_branch()
     if model.capabilities.rollback:
         check.rollback_and_reuse()
+    check.restored()
     check.two_sessions()
     check.context_full()
     return SessionReport(check.max_difference, measure_numerics(model, EXACT_WIDTHS))
@@ -198,6 +209,57 @@ class _SessionCheck:
             expected = self._stepwise(self._guesses[:1])[0]
             self._same(f"a row after rollback to {length}", out, expected)
         session.close()
+
+    def restored(self) -> None:
+        """For sessions whose cache can be taken out."""
+        session = self._opened(self._prompt[:6])
+        out = session.forward(TokenTree.chain(self._prompt[6], self._guesses)).logits.copy()
+        session.commit([0])
+        session.prefill(self._prompt[7:])
+        session.forward(TokenTree.chain(*self._guesses[:1]))  # not committed
+        state = session.state() if isinstance(session, Restorable) else {}
+        if not state:
+            session.close()
+            return
+        length, other = len(self._prompt), self._opened(self._prompt[::-1][:5])
+        assert isinstance(other, Restorable)
+        self._refused(other, state, length)
+        self._same_text(session, "a session that told its state", self._prompt)
+        self._same_text(other, "a session that refused a state", self._prompt[::-1][:5])
+        other.restore(state, length)
+        assert other.length == length, "restore sets the length"
+        session.close()  # a state is a copy
+        self._same_text(other, "a restored session", self._prompt)
+        if self._model.capabilities.rollback:
+            other.rollback(6)
+            again = other.forward(TokenTree.chain(self._prompt[6], self._guesses)).logits
+            self._same("a chain after a restored session's rollback", again, out)
+        other.close()
+
+    def _refused(self, session: Restorable, state: Mapping[str, np.ndarray], length: int) -> None:
+        limit = self._model.config.context_length
+        for what, wrong, tokens in (
+            ("no array", {}, length),
+            ("another length", state, length - 1),
+            ("a length beyond the context", state, limit + 1),
+            ("arrays cut short", {each: array[:-1] for each, array in state.items()}, length),
+            ("another type", {each: array.view(np.int8) for each, array in state.items()}, length),
+        ):
+            try:
+                session.restore(wrong, tokens)
+            except ValueError:
+                continue
+            raise AssertionError(f"restore raises ValueError for {what}")
+
+    def _same_text(self, session: Session, what: str, text: Sequence[int]) -> None:
+        """It scores what one does that has read `text`, which it still holds then."""
+        expected = self._opened(text)
+        trees = [TokenTree.chain(self._guesses[0], self._guesses[1:])]
+        trees += [self._branching()] if self._model.capabilities.trees else []
+        for tree in trees:
+            logits = session.forward(tree).logits.copy()
+            self._same(f"a row of {what}", logits, expected.forward(tree).logits)
+        expected.close()
 
     def two_sessions(self) -> None:
         first, second = self._opened(self._prompt), self._opened(self._prompt[::-1])

@@ -61,7 +61,7 @@ def run(
         with open_engine() as engine:
             options = ServerOptions(port=0, api_key=key, grace_s=0.0, plan=plan(), **settings)
             with RunningServer(engine, options) as server:
-                announce(engine.parts.name, server.url, server.port)
+                announce(engine.name, server.url, server.port)
                 # After "#", so that it is in no request, log or process list.
                 window.load_url(f"{server.url}/#key={key}")
                 closed.wait()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from edge_spec import EdgeSpecError, Engine, plugins
+from edge_spec import EdgeSpecError, Engine
 from edge_spec.apps.sidecar import messages
 from edge_spec.apps.sidecar.conversation import Conversation, Job, Send
 from edge_spec.apps.sidecar.messages import Code, Id, Request, RpcError, UnreadableError
@@ -90,15 +90,15 @@ class Sidecar:
 
     def _initialize(self, request: Request) -> dict[str, Any]:
         request.read(messages.Initialize)
-        parts = self._origin.parts
+        engine = self._origin
         return {
             "protocol": messages.PROTOCOL,
             "version": version("edge-spec"),
-            "model": parts.name,
-            "runtime": parts.runtime,
-            "drafter": self._origin.drafter,
-            "drafters": plugins.names("drafters"),
-            "context_length": parts.model.config.context_length,
+            "model": engine.name,
+            "runtime": engine.runtime,
+            "drafter": engine.drafter,
+            "drafters": engine.drafters,
+            "context_length": engine.context_length,
             "max_conversations": MAX_CONVERSATIONS,
         }
 

@@ -18,7 +18,8 @@ class Draft:
     vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
     level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
     in one pass. translated: makes a drafter whose guesses the target can read, where the draft has
-    other tokens. anticipates: it reads on while the target verifies.
+    other tokens. anticipates: it reads on while the target verifies. identity: changes with the
+    model's files and with whatever may change a bit of its cache.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class Draft:
         width: int = 1,
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
+        identity: str = "",
     ) -> None:
+        self.identity = identity
         self.model = model
         self.step_s = step_s
         self._vocab_size = vocab_size

@@ -33,8 +33,9 @@ from edge_spec.drafters.draft_guess import (
 from edge_spec.drafters.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
 from edge_spec.drafters.growth import Growth, Guess, grow, nothing
 from edge_spec.drafters.in_step import InStep
+from edge_spec.drafters.keeping import named, part_of
 from edge_spec.drafters.level import Level, NoLevel
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Keeping
 from edge_spec.draws import Purpose
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Sampler, SamplingParams
@@ -137,6 +138,23 @@ class DraftModelDrafter:
     def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
         if self.name in counts:
             self._acceptance.relearn(counts[self.name])
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What was learnt, the draft's cache, and the state of the level below."""
+        level = self._level.snapshot() if isinstance(self._level, Keeping) else {}
+        return {
+            "acceptance": self._acceptance.snapshot(),
+            **named("text", self._text.snapshot()),
+            **named("level", level),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        if isinstance(self._level, Keeping):
+            self._level.restore(part_of(state, "level"))
+        self._text.restore(part_of(state, "text"))
+        self._acceptance.restore(state["acceptance"])
+        self._growth = nothing(0)
+        self._forget()
 
     def sibling_acceptance(self) -> Sequence[float]:
         if not (self._sampled and self._trees):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.model import Session
+from edge_spec.drafters.conversation import restored_prompt
+from edge_spec.drafters.keeping import named, part_of
+from edge_spec.model import Restorable, Session
 from edge_spec.tree import TokenTree
 
 MAX_CATCH_UP = 8  # tokens that a pass may score before the rows asked for; more are prefilled
@@ -101,6 +103,26 @@ class InStep:
         self._session.commit(kept)
         self._held += [self._scored[row] for row in kept]
 
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What the cache holds of the text; nothing where the session cannot tell it, or shares its
+        cache."""
+        if self._shared or not isinstance(self._session, Restorable):
+            return {}
+        self.retract()
+        self._drop_beyond(len(self._tokens))
+        state = self._session.state()
+        return {"held": np.array(self._held, np.int32), **named("session", state)} if state else {}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for what is no snapshot of such a session, and changes
+        nothing then."""
+        if not state or not isinstance(self._session, Restorable):
+            return
+        held = list(restored_prompt(state["held"]))
+        self._session.restore(part_of(state, "session"), len(held))
+        self._held = held
+        self.begin(held)
+
     def close(self) -> None:
         self._session.close()
 
@@ -112,7 +134,11 @@ class InStep:
 
     def _synchronize(self) -> None:
         """Drops what the cache holds beyond its agreement with all tokens but the last."""
-        last = min(self._given + len(self._held), len(self._tokens) - 1)
+        self._drop_beyond(len(self._tokens) - 1)
+
+    def _drop_beyond(self, limit: int) -> None:
+        """Drops what the cache holds beyond its agreement with the first `limit` tokens."""
+        last = min(self._given + len(self._held), limit)
         while (
             self._agreed < last
             and self._held[self._agreed - self._given] == self._tokens[self._agreed]

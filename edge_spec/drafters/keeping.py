@@ -14,23 +14,32 @@ def snapshot_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
     state: dict[str, np.ndarray] = {}
     for drafter in drafters:
         if isinstance(drafter, Keeping):
-            own = drafter.snapshot()
-            state |= {f"{drafter.name}/{name}": array for name, array in own.items()}
+            state |= named(drafter.name, drafter.snapshot())
     return state
+
+
+def named(name: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"{name}/{each}": array for each, array in state.items()}
+
+
+def part_of(state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """What was `named` so."""
+    prefix = f"{name}/"
+    own = {each: array for each, array in state.items() if each.startswith(prefix)}
+    return {each.removeprefix(prefix): array for each, array in own.items()}
 
 
 def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
     """For drafters of the names that the snapshot was taken of. Raises KeyError or ValueError for
-    others; one that had been dropped begins anew."""
+    others; one that it holds nothing of begins anew."""
     known = {drafter.name for drafter in drafters}
     unknown = {name.partition("/")[0] for name in state if "/" in name} - known
     if unknown:
         raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
     for drafter in drafters:
-        if isinstance(drafter, Keeping):
-            prefix = f"{drafter.name}/"
-            own = {name: array for name, array in state.items() if name.startswith(prefix)}
-            drafter.restore({name.removeprefix(prefix): own[name] for name in own})
+        own = part_of(state, drafter.name)
+        if own and isinstance(drafter, Keeping):
+            drafter.restore(own)
 
 
 def learnt_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:

@@ -120,7 +120,8 @@ class CountingText(Protocol):
 class Keeping(Protocol):
     """A drafter whose state belongs to a snapshot of its conversation."""
 
-    def snapshot(self) -> dict[str, np.ndarray]: ...
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Copies, of the types that `edge_spec.snapshot_file` writes."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for what is no snapshot of such a drafter."""

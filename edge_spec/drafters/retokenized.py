@@ -8,15 +8,16 @@ distribution is over other tokens, so nothing is known of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.drafters.acceptance import MEMORY
+from edge_spec.drafters.keeping import named, part_of
 from edge_spec.drafters.parallel_text import ParallelText, PartCodec, num_shared
-from edge_spec.drafters.protocol import Budget, Closing, Drafter, TextCounts
+from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping, TextCounts
 from edge_spec.model import Forward
 from edge_spec.tokenizer import TextCodec
 from edge_spec.tree import TokenTree, Verdict
@@ -48,6 +49,21 @@ class _OpenEnds:
             self._right /= 2
         self._expected += confidence
         self._right += right
+
+    def snapshot(self) -> np.ndarray:
+        """[2] float64: how many were expected to be right, and how many were."""
+        return np.array([self._expected, self._right])
+
+    def restore(self, counts: np.ndarray) -> None:
+        """Raises ValueError for what are no such counts."""
+        if (
+            counts.shape != (2,)
+            or not np.isfinite(counts).all()
+            or min(counts) < 0
+            or not counts[0]
+        ):
+            raise ValueError("counts of open ends that are none")
+        self._expected, self._right = counts.tolist()
 
 
 class _Proposal(NamedTuple):
@@ -115,6 +131,16 @@ class RetokenizedDrafter:
         if proposal.open_end is not None and decided[:-1] == proposal.tokens[:-1]:
             self._open_ends.observe(proposal.open_end, decided == proposal.tokens)
         self._text.extend(verdict.tokens)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        inner = self._inner.snapshot() if isinstance(self._inner, Keeping) else {}
+        return {"open_ends": self._open_ends.snapshot(), **named("inner", inner)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self._open_ends.restore(state["open_ends"])
+        if isinstance(self._inner, Keeping):
+            self._inner.restore(part_of(state, "inner"))
+        self._told = None
 
     def close(self) -> None:
         if isinstance(self._inner, Closing):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.conversation import restored_prompt
 from edge_spec.drafters.growth import Guess, grow, nothing
 from edge_spec.drafters.protocol import Budget
 from edge_spec.model import Forward
@@ -210,10 +211,17 @@ class SuffixDrafter:
             self._acceptance.relearn(counts[self.name])
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot()}
+        return {
+            "acceptance": self._acceptance.snapshot(),
+            "text": np.array(self._index.tokens, np.int32),
+        }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Changes nothing where it raises."""
+        text = restored_prompt(state["text"])
         self._acceptance.restore(state["acceptance"])
+        self._index = SuffixIndex()
+        self._index.extend(text)
 
     def _expand(self, match: Match) -> list[Guess[Match]]:
         return [

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -54,10 +54,14 @@ class ProfileKey:
 
     @property
     def path(self) -> Path:
-        parts = {**asdict(self), "library": "", "export": EXPORT_VERSION}
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-        name = f"{self.model}-{self.runtime}-{digest}.json"
-        return cache_directory() / "profiles" / name
+        digest = replace(self, library="").digest[:16]
+        return cache_directory() / "profiles" / f"{self.model}-{self.runtime}-{digest}.json"
+
+    @property
+    def digest(self) -> str:
+        """Changes with the model and with how it is run."""
+        parts = {**asdict(self), "export": EXPORT_VERSION}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

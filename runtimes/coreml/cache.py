@@ -62,11 +62,15 @@ class Slots:
         mask[0, 0, padding, start + padding] = 0
         return mask
 
+    def taken(self, state: np.ndarray, axis: int) -> np.ndarray:
+        """A copy of the taken slots alone."""
+        return np.take(state, self._taken, axis=axis)
+
     def compacted(self, state: np.ndarray, axis: int) -> np.ndarray:
         """A state whose taken slots stand side by side at its beginning."""
         moved = state.copy()
         front = (slice(None),) * axis
-        moved[(*front, slice(0, len(self)))] = np.take(state, self._taken, axis=axis)
+        moved[(*front, slice(0, len(self)))] = self.taken(state, axis)
         return moved
 
     def compact(self) -> None:

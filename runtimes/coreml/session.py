@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.model import Forward, require_rollback, require_room
+from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.coreml.cache import Slots
 from edge_spec.runtimes.coreml.layout import SLOT_AXIS, Layout, PassShape
 from edge_spec.runtimes.coreml.program import Program
 from edge_spec.tree import TokenTree
+
+_FRONT = (slice(None),) * SLOT_AXIS
 
 
 class CoreMlSession:
@@ -57,6 +59,29 @@ class CoreMlSession:
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
         self._slots.forget(length)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Each of the package's states, with `length` slots."""
+        return {
+            name: self._slots.taken(self._program.read_state(self._state, name), SLOT_AXIS)
+            for name in self._layout.states
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        fresh = self._program.make_state()
+        empty = {name: self._program.read_state(fresh, name) for name in self._layout.states}
+        expected = {}
+        for name, array in empty.items():
+            shape = list(array.shape)
+            shape[SLOT_AXIS] = length
+            expected[name] = (shape, array.dtype)
+        require_state(state, expected, length, self._context_length)
+        for name, array in empty.items():
+            array[(*_FRONT, slice(0, length))] = state[name]
+            self._program.write_state(fresh, name, array)
+        self._state = fresh
+        self._slots.forget(0)
+        self._slots.take(range(length))
 
     def close(self) -> None:
         self._slots.forget(0)

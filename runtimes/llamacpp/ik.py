@@ -22,6 +22,7 @@ from edge_spec.runtimes.llamacpp.library import (
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog, LogCallback
+from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 NAME = "ik_llama.cpp"
 _ALL_LAYERS = 999
@@ -111,6 +112,8 @@ def library() -> Library:
         state_size=lambda context: int(unbound.llama_state_seq_get_size(context, 0, _WHOLE)),
         state_read=partial(_read_state, unbound),
         state_write=partial(_write_state, unbound),
+        state_form=SequenceForm(0, (0,)),
+        state_window=lambda model: 0,
     )
 
 

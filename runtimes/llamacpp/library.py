@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 PREFILL_TOKENS = 512  # given to the library at once
 
@@ -114,3 +115,5 @@ class Library:
     state_size: Callable[[int], int]  # bytes of sequence 0
     state_read: Callable[[int, Any, int], int]  # context, buffer, size
     state_write: Callable[[int, Any, int], int]
+    state_form: SequenceForm  # of what state_read gives
+    state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edge_spec.errors import SessionError
-from edge_spec.model import Forward, require_rollback, require_room
+from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.sequence import holds
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, Weights
 from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
 _NO_ROOM = 1  # what decode returns then
+_NOTHING = np.empty(0, np.uint8)
 
 
 class LlamaCppSession:
@@ -94,6 +96,24 @@ class LlamaCppSession:
             )
         self.length = length
 
+    def state(self) -> dict[str, np.ndarray]:
+        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known, or
+        leaves out what a sliding window has passed: it could not be rolled back."""
+        self._reserve(0)
+        if self._weights.state_window:
+            return {}
+        sequence = self._read_sequence()
+        known = holds(sequence, self.length, self._library.state_form)
+        return {"sequence": sequence} if known else {}
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        sequence = state.get("sequence", _NOTHING)
+        expected = {"sequence": (sequence.shape[:1], np.uint8)}
+        require_state(state, expected, length, self._context_length)
+        if not holds(sequence, length, self._library.state_form):
+            raise ValueError(f"no sequence of {length} tokens")
+        self._move_to(self._room_for(length), sequence, length)
+
     def close(self) -> None:
         self.length = 0
         self._opened.free()
@@ -120,23 +140,47 @@ class LlamaCppSession:
             self._has_holes = False
         needed = self.length + rows
         if needed > self._choices.num_tokens:
-            self._grow(min(max(needed, 2 * self._choices.num_tokens), self._context_length))
+            self._grow(self._room_for(needed))
+
+    def _room_for(self, length: int) -> int:
+        """Of a context that holds so many tokens: as it is, or twice as large."""
+        room = self._choices.num_tokens
+        return min(max(length, 2 * room), self._context_length) if length > room else room
 
     def _grow(self, num_tokens: int) -> None:
         """Moves the cache into a larger context. Where that fails the old one stays."""
+        try:
+            self._move_to(num_tokens, self._read_sequence(), self.length)
+        except ValueError:
+            raise SessionError(
+                f"{self._library.name} could not move {self.length} tokens to a larger cache",
+                remedy="Give a shorter --context.",
+            ) from None
+
+    def _read_sequence(self) -> np.ndarray:
+        """[bytes] uint8, in the library's own form."""
+        size = self._library.state_size(self._context())
+        buffer = (ctypes.c_uint8 * size)()
+        written = self._library.state_read(self._opened.handle, buffer, size)
+        sequence: np.ndarray = np.ctypeslib.as_array(buffer)[:written]
+        return sequence
+
+    def _move_to(self, num_tokens: int, sequence: np.ndarray, length: int) -> None:
+        """Another context, of num_tokens, which holds this sequence. Raises ValueError where the
+        library does not take it; the old context stays then."""
         library, before = self._library, self._opened
-        size = library.state_size(before.handle)
-        state = (ctypes.c_uint8 * size)()
-        written = library.state_read(before.handle, state, size)
         choices = replace(self._choices, num_tokens=num_tokens)
         after = self._weights.open_context(self, choices)
-        if self.length and not library.state_write(after.handle, state, written):
-            after.free()
-            raise SessionError(
-                f"{library.name} could not move {self.length} tokens to a larger cache",
-                remedy="Give a shorter --context.",
-            )
-        self._opened, self._choices = after, choices
+        if length:
+            writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
+            buffer = (ctypes.c_uint8 * len(sequence)).from_buffer(writable.data)
+            read = library.state_write(after.handle, buffer, len(sequence))
+            if read != len(sequence):
+                after.free()
+                raise ValueError(f"{library.name} read {read} of {len(sequence)} bytes")
+        # At once, as far as an interrupt can tell.
+        self._opened, self._choices, self.length = after, choices, length
+        self._cached, self._branches, self._has_holes = length, None, False
         self._gives_hidden, self._outputs = False, {}
         before.free()
 

@@ -20,6 +20,7 @@ from edge_spec.runtimes.llamacpp.library import (
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 NAME = "llama.cpp"
 _CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
@@ -83,6 +84,8 @@ def library() -> Library:
         state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
         state_read=partial(_read_state, api),
         state_write=partial(_write_state, api),
+        state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
+        state_window=api.llama_model_n_swa,
     )
 
 

@@ -49,6 +49,7 @@ class Weights:
         self._lock = Lock()  # threads may open contexts, each its own, at the same time
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.hidden_size(handle)
+        self.state_window = library.state_window(handle)
         if self.vocab_size != config.vocab_size:
             self.close()
             raise ModelFileError(

@@ -5,12 +5,13 @@ A target and the sessions that are a part of it share one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime
 
 from edge_spec.architecture import ModelConfig
+from edge_spec.model import require_state
 
 GROWTH_TOKENS = 512
 
@@ -55,7 +56,21 @@ class KvCache:
         kept = self._block[..., start + np.asarray(rows), :]
         self._block[..., start : start + len(rows), :] = kept
 
+    def state(self, length: int) -> dict[str, np.ndarray]:
+        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] float32, a copy of the first tokens."""
+        return {"kv": self._block[..., :length, :].copy()}
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Raises ValueError, and changes nothing then."""
+        expected = {"kv": (self._shape(length), np.float32)}
+        require_state(state, expected, length, self._config.context_length)
+        self.reserve(length, 0)
+        self._block[..., :length, :] = state["kv"]
+        self.last_writer = None
+
     def _allocate(self, capacity: int) -> np.ndarray:
+        return np.zeros(self._shape(capacity), np.float32)
+
+    def _shape(self, length: int) -> tuple[int, ...]:
         config = self._config
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
-        return np.zeros(shape, np.float32)
+        return (config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)

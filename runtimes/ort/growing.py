@@ -7,14 +7,14 @@ nothing else is copied where all rows of a pass are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import SessionError
-from edge_spec.model import Forward, require_rollback, require_room
+from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.ort.growing_graph import CacheArray, GrowingGraph
 from edge_spec.tree import TokenTree
 
@@ -106,6 +106,24 @@ class GrowingSession:
             _copy(self._past, self.length, self._present, length)
             self._past, self._present = self._present, self._past
             self.length = length
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Each array by the name of its input, [1, heads, length, size] float32."""
+        views = self._past.views(self.length)
+        names = [array.past for array in self._graph.arrays]
+        return {name: view.copy() for name, view in zip(names, views, strict=True)}
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        arrays = self._graph.arrays
+        expected = {
+            array.past: ((1, array.heads, length, array.size), np.float32) for array in arrays
+        }
+        require_state(state, expected, length, self._config.context_length)
+        self._scored = self.length = 0
+        self._reserve(length)
+        for array, view in zip(arrays, self._past.views(length), strict=True):
+            view[...] = state[array.past]
+        self.length = length
 
     def close(self) -> None:
         self._binding.clear_binding_inputs()

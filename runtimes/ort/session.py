@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnxruntime
@@ -49,6 +49,13 @@ class OrtSession:
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
+        self._move(length)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return self._cache.state(self.length)
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        self._cache.restore(state, length)
         self._move(length)
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.model import Forward, require_rollback, require_room
+from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.reference.model import MAX_ROWS, ReferenceModel
 from edge_spec.tree import TokenTree
 
@@ -42,6 +42,16 @@ class ReferenceSession:
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
         self.length = length
+
+    def state(self) -> dict[str, np.ndarray]:
+        """ "kv" [layers, 2, kv_heads, length, head_dim] float32."""
+        return {"kv": self._cache[..., : self.length, :].copy()}
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        layers, parts, heads, _, size = self._cache.shape
+        shape = (layers, parts, heads, length, size)
+        require_state(state, {"kv": (shape, np.float32)}, length, self._model.config.context_length)
+        self._cache, self.length = state["kv"].copy(), length
 
     def close(self) -> None:
         self._cache = self._cache[..., :0, :]

@@ -65,6 +65,29 @@ class SharesItsCache(ScriptedSession):
         self.committed = self.shared
 
 
+class AddsToWhatItHolds(ScriptedSession):
+    def restore(self, state, length):
+        before = list(self.committed)
+        super().restore(state, length)
+        self.committed[:] = before + self.committed
+
+
+class TellsAnotherText(ScriptedSession):
+    def state(self):
+        return {"committed": np.array(self.committed[::-1], np.int32)}
+
+
+class TakesAnyState(ScriptedSession):
+    def restore(self, state, length):
+        self.committed[:] = state.get("committed", np.empty(0)).tolist()
+
+
+class ForgetsWhereItRefuses(ScriptedSession):
+    def restore(self, state, length):
+        self.committed.clear()
+        super().restore(state, length)
+
+
 def model_of(session_type: type[ScriptedSession]) -> ScriptedModel:
     # All tokens of the text matter to the next one, or a wrong cache might not show.
     model = ScriptedModel(random_logits(40, order=64), 40, context_length=40)
@@ -87,6 +110,10 @@ def test_a_right_session_passes_without_any_difference():
         (DropsTheEndOfAPrefill, "prefill commits its tokens"),
         (KnowsNoEnd, "beyond the context raises ContextFullError"),
         (SharesItsCache, "prefill in chunks of 1"),
+        (AddsToWhatItHolds, "restore sets the length"),
+        (TellsAnotherText, "of a restored session"),
+        (TakesAnyState, "restore raises ValueError for no array"),
+        (ForgetsWhereItRefuses, "of a session that refused a state"),
     ],
 )
 def test_a_broken_session_fails_by_its_promise(broken, promise):

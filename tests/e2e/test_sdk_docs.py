@@ -1,4 +1,4 @@
-"""docs/sdk.md runs as it stands, and docs/reference.md is what the docstrings say."""
+"""The pages on the SDK run as they stand, and docs/reference.md is what the docstrings say."""
 
 from __future__ import annotations
 
@@ -14,17 +14,29 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.model
-def test_the_examples_of_the_sdk_page_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("page", "num_blocks", "expected"),
+    [
+        ("sdk.md", 7, ["Paris", '{"name": "', "cancelled"]),
+        ("snapshots.md", 1, ["tokens were in the cache"]),
+    ],
+)
+def test_the_examples_of_a_page_run(
+    page: str,
+    num_blocks: int,
+    expected: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "sdk.md").read_text("utf-8"), re.DOTALL)
-    assert len(blocks) >= 6
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    assert len(blocks) >= num_blocks
     names: dict[str, Any] = {}
     for block in blocks:
-        exec(compile(block, "docs/sdk.md", "exec"), names)
+        exec(compile(block, f"docs/{page}", "exec"), names)
     said = capsys.readouterr().out
-    assert "Paris" in said and '{"name": "' in said and "cancelled" in said
+    assert all(text in said for text in expected)
 
 
 def generator() -> ModuleType:

@@ -167,3 +167,22 @@ def test_loading_takes_what_load_takes() -> None:
     assert asyncio.iscoroutinefunction(edge_spec.load_async)
     assert edge_spec.load_async.__doc__ == edge_spec.load.__doc__
     run(test)
+
+
+def test_a_snapshot_waits_for_the_answer_before_it(
+    make_engine: Any, remembers_all: Any, tmp_path: Any
+) -> None:
+    async def test() -> None:
+        async with AsyncEngine(make_engine(remembers_all())) as llm:
+            answer = asyncio.create_task(llm.generate(PROMPT, max_tokens=8))
+            await asyncio.sleep(0)  # it has the turn
+            await llm.snapshot(tmp_path / "chat", {"n": 1})
+            prompt = PROMPT + [token.id for token in (await answer).tokens]
+            async with AsyncEngine(make_engine(remembers_all())) as other:
+                assert await other.restore(tmp_path / "chat") == {"n": 1}
+                found = await other.generate(prompt, max_tokens=8)
+                expected = await llm.generate(prompt, max_tokens=8)
+            assert found.tokens == expected.tokens
+            assert found.stats.cached_n == len(prompt) - 1
+
+    run(test)

@@ -392,3 +392,15 @@ def test_a_draft_makes_its_levels_by_what_it_was_given() -> None:
     for params in (GREEDY, SEEDED):
         assert write([drafter], params) == write([], params)
     assert upper.passes and lower.passes
+
+
+def test_a_snapshot_of_a_level_is_that_of_its_drafters() -> None:
+    levels = [level_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()])]
+    levels.append(level_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()]))
+    levels[0].begin(PROMPT)
+    state = levels[0].snapshot()
+    assert state["suffix/text"].tolist() == PROMPT
+    levels[1].restore(state)
+    assert levels[1].snapshot()["suffix/text"].tolist() == PROMPT
+    with pytest.raises(KeyError, match="recycling"):
+        levels[1].restore({"recycling/prompt": np.zeros(1, np.int32)})

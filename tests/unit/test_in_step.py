@@ -374,3 +374,49 @@ def test_a_draft_in_its_targets_cache_guesses_like_one_with_its_own(decode: Any)
     assert proposals[0] == proposals[1]
     accepted = sum(stats.num_accepted for stats in runs[0].rounds)
     assert 5 < accepted < sum(stats.num_draft_tokens for stats in runs[0].rounds)
+
+
+def test_a_restored_session_goes_on_with_the_text_that_it_holds() -> None:
+    model = model_of()
+    first, second = CountingSession(model), CountingSession(model)
+    text, other = InStep(first, CONTEXT, 64), InStep(second, CONTEXT, 64)
+    text.begin(TEXT)
+    text.catch_up()
+    text.guess([9, 2])
+    text.score(TokenTree.chain(2))
+    text.keep([0])
+    state = text.snapshot()
+    assert state["held"].tolist() == TEXT == first.committed  # without what was guessed
+    other.begin([7, 7, 7])
+    other.catch_up()
+    other.restore(state)
+    assert other.snapshot().keys() == state.keys() == {"held", "session/committed"}
+    first.taken(), second.taken()
+    for each in (text, other):
+        each.begin([*TEXT, 8])
+    row = TokenTree.chain(8)
+    assert np.array_equal(other.score(row), text.score(row))
+    assert first.taken() == second.taken() == [1]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"held": np.zeros((1, 5), np.int32)}, {"held": np.ones(5)}])
+def test_what_is_no_snapshot_of_a_session_changes_nothing(wrong: dict[str, Any]) -> None:
+    session = CountingSession(model_of())
+    text = InStep(session, CONTEXT, 64)
+    text.begin(TEXT)
+    text.catch_up()
+    state = text.snapshot()
+    if wrong:
+        with pytest.raises(ValueError):
+            text.restore(state | wrong)
+        with pytest.raises(KeyError):
+            text.restore({"session/committed": state["session/committed"]})
+    text.restore(wrong if not wrong else state)
+    assert session.committed == TEXT[:-1] and text.snapshot()["held"].tolist() == TEXT[:-1]
+
+
+def test_a_shared_session_has_no_state_of_its_own() -> None:
+    model = model_of()
+    text = InStep(SharedSession(model, Target(model)), CONTEXT, 64, shared=True)
+    text.begin(TEXT)
+    assert text.snapshot() == {}

@@ -27,6 +27,7 @@ LAYERS = (
         "pair_choices",
         "processor",
         "quiet_import",
+        "snapshot_file",
         "tokenizer",
     }
     | {"vocabulary"},
@@ -35,7 +36,7 @@ LAYERS = (
     | {"testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"answer_options", "drafting", "results", "pair_history", "parts", "shared"}
-    | {"generation", "engine"},
+    | {"generation", "snapshot", "engine"},
     {"async_engine", "bench", "doctor", "draft_choice", "loading", "pair_export", "placement"}
     | {"preparation"},
     {"cli"},

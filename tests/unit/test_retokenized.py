@@ -282,3 +282,22 @@ def test_any_tokens_and_guesses_give_a_chain_below_the_pending_token(
         assert len(tree) <= min(budget.num_rows, budget.num_draft_tokens + 1)
         assert ((tree.tokens >= 0) & (tree.tokens < target.size)).all()
         assert ((tree.confidence >= 0) & (tree.confidence <= 1)).all()
+
+
+def test_a_snapshot_carries_what_was_learnt_and_what_the_draft_has_read(
+    languages: Languages, decode: Any
+) -> None:
+    target, draft = languages["target"], languages[HELP.DRAFTS[0]]
+    made = [drafting(target, draft, draft.writer(HELP.STORY)) for _ in range(2)]
+    decode(target.writer(HELP.STORY), prompt_of(target), made[:1], max_tokens=20)
+    state = made[0].snapshot()
+    fresh = made[1].snapshot()
+    assert not np.array_equal(state["inner/acceptance"], fresh["inner/acceptance"])
+    made[1].restore(state)
+    restored = made[1].snapshot()
+    assert restored.keys() == state.keys() >= {"open_ends", "inner/text/session/committed"}
+    for name, array in state.items():
+        assert np.array_equal(restored[name], array), name
+    for wrong in (np.zeros(2), np.ones(3), np.array([1.0, np.inf]), np.array([1.0, -1.0])):
+        with pytest.raises(ValueError, match="open ends"):
+            made[1].restore(state | {"open_ends": wrong})

@@ -218,5 +218,11 @@ def test_a_snapshot_carries_what_was_learnt() -> None:
     assert acceptance(fresh) != acceptance(drafter)
     fresh.restore(drafter.snapshot())
     assert acceptance(fresh) == acceptance(drafter)
+    assert fresh.propose(9, BUDGET).tokens.tolist() == drafter.propose(9, BUDGET).tokens.tolist()
+    text = drafter.snapshot()["text"]
+    assert text.tolist() == [1, 2, 3, 4, 1, 2, 9]
     with pytest.raises(ValueError, match="shape"):
-        fresh.restore({"acceptance": np.zeros((2, 3))})
+        fresh.restore({"acceptance": np.zeros((2, 3)), "text": text[:3]})
+    with pytest.raises(ValueError, match="prompt"):
+        fresh.restore(drafter.snapshot() | {"text": text.reshape(1, -1)})
+    assert fresh.snapshot()["text"].tolist() == text.tolist()
