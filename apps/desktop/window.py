@@ -60,6 +60,8 @@ def run(
     def serve(closed: Event) -> None:
         with open_engine() as engine:
             options = ServerOptions(port=0, api_key=key, grace_s=0.0, plan=plan(), **settings)
+            if closed.is_set():
+                return
             with RunningServer(engine, options) as server:
                 announce(engine.name, server.url, server.port)
                 # After "#", so that it is in no request, log or process list.

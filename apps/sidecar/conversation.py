@@ -9,7 +9,7 @@ from queue import Full, Queue
 from threading import Lock, Thread
 from typing import Any
 
-from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation, GenerationResult
+from edge_spec import Chunk, EdgeSpecError, Engine, Generation
 from edge_spec.apps.sidecar.messages import Code, Id, RpcError, chunk_message, failure, result
 
 MAX_QUEUED = 16
@@ -79,7 +79,7 @@ class Conversation:
         while (job := self._jobs.get()) is not None:
             try:
                 response = result(job.id, self._do(job))
-            except EdgeSpecError as error:
+            except (EdgeSpecError, RpcError) as error:
                 response = failure(job.id, error)
             except Exception as error:  # a mistake of ours must not end the other conversations
                 traceback.print_exc()
@@ -91,7 +91,7 @@ class Conversation:
 
     def _do(self, job: Job) -> Any:
         if job.cancelled:
-            return _told(GenerationResult(finish_reason=FinishReason.CANCELLED))
+            raise RpcError(Code.CANCELLED, "cancelled before it began")
         if self.engine is None:
             self.engine = self._open_engine()
         with self.between_rounds:
@@ -101,15 +101,11 @@ class Conversation:
         job.begun(outcome)
         while (chunk := self._next(outcome)) is not None:
             self._send(chunk_message(job.id, chunk))
-        told = _told(outcome.result)
+        told = outcome.result.to_dict()
+        del told["tokens"]  # they were streamed
         self.last_stats = told["stats"]
         return told
 
     def _next(self, generation: Generation) -> Chunk | None:
         with self.between_rounds:
             return next(generation, None)
-
-
-def _told(answer: GenerationResult) -> dict[str, Any]:
-    """Without the tokens, which were streamed."""
-    return {name: value for name, value in answer.to_dict().items() if name != "tokens"}
