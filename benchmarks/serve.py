@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -57,6 +58,8 @@ class Load:
     memory_bytes: list[int] = field(default_factory=list)  # of the server, every second
 
     def summary(self) -> dict[str, Any]:
+        if not self.answers:
+            raise SystemExit(f"no answer came, give more --seconds; errors: {self.errors[:3]}")
         firsts = sorted(answer.first_s for answer in self.answers)
         after = self.memory_bytes[len(self.memory_bytes) // 4 :]
         return {
@@ -93,12 +96,13 @@ def ask_sdk(engine: Engine, prompt: str, max_tokens: int) -> Timed:
     return timed(result.text, began, times, result.stats.predicted_n)
 
 
-def request(prompt: str, max_tokens: int) -> bytes:
+def request(prompt: str, max_tokens: int, **more: str) -> bytes:
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
+        **more,
     }
     return headed(json.dumps(body).encode())
 
@@ -112,13 +116,13 @@ def headed(body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def ask_server(port: int, prompt: str, max_tokens: int) -> Timed:
+async def ask_server(port: int, prompt: str, max_tokens: int, **more: str) -> Timed:
     """Reads all lines first and takes them apart afterwards, so that the time is the server's.
     Raises OSError and ValueError."""
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(request(prompt, max_tokens))
+        writer.write(request(prompt, max_tokens, **more))
         lines = [(time.perf_counter(), line) async for line in reader]
     finally:
         writer.close()
@@ -169,7 +173,11 @@ async def watch(pid: int, until: float, load: Load) -> None:
 
 async def never_reads(port: int, until: float) -> None:
     while (left := until - time.perf_counter()) > 0:
-        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)  # stops at once
+        small = socket.socket()
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        small.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", port))
+        _, writer = await asyncio.open_connection(sock=small, limit=1)  # stops after its first read
         writer.write(request("Tell a very long story.", 4096))
         await asyncio.sleep(min(left, 30.0))
         writer.transport.abort()
@@ -237,7 +245,8 @@ def alone(
     for number in range(arguments.single_rounds + 1):
         for prompt in prompts:
             ours = ask_sdk(engine, prompt, arguments.tokens)
-            theirs = asyncio.run(ask_server(port, prompt, arguments.tokens))
+            asking = ask_server(port, prompt, arguments.tokens, session_id="alone")  # one cache
+            theirs = asyncio.run(asking)
             if number:
                 sdk.append(ours)
                 client.append(theirs)
