@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,23 +11,20 @@ from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from edge_spec.answer_options import AnswerOptions, ChatOptions
-from edge_spec.decoder import Decoder, Limits
+from edge_spec.asking import context_length_of, request_of, sampler_of
+from edge_spec.decoder import Decoder
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.drafting import Drafting
-from edge_spec.errors import ContextFullError, UsageError
-from edge_spec.generation import Conversation, Generation, Request
+from edge_spec.errors import UsageError
+from edge_spec.generation import Conversation, Generation
 from edge_spec.metrics import PlainRate, Stats
 from edge_spec.parts import Parts
 from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.results import GenerationResult
-from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.shared import SharedModels
 from edge_spec.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.template import Message, Tools
-
-GREEDY = SamplingParams()
-MAX_ALTERNATIVES = 20
 
 
 class Engine:
@@ -196,7 +193,7 @@ class Engine:
     @property
     def context_length(self) -> int:
         """Tokens of prompt and answer together, at most."""
-        return self._limits(None).context_length
+        return context_length_of(self.parts)
 
     @property
     def drafters(self) -> list[str]:
@@ -266,7 +263,7 @@ class Engine:
         """
         self._require_open()
         snapshot = read_snapshot(Path(path))
-        check_snapshot(snapshot, self.parts, self._limits(None).context_length)
+        check_snapshot(snapshot, self.parts, context_length_of(self.parts))
         self._settle()
         self._set_answering(True)
         try:
@@ -283,17 +280,8 @@ class Engine:
 
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
         self._require_open()
-        stop = options.get("stop", ())
-        limits = self._limits(options.get("max_tokens"))
-        self._check_tokens("the prompt", prompt)
-        if not prompt:
-            raise UsageError("the prompt is empty", remedy="Give it at least one token.")
-        if len(prompt) > limits.context_length:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens, the context holds {limits.context_length}",
-                remedy="Shorten the prompt or begin a new conversation.",
-            )
-        sampler = self._sampler(prompt, options)
+        request = request_of(self.parts, prompt, options)
+        sampler = sampler_of(self.parts, prompt, options)
         self._end_running()
         self._drafting.take()
         sampler.tie_margin = self._drafting.speculation.tie_margin
@@ -303,7 +291,7 @@ class Engine:
         self._set_answering(True)
         generation = Generation(
             conversation,
-            Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop)),
+            request,
             sampler,
             self.parts.text.tokenizer,
             on_end=partial(self._on_end, options.get("domain", "any"), self._drafting.text_counts),
@@ -311,23 +299,6 @@ class Engine:
         )
         self._running, self.last = generation, generation.result
         return generation
-
-    def _sampler(self, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
-        """Raises UsageError for what this model cannot be asked for."""
-        sampling, logprobs = options.get("sampling", GREEDY), options.get("logprobs")
-        grammar = options.get("grammar")
-        self._check_tokens("logit_bias", sampling.logit_bias)
-        if logprobs is not None and not 0 <= logprobs <= MAX_ALTERNATIVES:
-            raise UsageError(
-                f"logprobs is {logprobs}", remedy=f"It has to be 0 to {MAX_ALTERNATIVES}."
-            )
-        return Sampler(
-            sampling,
-            prompt,
-            sampled_drafts=False if self.parts.speculator.exact else None,
-            constraint=None if grammar is None else self.parts.grammars.compile(grammar),
-            num_alternatives=logprobs,
-        )
 
     def _changed_decoder(self, constrained: bool) -> Decoder | None:
         """Of the drafters that were chosen since the last round, if any were."""
@@ -350,28 +321,6 @@ class Engine:
         if work is not None and answering != self._answering:
             (work.pause if answering else work.resume)()
         self._answering = answering
-
-    def _limits(self, max_tokens: int | None) -> Limits:
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
-        model = self.parts.model
-        # The last pass, too, has to fit the context with all of its rows.
-        context_length = model.config.context_length - self.parts.min_rows + 1
-        return Limits(
-            max_tokens=context_length if max_tokens is None else max_tokens,
-            stop_ids=frozenset(self.parts.text.eos_ids),
-            context_length=context_length,
-            max_rows=model.capabilities.max_rows,
-            min_rows=self.parts.min_rows,
-        )
-
-    def _check_tokens(self, where: str, tokens: Iterable[int]) -> None:
-        vocab_size = self.parts.model.config.vocab_size
-        if not all(0 <= token < vocab_size for token in tokens):
-            raise UsageError(
-                f"{where} has a token outside the vocabulary",
-                remedy=f"Tokens are 0 to {vocab_size - 1}.",
-            )
 
     def _require_open(self) -> None:
         if self._closed:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from edge_spec.engine import Engine
+    from edge_spec.model import Progress
 
 
 @options.with_groups
@@ -22,6 +27,10 @@ def chat(
     from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
 
-    params = sampling_params(sampling)
-    with open_engine(model, loading, measure_when_idle=True) as engine:
-        plugins.load_app("chat")(engine, params, sampling.max_tokens, system, json)
+    def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
+        return open_engine(
+            model, replace(loading, exact=exact), measure_when_idle=True, report=report
+        )
+
+    answering = {"sampling": sampling_params(sampling), "max_tokens": sampling.max_tokens}
+    plugins.load_app("chat")(opener, model, loading.exact, answering, system, json)

@@ -8,13 +8,20 @@ from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.engine import Engine
 from edge_spec.load_options import LoadOptions
 from edge_spec.loading import chosen_drafts, load_engine
+from edge_spec.model import Progress
 from edge_spec.sampling import SamplingParams
 from edge_spec.sources import Source
 
 
-def open_engine(model: str, options: ModelOptions, measure_when_idle: bool = False) -> Engine:
-    """Raises an EdgeSpecError."""
-    with ProgressBar() as progress:
+def open_engine(
+    model: str,
+    options: ModelOptions,
+    measure_when_idle: bool = False,
+    report: Progress | None = None,
+) -> Engine:
+    """report: instead of a bar on stderr. Raises an EdgeSpecError."""
+    with ProgressBar() as bar:
+        progress = report or bar
         drafts = chosen_drafts(
             Source(model, progress),
             options.draft,

@@ -35,7 +35,7 @@ LAYERS = (
     {"drafters", "verify", "control", "metrics", "demo_model", "hub", "plugins", "sources"}
     | {"testing"},
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
-    {"answer_options", "drafting", "results", "pair_history", "parts", "shared"}
+    {"answer_options", "asking", "drafting", "results", "pair_history", "parts", "shared"}
     | {"generation", "snapshot", "engine"},
     {"async_engine", "bench", "doctor", "draft_choice", "loading", "pair_export", "placement"}
     | {"preparation"},

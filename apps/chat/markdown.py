@@ -1,0 +1,104 @@
+"""An answer as it grows: finished blocks to print for good, and the end that still changes."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
+from rich.text import Text
+
+from edge_spec.apps.chat.paint import harmless
+
+_MOST_LEVELS = 16
+_LEVEL_CELLS = 4  # at most, that a level takes of the width
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+# Definitions of links and addresses of images would disappear.
+_PARSER.disable(["reference", "image"])
+
+
+class AnswerView:
+    """Text is pushed by one thread while another takes blocks and shows the rest.
+
+    Blocks are those of Markdown (paragraphs, lists, code), or with `is_plain` lines.
+    """
+
+    def __init__(self, is_plain: bool = False) -> None:
+        self._is_plain = is_plain
+        self._lock = Lock()
+        self._rest = ""
+
+    def push(self, text: str) -> None:
+        with self._lock:
+            self._rest += text
+
+    def take(self) -> RenderableType | None:
+        """The blocks that no further text can change; they are no longer part of the rest."""
+        with self._lock:
+            length = self._rest.rfind("\n") + 1 if self._is_plain else finished_length(self._rest)
+            block, self._rest = self._rest[:length], self._rest[length:]
+        return shown_text(block.removesuffix("\n"), self._is_plain) if block else None
+
+    def take_all(self) -> RenderableType | None:
+        """All that is left; None where that is nothing but spaces."""
+        with self._lock:
+            block, self._rest = self._rest, ""
+        return shown_text(block, self._is_plain) if block.strip() else None
+
+    @property
+    def rest(self) -> str:
+        return self._rest
+
+
+def shown_text(text: str, is_plain: bool) -> RenderableType:
+    safe = harmless(text)  # here, too, so that lines are broken where they will be
+    return Text(safe) if is_plain else ShownMarkdown(safe)
+
+
+def finished_length(text: str) -> int:
+    """Characters of `text` before its last Markdown block, which more text may continue."""
+    starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
+    if not starts or starts[-1] == 0:
+        return 0
+    return sum(map(len, text.split("\n")[: starts[-1]])) + starts[-1]
+
+
+class FoldingTable(TableElement):
+    """A table in which long words are broken rather than cut."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for table in super().__rich_console__(console, options):
+            if isinstance(table, Table):
+                for column in table.columns:
+                    column.overflow = "fold"
+            yield table
+
+
+class ShownMarkdown(Markdown):
+    """Markdown as the terminal can show it: no part of the text is left out, HTML and addresses of
+    links are shown as they are, and lines end where the text's do."""
+
+    elements: ClassVar = {**Markdown.elements, "table_open": FoldingTable}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", code_theme="ansi_dark", hyperlinks=False)
+        self.markup = text
+        self.parsed = _PARSER.parse(text)
+        self._depth = max((each.level for each in self.parsed if each.nesting == 1), default=0)
+        for token in self.parsed:
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # The parser leaves out what is too deep for it, the renderer what has no width left.
+        if self._depth > min(_MOST_LEVELS, options.max_width // _LEVEL_CELLS - 2):
+            yield Text(self.markup)
+            return
+        try:
+            yield from list(super().__rich_console__(console, options))
+        except Exception:  # text of a model may be of any form, and has to be shown
+            yield Text(self.markup)

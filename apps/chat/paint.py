@@ -1,0 +1,76 @@
+"""From what is to be shown to text for a terminal, in which nothing can command the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
+from rich.text import Text
+
+# Control characters, and those that turn the direction of the text after them (Boucher and
+# Anderson 2021, Trojan Source).
+_COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069]")
+_PICTURES = 0x2400  # U+2400 is the picture of U+0000, and so on
+_DELETE = 0x7F
+_LEAST_WIDTH = 8
+
+
+def harmless(text: str) -> str:
+    """`text` with visible characters for those that could command a terminal; newlines and tabs
+    stay. Model output is not to be trusted, nor are names in files."""
+    return _COMMANDING.sub(_visible, text.replace("\r\n", "\n"))
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < ord(" "):
+        return chr(_PICTURES + code)
+    return "\u2421" if code == _DELETE else "\ufffd"
+
+
+def paint(shown: RenderableType, width: int) -> str:
+    """`shown` in lines of at most `width` cells, with escape sequences for its styles and for
+    nothing else; with NO_COLOR they have no colours."""
+    return _painted(shown, _console(width, styled=True))
+
+
+def plain(shown: RenderableType, width: int = 80) -> str:
+    """`shown` without escape sequences; a str is not wrapped."""
+    if isinstance(shown, str):
+        return harmless(shown) + "\n"
+    return _painted(shown, _console(width, styled=False))
+
+
+def bar_character() -> str:
+    """Of charts: a block, where standard output can print one."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    return "\u2588" if encoding.lower().startswith("utf") else "#"
+
+
+def _console(width: int, *, styled: bool) -> Console:
+    return Console(
+        file=io.StringIO(),
+        width=max(width, _LEAST_WIDTH),
+        force_terminal=styled,
+        color_system="auto" if styled else None,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _painted(shown: RenderableType, console: Console) -> str:
+    rendered = console.render(Text(shown) if isinstance(shown, str) else shown)
+    # Whatever `shown` is made of, its text passes here. A link would be a sequence of its own.
+    safe = [
+        Segment(harmless(text), style and style.update_link(None))
+        for text, style, control in rendered
+        if not control
+    ]
+    with console.capture() as captured:
+        console.print(Segments(safe), end="")
+    return captured.get()

@@ -1,0 +1,158 @@
+"""What commands show of answers: figures, tokens by origin, comparisons."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from edge_spec.apps.chat.comparison import Comparison
+from edge_spec.apps.chat.paint import bar_character
+
+if TYPE_CHECKING:
+    from edge_spec import GenerationResult, Token
+
+_BAR_WIDTH = 24
+_LEAST_COLUMN = 36  # two texts stand side by side where each gets as much
+
+# Style, and what stands around a token where there are no colours.
+ORIGINS = {
+    "plain": ("", "", ""),
+    "accepted": ("green", "[", "]"),
+    "recovered": ("yellow", "{", "}"),
+    "bonus": ("cyan", "<", ">"),
+}
+MEANINGS = {
+    "plain": "written without a guess",
+    "accepted": "guessed, and right",
+    "recovered": "the model's own after a wrong guess",
+    "bonus": "the model's own after right guesses",
+}
+
+
+def stats_text(result: GenerationResult) -> str:
+    stats = result.stats
+    lines = [f"{stats.predicted_per_second:.1f} tokens/s over {stats.predicted_n} tokens"]
+    if stats.speedup is not None:
+        lines[0] += f", {stats.speedup:.2f}x the plain rounds of this session"
+    if stats.acceptance_rate is not None:
+        lines.append(
+            f"accepted {stats.draft_n_accepted} of {stats.draft_n} guesses "
+            f"({stats.acceptance_rate:.0%}), {stats.mean_accepted_length:.2f} tokens a round"
+        )
+    if stats.draft_characters:
+        share = stats.draft_characters_accepted / stats.draft_characters
+        lines[-1] += f"; {share:.0%} of their characters"
+    if len(stats.drafters) > 1:
+        lines += [
+            f"  {name}: {counts.draft_n_accepted} of {counts.draft_n}"
+            for name, counts in stats.drafters.items()
+        ]
+    if stats.staleness is not None:
+        lines.append(stats.staleness)
+    reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
+    if reasons:
+        lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
+    lines += _histogram(stats.acceptance_histogram)
+    lines.append(
+        f"first token after {stats.ttft_ms:.0f} ms; prompt of {stats.prompt_n} tokens, "
+        f"{stats.cached_n} of them from the cache"
+    )
+    return "\n".join(lines)
+
+
+def _histogram(rounds: Counter[int]) -> list[str]:
+    """rounds: speculative ones by number of accepted guesses."""
+    if not rounds:
+        return []
+    most = max(rounds.values())
+    lines = ["speculative rounds by accepted guesses:"]
+    for accepted, count in sorted(rounds.items()):
+        bar = bar_character() * max(round(count / most * _BAR_WIDTH), 1)
+        lines.append(f"  {accepted:2} {bar:{_BAR_WIDTH}} {count}")
+    return lines
+
+
+def tokens_text(result: GenerationResult, colours: bool) -> Text:
+    """The answer with each token marked by its origin, and below it a legend with counts."""
+    text = Text()
+    for token in result.tokens:
+        _append(text, token.text, token.origin.value, colours)
+    counts = Counter(token.origin.value for token in result.tokens)
+    text.append("\n")
+    for origin, meaning in MEANINGS.items():
+        text.append("\n")
+        _append(text, origin, origin, colours)
+        text.append(f" {counts[origin]}: {meaning}")
+    guessed = Counter(token.drafter for token in result.tokens if token.drafter)
+    if guessed:
+        by_drafter = ", ".join(f"{name} {count}" for name, count in guessed.most_common())
+        text.append(f"\nright guesses of: {by_drafter}")
+    return text
+
+
+def _append(text: Text, piece: str, origin: str, colours: bool) -> None:
+    style, opening, closing = ORIGINS[origin]
+    if colours:
+        text.append(piece, style)
+    elif piece:
+        text.append(f"{opening}{piece}{closing}")
+
+
+def has_colours(is_terminal: bool) -> bool:
+    """NO_COLOR: https://no-color.org."""
+    return is_terminal and not os.environ.get("NO_COLOR")
+
+
+def comparison_text(compared: Comparison, width: int) -> RenderableType:
+    """Both texts, side by side where there is room, then rates, their ratio and what differs."""
+    plain, drafted = compared.plain_per_second, compared.drafted_per_second
+    panels = [
+        _panel("plain", plain, compared.plain[0]),
+        _panel(compared.drafter, drafted, compared.drafted),
+    ]
+    lines = [f"{drafted:.1f} tokens/s with {compared.drafter}, {plain:.1f} without"]
+    if compared.speedup is not None:
+        lines[0] += f": {compared.speedup:.2f}x"
+    lines.append(_equality(compared))
+    lines.append(
+        "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
+        "time for the prompt."
+    )
+    if compared.may_be_remembered:
+        lines.append("Its drafter remembers answers: one that was given before is guessed whole.")
+    side_by_side = width >= 2 * _LEAST_COLUMN
+    for panel in panels:
+        panel.width = width // 2 - 1 if side_by_side else None
+    texts = Columns(panels, padding=(0, 1)) if side_by_side else Group(*panels)
+    return Group(texts, Text("\n".join(lines)))
+
+
+def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
+    title = Text(f"{name}: {per_second:.1f} tokens/s")
+    return Panel(Text(result.text.strip()), title=title, title_align="left")
+
+
+def _equality(compared: Comparison) -> str:
+    index = compared.first_difference
+    count = len(compared.drafted.tokens)
+    if index is None:
+        return f"The texts are equal, token by token ({count})."
+    plain, drafted = (
+        _quoted(result.tokens[index : index + 1])
+        for result in (compared.plain[0], compared.drafted)
+    )
+    line = f"The texts differ from token {index + 1} on: {plain} without, {drafted} with."
+    ties = compared.drafted.stats.near_ties
+    if ties:
+        line += f" {ties} choices were near ties; /exact on decides them alike."
+    return line
+
+
+def _quoted(tokens: list[Token]) -> str:
+    return repr(tokens[0].text) if tokens else "the end"

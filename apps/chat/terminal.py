@@ -1,0 +1,265 @@
+"""The conversation in a terminal: an answer is written above while the input line stays alive."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.filters import Condition, is_searching
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.patch_stdout import patch_stdout
+from prompt_toolkit.renderer import print_formatted_text
+from prompt_toolkit.styles import Style
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from edge_spec import EdgeSpecError
+from edge_spec.apps.chat.commands import Answer, Door, Leave, Runs, find, run_command
+from edge_spec.apps.chat.conversation import Conversation
+from edge_spec.apps.chat.footer import Meter, footer
+from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
+from edge_spec.apps.chat.markdown import AnswerView
+from edge_spec.apps.chat.paint import harmless, paint
+from edge_spec.apps.chat.tail import Room, Tail
+
+if TYPE_CHECKING:
+    from edge_spec import Chunk
+
+Result = TypeVar("Result")
+
+_REDRAW_S = 0.15  # a redraw takes about 10 ms of the interpreter, which the model needs, too
+_PROMPT = "> "
+_MENU_ROWS = 4
+_ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
+_STYLE = Style([("bottom-toolbar", "noreverse")])
+_WAIT = "Goes when this has ended; Ctrl-C ends it."
+_LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
+
+
+class Terminal:
+    """The event loop draws and reads keys; one other thread uses the engine."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._meter = Meter()
+        self._view: AnswerView | None = None  # of the answer that is being written
+        self._work: asyncio.Task[None] | None = None
+        self._note = ""  # in the footer
+        self._is_held = False  # the line was entered, and waits for the end of the work
+        self._leaving = False
+        self._error: BaseException | None = None  # that ends the session
+        self._tail = Tail()
+        self._worker = ThreadPoolExecutor(1)
+        self._session: PromptSession[str] = PromptSession(
+            self._above_and_prompt,
+            history=open_history(),
+            completer=CommandCompleter(conversation),
+            complete_while_typing=Condition(lambda: self._typed().startswith("/")),
+            key_bindings=self._keys(),
+            bottom_toolbar=self._footer,
+            style=_STYLE,
+            reserve_space_for_menu=_MENU_ROWS,
+        )
+        self._session.default_buffer.on_text_changed += lambda buffer: self._let_go()
+
+    def talk(self) -> None:
+        """Until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
+        try:
+            with patch_stdout():  # warnings, too, appear above the input
+                asyncio.run(self._talk())
+        finally:
+            self._conversation.stop.request()
+            self._worker.shutdown()
+
+    async def _talk(self) -> None:
+        with suppress(NotImplementedError):  # on Windows it comes as a key only
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+        while not self._leaving:
+            try:
+                line = await self._session.prompt_async(
+                    pre_run=self._leave_if_asked, handle_sigint=False
+                )
+            except EOFError:
+                break
+            # A stray byte in a paste is no character, and could not be written to a file.
+            await self._take(line.encode("utf-8", "replace").decode("utf-8").strip())
+        self._conversation.stop.request()
+        if self._work is not None:
+            await self._work
+        if self._error is not None:
+            raise self._error
+
+    async def _take(self, text: str) -> None:
+        """Does what the line asks for, or begins it. Called where `_has_to_wait` is false."""
+        self._note = ""
+        command = find(text.partition(" ")[0])
+        if text.startswith("/"):
+            if command is not None and command.runs is Runs.LONG:
+                self._begin(self._long(text))
+            else:
+                await self._at_once(text)
+        elif text:
+            self._begin(self._answer(Answer(text)))
+
+    async def _at_once(self, line: str) -> None:
+        try:
+            outcome = run_command(self._conversation, line, self._door())
+        except (EdgeSpecError, OSError) as error:
+            outcome = _complaint(error)
+        if isinstance(outcome, Leave):
+            self._leaving = True
+        elif isinstance(outcome, Answer):
+            self._begin(self._answer(outcome))
+        else:
+            await self._show(outcome)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = asyncio.create_task(self._working(work))
+
+    async def _working(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            with self._conversation.stop.ready():
+                await work
+        except (EdgeSpecError, OSError) as error:
+            await self._show(_complaint(error))
+        except Exception as error:
+            self._error = error
+            self._leave()
+        finally:
+            self._work, self._view, self._note = None, None, ""
+            self._session.app.invalidate()
+            if self._is_held and not self._leaving:
+                self._session.default_buffer.validate_and_handle()
+
+    async def _long(self, line: str) -> None:
+        door = self._door()
+        outcome = await self._following(lambda: run_command(self._conversation, line, door))
+        assert not isinstance(outcome, Answer | Leave)
+        await self._show(outcome)
+
+    async def _answer(self, message: Answer) -> None:
+        self._view = view = AnswerView(self._conversation.is_plain)
+        self._meter.restart()
+
+        def on_chunk(chunk: Chunk) -> None:
+            view.push(chunk.text)
+            self._meter.observe(len(chunk.tokens))
+
+        try:
+            await self._following(
+                lambda: self._conversation.answer(message.text, on_chunk, again=message.again)
+            )
+        finally:
+            for block in (view.take(), view.take_all()):
+                await self._show(block)
+
+    async def _following(self, work: Callable[[], Result]) -> Result:
+        """Has the worker do it, and meanwhile prints what is finished and draws the rest."""
+        done = asyncio.get_running_loop().run_in_executor(self._worker, work)
+        while not done.done():
+            await asyncio.wait({done}, timeout=_REDRAW_S)
+            if self._view is not None:
+                await self._show(self._view.take())
+            self._session.app.invalidate()
+        return await done
+
+    async def _show(self, block: RenderableType | None) -> None:
+        """Prints it above the input, for good, and an empty line, but for lines of an answer that
+        is shown as text."""
+        if block is None:
+            return
+        is_line = self._view is not None and self._conversation.is_plain
+        shown = block if is_line else Group(block, Text())
+        text = to_formatted_text(ANSI(paint(shown, self._width)))
+        await run_in_terminal(lambda: print_formatted_text(self._session.output, text, _STYLE))
+
+    def _door(self) -> Door:
+        def report(what: str, fraction: float) -> None:
+            self._note = f"{what} {fraction:.0%}" if fraction else what
+
+        return Door(
+            self._width,
+            is_terminal=True,
+            report=report,
+            on_chunk=lambda chunk: self._meter.observe(len(chunk.tokens)),
+        )
+
+    @property
+    def _width(self) -> int:
+        """One less than there are, so that a line never wraps by itself."""
+        return self._session.output.get_size().columns - 1
+
+    def _above_and_prompt(self) -> StyleAndTextTuples:
+        """The unfinished end of the answer, as much as there is room for, above the prompt."""
+        view = self._view
+        if view is None or not view.rest.strip() or self._session.app.is_done:
+            return [("", _PROMPT)]
+        rows = max(self._session.output.get_size().rows - _ROWS_BELOW, 1)
+        room = Room(self._width, rows, self._conversation.is_plain)
+        return [*self._tail.fragments(view.rest, room), ("", f"\n{_PROMPT}")]
+
+    def _footer(self) -> str:
+        return harmless(footer(self._conversation, self._meter, self._note, self._width))
+
+    def _typed(self) -> str:
+        return self._session.default_buffer.text
+
+    def _has_to_wait(self) -> bool:
+        """Whether the line that was typed cannot be taken while the worker is at work."""
+        text = self._typed().strip()
+        if self._work is None or not text:
+            return False
+        command = find(text.partition(" ")[0])
+        if command is None or command.runs is not Runs.ANY_TIME:
+            return True
+        # Drafters may be changed in an answer, not where they are compared or opened.
+        return command.name == "/draft" and self._view is None
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+        keys.add("c-c", filter=~is_searching)(lambda event: self._interrupt())
+        waits = Condition(self._has_to_wait) & ~is_searching
+        keys.add("enter", filter=waits)(lambda event: self._hold())
+        return keys
+
+    def _hold(self) -> None:
+        self._is_held, self._note = True, _WAIT
+
+    def _let_go(self) -> None:
+        """A line that is changed is not sent by itself."""
+        if self._is_held:
+            self._is_held, self._note = False, ""
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: stops an answer, else drops the line, else leaves at the second time."""
+        if self._work is not None:
+            self._conversation.stop.request()
+            self._note = "Stopping."
+        elif self._typed():
+            self._session.default_buffer.reset()
+        elif self._note == _LEAVE:
+            self._leave()
+        else:
+            self._note = _LEAVE
+        self._session.app.invalidate()
+
+    def _leave(self) -> None:
+        self._leaving = True
+        self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        app = self._session.app
+        if self._leaving and app.is_running and not app.is_done:
+            app.exit(exception=EOFError())
+
+
+def _complaint(error: Exception) -> str:
+    return f"edge-spec: {error}"
