@@ -10,6 +10,10 @@ from tokenizers.decoders import DecodeStream
 
 from edge_spec.errors import ModelFileError
 
+# From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
+# megabyte takes a second.
+_LONG_CHARACTERS = 1 << 14
+
 
 class TextPieces(Protocol):
     """Turns tokens into text as they come."""
@@ -54,7 +58,11 @@ class Tokenizer:
         Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
         """
         text = text.encode("utf-8", "replace").decode("utf-8")
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG_CHARACTERS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+            ids = encoded.ids
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids

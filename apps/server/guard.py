@@ -41,7 +41,7 @@ class Guard:
         self._observe = observe
         self._options = options
         self._key = (options.api_key or "").encode()
-        self._hosts = {"localhost", "127.0.0.1", "[::1]", options.host, f"[{options.host}]"}
+        self._hosts = {"localhost", "127.0.0.1", "[::1]", host := options.host.lower(), f"[{host}]"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -24,7 +25,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080  # 0: a free one
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
     parallel: int = 4
     queue: int = 64
@@ -32,7 +33,7 @@ class ServerOptions:
     request_timeout_s: float = 600.0  # of an answer, once it has begun
     client_timeout_s: float = 30.0  # that a client may take to send a request, or not to read
     grace_s: float = 30.0  # that running answers have to end when the server is told to
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int = 2 << 20
     max_tokens: int | None = 512  # None: to the end of the context
     sampling: SamplingParams = field(default_factory=SamplingParams)
     plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
@@ -63,7 +64,7 @@ class ServerOptions:
                 "the API key is empty or not ASCII", remedy="Choose one that a header can carry."
             )
         for origin in self.cors_origins:
-            if origin != "null" and not origin.startswith(("http://", "https://")):
+            if not re.fullmatch(r"https?://[^/]+", origin):
                 raise UsageError(
                     f"{origin!r} is no origin", remedy="Write it as https://example.com."
                 )

@@ -41,8 +41,8 @@ class Envelope:
     kind: str
     prefix: str  # of its id
     model: str
-    num_prompts: int
     num_choices: int
+    choices_a_prompt: int = 1
     origins: bool = False
     logprobs: bool = False
     usage: bool = False
@@ -82,7 +82,7 @@ class Envelope:
         self._results.append(ended.result)
         if not self.usage or len(self._results) < self.num_choices:
             return ""
-        counted = json.dumps(usage(self._results, self.num_prompts))
+        counted = json.dumps(usage(self._results, self.choices_a_prompt))
         return f'{self._head}[], "usage": {counted}}}\n\n'
 
     def document(
@@ -94,7 +94,7 @@ class Envelope:
             "object": self.kind,
             **self._common,
             "choices": choices,
-            "usage": usage(results, self.num_prompts),
+            "usage": usage(results, self.choices_a_prompt),
             "timings": timings(results),
             **({"edge_spec": {"tokens": tokens}} if self.origins else {}),
         }

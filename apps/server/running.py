@@ -8,13 +8,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
 
 from edge_spec import Engine
 from edge_spec.apps.server.app import PATHS, build_app
@@ -53,8 +54,7 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        previous = {each: signal.signal(each, self.handle_exit) for each in signals}
+        previous = {each: signal.signal(each, self.handle_exit) for each in HANDLED_SIGNALS}
         try:
             yield
         finally:
@@ -155,26 +155,24 @@ class _Site:
         self._options = options
 
     def __enter__(self) -> _Site:
-        options = self._options
-        self._socket = _listen(options.host, options.port)
-        self.port: int = self._socket.getsockname()[1]
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        self.url = f"http://{host}:{self.port}"
-        engines = [self._engine]
-        try:
-            engines += [self._engine.fork() for _ in range(options.parallel - 1)]
-        except BaseException:
-            for engine in engines[1:]:
-                engine.close()
-            self._socket.close()
-            raise
-        self._slots = [Slot(engine) for engine in engines]
-        pool = Pool(self._slots, options.queue, options.queue_timeout_s)
-        running = Running(pool, Metrics(pool, PATHS), options.request_timeout_s)
-        desk = Desk(self._engine, options, self._engine.drafter)
-        self.server = _Server(
-            self._config(build_app(self._engine, running, desk, options)), running, options.grace_s
-        )
+        engine, options = self._engine, self._options
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            self._socket = _listen(options.host, options.port)
+            opened.callback(self._socket.close)
+            self.port: int = self._socket.getsockname()[1]
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            self.url = f"http://{host}:{self.port}"
+            opened.callback(self._restore, engine.drafter)
+            forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
+            slots = [Slot(each) for each in (engine, *forks)]
+            for slot in slots:
+                opened.callback(slot.thread.shutdown)
+            pool = Pool(slots, options.queue, options.queue_timeout_s)
+            running = Running(pool, Metrics(pool, PATHS), options.request_timeout_s)
+            desk = Desk(engine, options, engine.drafter)
+            config = self._config(build_app(engine, running, desk, options))
+            self.server = _Server(config, running, options.grace_s)
+            self._opened = opened.pop_all()
         return self
 
     def _config(self, app: Any) -> uvicorn.Config:
@@ -190,6 +188,11 @@ class _Site:
             timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
         )
 
+    def _restore(self, drafter: str) -> None:
+        """The engine drafts as it did before, whatever requests asked for."""
+        if self._engine.drafter != drafter:
+            self._engine.set_drafter(drafter)
+
     def run(self) -> None:
         self.server.run(sockets=[self._socket])
 
@@ -199,11 +202,7 @@ class _Site:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._socket.close()
-        for slot in self._slots:
-            slot.thread.shutdown()
-            if slot.engine is not self._engine:
-                slot.engine.close()
+        self._opened.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -17,7 +17,7 @@ _SEEDS = 2**64
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-NoTokens = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 JsonObject = dict[str, JsonValue]
 
@@ -148,9 +148,9 @@ class ChatRequest(_AnswerRequest):
 class CompletionRequest(_AnswerRequest):
     prompt: (
         str
-        | NoTokens
+        | TokenIds
         | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[NoTokens], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
     )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

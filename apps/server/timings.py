@@ -53,16 +53,16 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
     }
 
 
-def usage(results: Sequence[GenerationResult], num_prompts: int) -> dict[str, Any]:
+def usage(results: Sequence[GenerationResult], choices_a_prompt: int) -> dict[str, Any]:
     """Tokens as OpenAI counts them: each prompt once, however many choices it has."""
-    a_prompt = len(results) // num_prompts if num_prompts else 1
-    prompt_n = sum(result.stats.prompt_n for result in results[:: max(1, a_prompt)])
+    first = [result.stats for result in results[::choices_a_prompt]]
+    prompt_n = sum(stats.prompt_n for stats in first)
     predicted_n = sum(result.stats.predicted_n for result in results)
     return {
         "prompt_tokens": prompt_n,
         "completion_tokens": predicted_n,
         "total_tokens": prompt_n + predicted_n,
-        "prompt_tokens_details": {"cached_tokens": results[0].stats.cached_n},
+        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_n for stats in first)},
     }
 
 

@@ -81,8 +81,8 @@ class Desk:
             kind,
             prefix,
             self.model,
-            num_prompts,
             num_prompts * request.num_choices,
+            request.num_choices,
             origins=request.speculative is not None and request.speculative.tokens,
             usage=bool(request.stream_options and request.stream_options.include_usage),
         )

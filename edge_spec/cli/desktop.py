@@ -24,13 +24,13 @@ def desktop(
     are what the page begins with."""
     from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
-    from edge_spec.cli.serve import kept_plan
+    from edge_spec.cli.serve import plan_document
 
     plugins.load_app("desktop")(
         partial(open_engine, model, loading, measure_when_idle=True),
         _announce,
         title=model,
-        plan=lambda: kept_plan(model, loading) or {"candidates": []},
+        plan=lambda: plan_document(model, loading) or {"candidates": []},
         parallel=_PARALLEL,
         max_tokens=sampling.max_tokens,
         sampling=sampling_params(sampling),

@@ -38,7 +38,7 @@ def serve(
         float, _option("Seconds that a client may take to send a request, or not to read.")
     ] = 30.0,
     grace: Annotated[float, _option("Seconds that answers have to end on a signal.")] = 30.0,
-    max_body_bytes: Annotated[int, _option("Largest request.")] = 4 << 20,
+    max_body_bytes: Annotated[int, _option("Largest request.")] = 2 << 20,
     stdio: Annotated[
         bool,
         _option(
@@ -80,7 +80,7 @@ def serve(
         max_body_bytes=max_body_bytes,
         max_tokens=sampling.max_tokens,
         sampling=sampling_params(sampling),
-        plan=partial(kept_plan, model, loading),
+        plan=partial(plan_document, model, loading),
     )
 
 
@@ -94,21 +94,31 @@ def _announce(model: str, url: str, port: int, as_json: bool) -> None:
         print(f"Serving {model} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 
-def kept_plan(model: str, loading: options.ModelOptions) -> Mapping[str, Any] | None:
-    """What `edge-spec plan` keeps of this model, None where there is nothing."""
+def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any] | None:
+    """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
     import json
 
     from edge_spec.loading import chosen_drafts
-    from edge_spec.placement.plan import cached_plan, plan_json, plan_path
+    from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
     from edge_spec.sources import Source
 
     def quiet(what: str, fraction: float) -> None:
         pass
 
-    target = Source(model, quiet)
-    drafts = chosen_drafts(target, loading.draft, loading.drafter, is_planned=False)
-    made = cached_plan(plan_path(target, Source(drafts[0], quiet) if drafts else None))
-    if made is None:
-        return None
-    document: Mapping[str, Any] = json.loads(plan_json(made))
+    if loading.plan is not None:
+        plan = read_plan(loading.plan)
+    else:
+        target = Source(model, quiet)
+        drafts = chosen_drafts(
+            target,
+            loading.draft,
+            loading.drafter,
+            is_planned=False,
+            draft_runtime=loading.draft_runtime,
+        )
+        kept = cached_plan(plan_path(target, Source(drafts[0], quiet) if drafts else None))
+        if kept is None:
+            return None
+        plan = kept
+    document: Mapping[str, Any] = json.loads(plan_json(plan))
     return document

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from threading import Semaphore
 from types import ModuleType
 from typing import Any
 
@@ -371,36 +370,10 @@ def serve(served: Engine) -> Iterator[Callable[..., httpx.Client]]:
         yield start
 
 
-class Gate:
-    """Holds the passes of a model back: `waiting` counts those that have come and not gone on."""
-
-    def __init__(self) -> None:
-        self._open = Semaphore(0)
-        self._come = Semaphore(0)
-        self._ended = False
-
-    def pass_through(self) -> None:
-        self._come.release()
-        if not self._ended:
-            assert self._open.acquire(timeout=30)
-
-    def await_pass(self) -> None:
-        """Returns when a pass has come since the last call."""
-        assert self._come.acquire(timeout=30)
-
-    def let(self, passes: int) -> None:
-        self._open.release(passes)
-
-    def end(self) -> None:
-        """All may pass."""
-        self._ended = True
-        self._open.release(1000)
-
-
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch, serve: Any) -> Iterator[Gate]:
+def gate(monkeypatch: pytest.MonkeyPatch, serve: Any) -> Iterator[Any]:
     """Before each round of an answer on the numpy runtime."""
-    held, forward = Gate(), ReferenceSession.forward
+    held, forward = load("gate").Gate(), ReferenceSession.forward
 
     def gated(session: ReferenceSession, tree: TokenTree) -> Any:
         held.pass_through()

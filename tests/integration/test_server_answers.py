@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
-from edge_spec.apps.server import documents
+from edge_spec.apps.server import RunningServer, ServerOptions, documents
+from edge_spec.cli.options import ModelOptions
+from edge_spec.cli.serve import plan_document
+from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
+from edge_spec.sources import Source
 
 Serve = Callable[..., httpx.Client]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -264,6 +269,18 @@ def test_drafting_can_be_turned_off_for_a_request(client: httpx.Client) -> None:
     assert on["choices"] == off["choices"]
 
 
+def test_an_engine_drafts_afterwards_as_it_did_before(served: Engine) -> None:
+    served.set_drafter("suffix")
+    with (
+        RunningServer(served, ServerOptions(port=0, parallel=1)) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+        assert client.get("/edge-spec/info").json()["drafter"] == "suffix"
+        ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": "none"})
+        assert served.drafter == "none"
+    assert served.drafter == "suffix"
+
+
 def test_documents_are_those_of_the_description(client: httpx.Client) -> None:
     chat = ask(client, CHAT, messages=HELLO, max_tokens=5, n=2, logprobs=True)
     documents.ChatCompletion.model_validate(chat, strict=True)
@@ -346,3 +363,19 @@ def test_what_runs_is_described(client: httpx.Client, served: Engine) -> None:
         assert name in info["drafters"]
         ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": name})
     assert client.get("/edge-spec/plan").json() == {"candidates": []}
+
+
+def test_the_plan_is_the_one_that_is_kept(
+    hf: Callable[..., Path], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    model, place = str(hf()), Place("ort", "cpu", 2, "fp32", "1")
+    source = Source(model, lambda what, fraction: None)
+    plan = Plan(1, model, source.identity, None, None, (Placement(place, None, "none"),))
+    assert plan_document(model, ModelOptions()) is None
+    save_plan(plan, plan_path(source, None))
+    document = plan_document(model, ModelOptions())
+    assert document == json.loads(plan_json(plan))
+    assert serve(plan=document).get("/edge-spec/plan").json() == document
+    save_plan(plan, tmp_path / "other.json")
+    assert plan_document("missing", ModelOptions(plan=tmp_path / "other.json")) == document

@@ -161,8 +161,14 @@ def test_loopback_needs_none(host: str) -> None:
         {"max_tokens": 0},
         {"api_key": "schlüssel"},
         {"cors_origins": ("*",)},
+        {"cors_origins": ("null",)},
+        {"cors_origins": ("https://a.example/",)},
     ],
 )
 def test_options_out_of_their_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ServerOptions(**bad)
+
+
+def test_the_key_is_not_shown_with_the_options() -> None:
+    assert "secret" not in repr(ServerOptions(api_key="secret"))

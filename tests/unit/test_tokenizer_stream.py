@@ -73,6 +73,14 @@ def test_bos_begins_every_text_once(byte_tokenizer_json: str, text: str) -> None
     assert tokenizer.encode(text) == [BOS, *text.removeprefix("<bos>").encode()]
 
 
+@pytest.mark.parametrize("bos", [[], [BOS]])
+def test_a_long_text_is_encoded_like_a_short_one(byte_tokenizer_json: str, bos: list[int]) -> None:
+    tokenizer = Tokenizer(byte_tokenizer_json, *bos)
+    line = "the other <eos> \u00fc\n"
+    short = tokenizer.encode(line)[len(bos) :]
+    assert tokenizer.encode(line * 2000) == bos + short * 2000
+
+
 def test_truncation_and_padding_of_the_file_are_ignored(byte_tokenizer_json: str) -> None:
     inner = tokenizers.Tokenizer.from_str(byte_tokenizer_json)
     inner.enable_truncation(2)
