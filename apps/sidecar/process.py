@@ -28,16 +28,23 @@ def run(open_engine: Callable[[], Engine]) -> None:
     while the model is opened, too. Raises what `open_engine` raises."""
     signal.signal(signal.SIGTERM, _raise_ended)
     with suppress(_Ended):
-        wire = Wire(on_lost=_end)
-        lines: Queue[bytes | None] = Queue(MAX_WAITING)
-        Thread(target=_read, args=(wire, lines), daemon=True).start()
-        sidecar = Sidecar(open_engine(), wire.send)
         try:
-            while (line := lines.get()) is not None and sidecar.handle(line):
-                pass
+            _serve(open_engine)
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            sidecar.close()
+            _ignore_the_end()
+
+
+def _serve(open_engine: Callable[[], Engine]) -> None:
+    wire = Wire(on_lost=_end)
+    lines: Queue[bytes | None] = Queue(MAX_WAITING)
+    Thread(target=_read, args=(wire, lines), daemon=True).start()
+    sidecar = Sidecar(open_engine(), wire.send)
+    try:
+        while (line := lines.get()) is not None and sidecar.handle(line):
+            pass
+    finally:
+        _ignore_the_end()
+        sidecar.close()
 
 
 def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
@@ -67,5 +74,10 @@ def _end() -> None:
 
 
 def _raise_ended(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _ignore_the_end()
     raise _Ended
+
+
+def _ignore_the_end() -> None:
+    """What ends already, for whatever reason, is not to be interrupted by another one."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

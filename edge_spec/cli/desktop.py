@@ -20,8 +20,8 @@ def desktop(
     loading: options.ModelOptions,
     sampling: options.SamplingOptions,
 ) -> None:
-    """Talk to a model in a window. Closing it ends everything; sampling options and --max-tokens
-    are what the page begins with."""
+    """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
+    hold for what the page does not set."""
     from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
     from edge_spec.cli.serve import plan_document
