@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -274,14 +273,10 @@ def test_it_ends_where_the_application_neither_reads_nor_writes(start: Start) ->
     assert sidecar.end() == (0, "")
 
 
-def test_a_model_that_cannot_be_opened_is_one_line(command: list[str]) -> None:
-    done = subprocess.run(
-        [*command, "serve", "missing.gguf", "--stdio"],
-        stdin=subprocess.PIPE,
-        capture_output=True,
-        check=False,
-        env=os.environ,
-    )
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"missing.gguf" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_model_that_cannot_be_opened_is_one_line(command: list[str], tmp_path: Path) -> None:
+    sidecar = Sidecar([*command, "serve", "missing.gguf", "--stdio"], tmp_path)
+    status, errors = sidecar.end()  # its input stays open until then
+    assert (status, sidecar.process.stdout.read()) == (1, b"")
+    assert "missing.gguf" in errors
+    assert len(errors.splitlines()) == 1
+    sidecar.close()
