@@ -42,6 +42,7 @@ EXTRAS = {
     "coreml": "coreml",
     "mil": "coreml",
     "serve": "serve",
+    "desktop": "desktop",
 }
 
 

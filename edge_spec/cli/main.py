@@ -14,6 +14,7 @@ import typer
 
 from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
+from edge_spec.cli.desktop import desktop
 from edge_spec.cli.devices import devices
 from edge_spec.cli.doctor import doctor
 from edge_spec.cli.export import export
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(serve)
+app.command()(desktop)
 app.command()(pull)
 app.command()(export)
 app.command()(bench)

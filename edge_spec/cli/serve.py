@@ -39,6 +39,14 @@ def serve(
     ] = 30.0,
     grace: Annotated[float, _option("Seconds that answers have to end on a signal.")] = 30.0,
     max_body_bytes: Annotated[int, _option("Largest request.")] = 2 << 20,
+    stdio: Annotated[
+        bool,
+        _option(
+            "Speak JSON-RPC on standard input and output instead: no other option of the server or "
+            "of sampling applies.",
+            "--stdio",
+        ),
+    ] = False,
     *,
     loading: options.ModelOptions,
     sampling: options.SamplingOptions,
@@ -52,8 +60,12 @@ def serve(
     from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
 
+    open_model = partial(open_engine, model, loading, measure_when_idle=True)
+    if stdio:
+        plugins.load_app("sidecar")(open_model)
+        return
     plugins.load_app("serve")(
-        partial(open_engine, model, loading, measure_when_idle=True),
+        open_model,
         partial(_announce, as_json=json),
         host=host,
         port=port,

@@ -1,0 +1,155 @@
+"""A native window on a server of its own, both of which end together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from html import escape
+from importlib.util import find_spec
+from threading import Event, Thread
+from typing import Any
+
+import webview
+
+from edge_spec import Engine
+from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.errors import DeviceError, MissingDependencyError
+
+_BROWSER_INSTEAD = "Run edge-spec serve and open its address in a browser."
+_CLOSING_S = 3.0  # for rounds in progress and models; nobody waits longer for a closed window
+_OPENING = """<!doctype html><meta name="color-scheme" content="light dark"><title>edge-spec</title>
+<body style="display: grid; place-content: center; height: 90vh; font: 1.1rem system-ui">
+<p role="status">Opening {} …</p>"""
+
+
+def run(
+    open_engine: Callable[[], Engine],
+    announce: Callable[[str, str, int], None],
+    *,
+    title: str,
+    plan: Callable[[], Mapping[str, Any]],
+    **settings: Any,
+) -> None:
+    """Shows the window at once, with its page when the model is open; returns when it is closed.
+
+    announce: called with the model's name, the server's address and its port. SIGTERM closes the
+    window, SIGINT too and then raises KeyboardInterrupt. Raises DeviceError where there is nothing
+    to show a window on, MissingDependencyError where no browser engine is installed, and what
+    `open_engine` raises.
+    """
+    _require_a_display()
+    logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs what it raises, at length
+    key = secrets.token_urlsafe(32)
+    window = webview.create_window(
+        "edge-spec",
+        html=_OPENING.format(escape(title)),
+        width=1100,
+        height=800,
+        min_size=(360, 400),
+        text_select=True,
+        zoomable=True,
+    )
+    assert window is not None  # only a handler of its own could refuse it
+
+    def serve(closed: Event) -> None:
+        with open_engine() as engine:
+            options = ServerOptions(port=0, api_key=key, grace_s=0.0, plan=plan(), **settings)
+            if closed.is_set():
+                return
+            with RunningServer(engine, options) as server:
+                announce(engine.name, server.url, server.port)
+                # After "#", so that it is in no request, log or process list.
+                window.load_url(f"{server.url}/#key={key}")
+                closed.wait()
+
+    behind = _Behind(serve, window)
+    with _closed_by_signals(window) as signals:
+        behind.start()
+        try:
+            webview.start(gui="qt" if sys.platform == "linux" and find_spec("qtpy") else None)
+        except webview.WebViewException as error:
+            raise MissingDependencyError(
+                f"no window can be opened: {str(error).rstrip('.')}",
+                remedy=f'Run: pip install "edge-spec[desktop]". Or: {_BROWSER_INSTEAD}',
+            ) from error
+        finally:
+            behind.end()
+    if behind.error is not None:
+        raise behind.error
+    if signal.SIGINT in signals:
+        raise KeyboardInterrupt
+
+
+class _Behind(Thread):
+    """What a window shows, in a thread; the window closes where it fails."""
+
+    def __init__(self, serve: Callable[[Event], None], window: webview.Window) -> None:
+        super().__init__(name="behind the window", daemon=True)
+        self.error: Exception | None = None
+        self._serve = serve
+        self._window = window
+        self._closed = Event()
+
+    def run(self) -> None:
+        try:
+            self._serve(self._closed)
+        except Exception as error:  # for the main thread to raise
+            self.error = error
+            self._window.destroy()
+
+    def end(self) -> None:
+        """A model that is still being opened ends with the process."""
+        self._closed.set()
+        self.join(_CLOSING_S)
+
+
+@contextmanager
+def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
+    """Within the block, SIGINT and SIGTERM close the window; gives those that came.
+
+    Python's handlers would wait until the window's own loop, which is native, runs Python again.
+    """
+    came: list[int] = []
+    ours, systems = socket.socketpair()
+
+    def watch() -> None:
+        while number := ours.recv(1):
+            came.extend(number)
+            window.destroy()
+
+    watching = Thread(target=watch, name="signals", daemon=True)
+    systems.setblocking(False)
+    watched = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in watched}
+    previous = signal.set_wakeup_fd(systems.fileno())
+    watching.start()
+    try:
+        yield came
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        systems.close()
+        watching.join(_CLOSING_S)
+        ours.close()
+
+
+def _require_a_display() -> None:
+    """Where one is missing, Linux's browser engine would end the process without a word."""
+    if sys.platform != "linux":
+        return
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        raise DeviceError("there is no display for a window", remedy=_BROWSER_INSTEAD)
+    unprotected = "--no-sandbox" in os.environ.get("QTWEBENGINE_CHROMIUM_FLAGS", "")
+    unprotected = unprotected or os.environ.get("QTWEBENGINE_DISABLE_SANDBOX") == "1"
+    if os.geteuid() == 0 and not unprotected:
+        raise DeviceError(
+            "the window's browser engine protects itself only from users other than root",
+            remedy=f"Run it as another user. Or: {_BROWSER_INSTEAD}",
+        )

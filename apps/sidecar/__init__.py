@@ -1,0 +1,5 @@
+"""Another program's helper behind `edge-spec serve --stdio`: JSON-RPC 2.0, a line a message."""
+
+from edge_spec.apps.sidecar.process import run
+
+__all__ = ["run"]

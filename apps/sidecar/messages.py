@@ -1,0 +1,199 @@
+"""What may be asked, and how answers and errors look: JSON-RPC 2.0 and our own parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edge_spec import Chunk, EdgeSpecError, Grammar, SamplingParams
+
+PROTOCOL: Final = 1
+Id = int | str
+Asked = TypeVar("Asked", bound="Params")
+
+
+class Code(IntEnum):
+    PARSE = -32700
+    INVALID_REQUEST = -32600
+    UNKNOWN_METHOD = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL = -32603
+    EDGE_SPEC = -32000  # one of edge-spec's own errors: `data` has its type and remedy
+    CANCELLED = -32800  # before it began
+    BUSY = -32001  # a queue is full: nothing was done, and asking again later may do
+
+
+class RpcError(Exception):
+    """What becomes an error response."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class UnreadableError(RpcError):
+    """Of a line that is no request: answered even where its `id` could not be read."""
+
+    def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
+        super().__init__(code, message)
+        self.id = id
+
+
+@dataclass(frozen=True)
+class Request:
+    """id: None for a notification, which gets no response."""
+
+    id: Id | None
+    method: str
+    params: dict[str, Any]
+
+    @staticmethod
+    def parse(line: bytes) -> Request:
+        """Raises UnreadableError."""
+        try:
+            found = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(Code.PARSE, f"not a line of JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise UnreadableError(
+                Code.INVALID_REQUEST, "a line is one request, an object; batches are not supported"
+            )
+        id, method, params = found.get("id"), found.get("method"), found.get("params", {})
+        if isinstance(id, bool) or not isinstance(id, int | str | None):
+            raise UnreadableError(Code.INVALID_REQUEST, "id has to be a string or a whole number")
+        for valid, code, wrong in (
+            (found.get("jsonrpc") == "2.0", Code.INVALID_REQUEST, 'jsonrpc has to be "2.0"'),
+            (isinstance(method, str), Code.INVALID_REQUEST, "method has to be a string"),
+            ("id" not in found or id is not None, Code.INVALID_REQUEST, "id is null"),
+            (isinstance(params, dict), Code.INVALID_PARAMS, "params have to be an object, by name"),
+        ):
+            if not valid:
+                raise UnreadableError(code, wrong, id)
+        return Request(id, str(method), params)
+
+    def read(self, kind: type[Asked]) -> Asked:
+        """The parameters. Raises RpcError for missing, unknown or mistyped ones."""
+        try:
+            return kind.model_validate(self.params)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise RpcError(Code.INVALID_PARAMS, f"{where}: {first['msg']}") from None
+
+
+class Params(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Nothing(Params):
+    pass
+
+
+class Initialize(Params):
+    protocol: Literal[1] = PROTOCOL
+
+
+class OfConversation(Params):
+    conversation: str = Field("main", min_length=1, max_length=200)
+
+
+class Options(Params):
+    """Those of `Engine.chat`, by the same names."""
+
+    max_tokens: int | None = None
+    stop: str | list[str] = []
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    lark: str | None = None
+
+    def answer_options(self) -> dict[str, Any]:
+        """Raises UsageError for a value out of its range."""
+        sampling = ("temperature", "top_k", "top_p", "min_p", "seed")
+        penalties = ("repetition_penalty", "presence_penalty")
+        return {
+            "max_tokens": self.max_tokens,
+            "stop": self.stop,
+            "logprobs": self.logprobs,
+            "grammar": self._grammar(),
+            "sampling": SamplingParams(
+                **{name: getattr(self, name) for name in (*sampling, *penalties)}
+            ),
+        }
+
+    def _grammar(self) -> Grammar | None:
+        makers: dict[str, Callable[[Any], Grammar]] = {
+            "json_schema": Grammar.json_schema,
+            "regex": Grammar.regex,
+            "lark": Grammar.lark,
+        }
+        given = [name for name in makers if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(given)}: give one of them")
+        return makers[given[0]](getattr(self, given[0])) if given else None
+
+
+class ToChat(OfConversation):
+    messages: str | list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    options: Options = Options()
+
+
+class ToGenerate(OfConversation):
+    prompt: str | list[int]
+    options: Options = Options()
+
+
+class ToCancel(Params):
+    id: Id
+
+
+class ToSetDrafter(OfConversation):
+    drafter: str
+
+
+class ToSnapshot(OfConversation):
+    path: str
+    note: dict[str, Any] | None = None
+
+
+class ToRestore(OfConversation):
+    path: str
+
+
+def result(id: Id, value: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "result": value}
+
+
+def failure(id: Id | None, error: Exception) -> dict[str, Any]:
+    """The error response for whatever was raised."""
+    told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": f"{type(error).__name__}"}
+    if isinstance(error, RpcError):
+        told = {"code": int(error.code), "message": str(error)}
+    elif isinstance(error, EdgeSpecError):
+        data = {"type": type(error).__name__, "remedy": error.remedy}
+        told = {"code": int(Code.EDGE_SPEC), "message": error.message, "data": data}
+    return {"jsonrpc": "2.0", "id": id, "error": told}
+
+
+def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
+    """A notification: what one round added to the answer of request `id`."""
+    tokens = [token.to_dict() for token in part.tokens]
+    params = {"id": id, "text": part.text, "tokens": tokens}
+    return {"jsonrpc": "2.0", "method": "chunk", "params": params}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,83 @@
+"""The sidecar's process: its pipes, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Thread
+from types import FrameType
+
+from edge_spec import Engine
+from edge_spec.apps.sidecar.messages import Code, UnreadableError, failure
+from edge_spec.apps.sidecar.sidecar import Sidecar
+from edge_spec.apps.sidecar.wire import MAX_LINE_BYTES, LineTooLongError, Wire
+
+MAX_WAITING = 16  # lines read ahead
+
+
+class _Ended(BaseException):
+    """SIGTERM, or the other program is gone."""
+
+
+def run(open_engine: Callable[[], Engine]) -> None:
+    """Serves what comes in on standard input until `exit`, its end, SIGTERM, or until nobody reads
+    standard output; then cancels everything and returns, for the process to end. It ends like this
+    while the model is opened, too. Raises what `open_engine` raises."""
+    signal.signal(signal.SIGTERM, _raise_ended)
+    with suppress(_Ended):
+        try:
+            _serve(open_engine)
+        finally:
+            _ignore_the_end()
+
+
+def _serve(open_engine: Callable[[], Engine]) -> None:
+    wire = Wire(on_lost=_end)
+    lines: Queue[bytes | None] = Queue(MAX_WAITING)
+    Thread(target=_read, args=(wire, lines), daemon=True).start()
+    sidecar = Sidecar(open_engine(), wire.send)
+    try:
+        while (line := lines.get()) is not None and sidecar.handle(line):
+            pass
+    finally:
+        _ignore_the_end()
+        sidecar.close()
+
+
+def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
+    while True:
+        try:
+            line = wire.read()
+        except LineTooLongError:
+            text = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            wire.send(failure(None, UnreadableError(Code.INVALID_REQUEST, text)))
+            continue
+        if line is None:
+            with suppress(Full):
+                lines.put_nowait(None)
+            _end()
+            return
+        lines.put(line)
+
+
+def _end() -> None:
+    """The main thread, whatever it waits for, sees SIGTERM."""
+    if hasattr(signal, "pthread_kill"):
+        main = threading.main_thread().ident
+        assert main is not None  # it runs
+        signal.pthread_kill(main, signal.SIGTERM)
+    else:  # Windows: seen when the main thread next runs Python
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _raise_ended(number: int, frame: FrameType | None) -> None:
+    _ignore_the_end()
+    raise _Ended
+
+
+def _ignore_the_end() -> None:
+    """What ends already, for whatever reason, is not to be interrupted by another one."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,41 @@
+"""`edge-spec desktop [MODEL]`: the web page in a window of its own."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from edge_spec.cli import options
+
+_PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
+
+
+@options.with_groups
+def desktop(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    *,
+    loading: options.ModelOptions,
+    sampling: options.SamplingOptions,
+) -> None:
+    """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
+    hold for what the page does not set."""
+    from edge_spec import plugins
+    from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.cli.serve import plan_document
+
+    plugins.load_app("desktop")(
+        partial(open_engine, model, loading, measure_when_idle=True),
+        _announce,
+        title=model,
+        plan=lambda: plan_document(model, loading) or {"candidates": []},
+        parallel=_PARALLEL,
+        max_tokens=sampling.max_tokens,
+        sampling=sampling_params(sampling),
+    )
+
+
+def _announce(model: str, url: str, port: int) -> None:
+    print(f"{model} is in the window, served on {url}.", file=sys.stderr, flush=True)

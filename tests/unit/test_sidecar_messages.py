@@ -1,0 +1,95 @@
+"""What a line of the sidecar's input is taken for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.apps.sidecar.messages import (
+    Code,
+    Params,
+    Request,
+    RpcError,
+    ToChat,
+    UnreadableError,
+)
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["jsonrpc", "id", "method", "params", "messages", "options"])
+
+
+def request(**fields: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "chat", **fields}).encode()
+
+
+def test_a_request_is_read() -> None:
+    read = Request.parse(request(params={"messages": "Hi", "options": {"max_tokens": 4}}))
+    assert (read.id, read.method) == (1, "chat")
+    asked = read.read(ToChat)
+    assert (asked.messages, asked.conversation, asked.options.max_tokens) == ("Hi", "main", 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "id"),
+    [
+        (b"", Code.PARSE, None),
+        (b"{", Code.PARSE, None),
+        (b"\xff", Code.PARSE, None),
+        (b'{"id": NaN}', Code.PARSE, None),
+        (b"[" * 100_000, Code.PARSE, None),
+        (b"1", Code.INVALID_REQUEST, None),
+        (b"[]", Code.INVALID_REQUEST, None),
+        (request(id=None), Code.INVALID_REQUEST, None),
+        (request(id=True), Code.INVALID_REQUEST, None),
+        (request(id=1.5), Code.INVALID_REQUEST, None),
+        (request(jsonrpc="1.0"), Code.INVALID_REQUEST, 1),
+        (request(id="a", method=7), Code.INVALID_REQUEST, "a"),
+        (request(params=["Hi"]), Code.INVALID_PARAMS, 1),
+    ],
+)
+def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        Request.parse(line)
+    assert (caught.value.code, caught.value.id) == (code, id)
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({}, "messages"),
+        ({"messages": 7}, "messages"),
+        ({"messages": "Hi", "max_tokens": 4}, "max_tokens"),  # belongs into options
+        ({"messages": "Hi", "options": {"max_tokens": "4"}}, "options.max_tokens"),
+        ({"messages": "Hi", "conversation": ""}, "conversation"),
+    ],
+)
+def test_wrong_parameters_are_named(params: object, told: str) -> None:
+    with pytest.raises(RpcError, match=told) as caught:
+        Request.parse(request(params=params)).read(ToChat)
+    assert caught.value.code is Code.INVALID_PARAMS
+
+
+def test_two_forms_of_an_answer_contradict_each_other() -> None:
+    asked = {"messages": "Hi", "options": {"regex": "a", "lark": "start: A"}}
+    with pytest.raises(RpcError, match="regex and lark"):
+        Request.parse(request(params=asked)).read(ToChat).options.answer_options()
+
+
+@given(
+    st.binary(max_size=64) | st.dictionaries(FIELDS, VALUES).map(lambda d: json.dumps(d).encode())
+)
+def test_any_line_is_a_request_or_unreadable(line: bytes) -> None:
+    kinds: tuple[type[Params], ...] = (ToChat, Params)
+    try:
+        read = Request.parse(line)
+        for kind in kinds:
+            read.read(kind)
+    except RpcError as error:
+        assert str(error)
