@@ -14,6 +14,9 @@ from edge_spec import Chunk, Engine, Generation, GenerationResult
 from edge_spec.apps.server.slots import Slot
 
 _LIVE_S = 1.0  # the time that a live rate looks back
+# Between two times that rounds are read: the loop and the client run on the cores that decode, and
+# nobody reads faster than this.
+_PACE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._made = time.perf_counter()
         self._news = asyncio.Event()
+        self._is_awaited = True  # whether the next round is to be told, not only the last
         self._begun = False
         self.ended = asyncio.Event()  # its slot is free
         self.results: list[GenerationResult] = []  # of the choices that are complete
@@ -117,8 +121,13 @@ class Answer:
                 events.append(self._events.popleft())
             if events:
                 yield events
-            elif not ended:
+                pause = self._loop.call_later(_PACE_S, self._news.set)
                 await self._wait()
+                pause.cancel()
+            elif not ended:
+                self._is_awaited = True
+                if not self._events:  # none came before this was said
+                    await self._wait()
             elif self._error is not None:
                 raise self._error
             else:
@@ -127,6 +136,7 @@ class Answer:
     async def _wait(self) -> None:
         await self._news.wait()
         self._news.clear()
+        self._is_awaited = False
 
     # In the slot's thread from here on.
 
@@ -174,7 +184,9 @@ class Answer:
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
-        self._loop.call_soon_threadsafe(self._news.set)
+        if self._is_awaited or isinstance(event, Ended):
+            self._is_awaited = False
+            self._loop.call_soon_threadsafe(self._news.set)
 
     # In the event loop, called by that thread.
 

@@ -52,6 +52,10 @@ class Passes:
         self._cache = cache
         self._last = np.zeros(1, np.int32)  # seqlens_k
         self._total = np.zeros((), np.int32)
+        # One for all widths, since scores are valid until the next pass. Rows that are never used
+        # take no memory.
+        self._logits = np.empty((MAX_ROWS, config.vocab_size), np.float32)
+        self._hidden = np.empty((MAX_ROWS, config.hidden_size), np.float32)
         self._bound: dict[int, _Bound] = {}
         self._generation = cache.generation  # of the cache that is bound
 
@@ -136,8 +140,8 @@ class Passes:
             input_ids=np.zeros((1, rows), np.int64),
             position_ids=np.zeros((1, attended), np.int64),
             bias=np.zeros(attended * self._cache.capacity, np.float32),
-            logits=np.empty((len(scored), config.vocab_size), np.float32),
-            hidden=np.empty((len(scored), config.hidden_size), np.float32),
+            logits=self._logits[: len(scored)],
+            hidden=self._hidden[: len(scored)],
         )
         binding.bind_cpu_input("input_ids", bound.input_ids)
         binding.bind_cpu_input("attention_rows", np.minimum(np.arange(attended), rows - 1))
