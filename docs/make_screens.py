@@ -1,9 +1,10 @@
-"""Makes the pictures of docs/images: the page, talking to the demo model through the real server.
+"""Makes the pictures of docs/images: the terminal, and the page that talks to the real server, both
+with the demo model.
 
     python docs/make_screens.py
 
-Needs `edge-spec[serve]`, playwright for Python, Pillow and a Chromium. Rates in the pictures are
-those of the machine that makes them.
+Needs `edge-spec[serve]` with its command on PATH, pyte, playwright for Python, Pillow and a
+Chromium. Rates in the pictures are those of the machine that makes them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+import chat_screens
 
 import edge_spec
 from edge_spec.apps.server import RunningServer, ServerOptions
@@ -33,6 +37,9 @@ IDLE = "document.getElementById('stop').hidden && !document.querySelector('.runn
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     options = ServerOptions(port=0, parallel=1, plan=cached_plan())
+    with TemporaryDirectory() as directory:
+        chat_screens.main(Path(directory))
+        in_browser(lambda browser: terminal_screens(browser, Path(directory)))
     with edge_spec.load() as engine, RunningServer(engine, options) as running:
         in_browser(lambda browser: screens(browser, running.url))
 
@@ -47,6 +54,14 @@ def in_browser(work: Callable[[Any], None]) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         work(browser)
         browser.close()
+
+
+def terminal_screens(browser: Any, directory: Path) -> None:
+    page = browser.new_page(viewport={"width": 1100, "height": 900})
+    for name in ("chat-tokens", "chat-compare", "chat-stats"):
+        page.set_content((directory / f"{name}.svg").read_text(encoding="utf-8"))
+        save(name, page.locator("svg").screenshot())
+    page.close()
 
 
 def screens(browser: Any, url: str) -> None:
@@ -91,12 +106,16 @@ def until(page: Page, condition: str) -> None:
 
 
 def shoot(page: Page, name: str) -> None:
+    page.mouse.move(0, 0)  # nothing is hovered
+    until(page, "!document.getAnimations().some((one) => one.playState === 'running')")
+    save(name, page.screenshot())
+
+
+def save(name: str, png: bytes) -> None:
     """Few colours are enough for a page of text, and a quarter of the bytes."""
     from PIL import Image
 
-    page.mouse.move(0, 0)  # nothing is hovered
-    until(page, "!document.getAnimations().some((one) => one.playState === 'running')")
-    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
     path = IMAGES / f"{name}.png"
     picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_REDRAW_S = 0.15  # a redraw takes about 10 ms of the interpreter, which the model needs, too
+# Drawing takes the interpreter from the model, 10 ms a time on a slow core: it may have this share
+# of the time.
+_SHARE = 0.03
+_MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
 _MENU_ROWS = 4
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
@@ -163,11 +167,15 @@ class Terminal:
     async def _following(self, work: Callable[[], Result]) -> Result:
         """Has the worker do it, and meanwhile prints what is finished and draws the rest."""
         done = asyncio.get_running_loop().run_in_executor(self._worker, work)
+        wait_s = _MIN_REDRAW_S
         while not done.done():
-            await asyncio.wait({done}, timeout=_REDRAW_S)
+            begun_s = time.thread_time()  # of this thread, which draws and does nothing else
+            await asyncio.wait({done}, timeout=wait_s)
             if self._view is not None:
                 await self._show(self._view.take())
             self._session.app.invalidate()
+            drawn_s = time.thread_time() - begun_s
+            wait_s = min(max(drawn_s / _SHARE, _MIN_REDRAW_S), _MAX_REDRAW_S)
         return await done
 
     async def _show(self, block: RenderableType | None) -> None:
