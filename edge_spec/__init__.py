@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from edge_spec.errors import EdgeSpecError
     from edge_spec.generation import Generation
     from edge_spec.grammar import Grammar
-    from edge_spec.loading import load
     from edge_spec.metrics import Stats
+    from edge_spec.opening import load
     from edge_spec.results import Alternative, Chunk, FinishReason, GenerationResult, Origin, Token
     from edge_spec.sampling import SamplingParams
 
@@ -39,7 +39,7 @@ _HOMES = {
     "SamplingParams": "sampling",
     "Stats": "metrics",
     "Token": "results",
-    "load": "loading",
+    "load": "opening",
     "load_async": "async_engine",
 }
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from edge_spec.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine import Engine
 from edge_spec.generation import Generation
-from edge_spec.loading import load
+from edge_spec.opening import load
 from edge_spec.results import Chunk, GenerationResult
 from edge_spec.template import Message
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
 from edge_spec.bundle import is_bundle, open_bundle
-from edge_spec.errors import EdgeSpecError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.hub.cache import list_cached
 from edge_spec.preparation import text_of_bundle
 from edge_spec.sources import Source
@@ -47,6 +47,35 @@ def describe(path: Path) -> Described:
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
     opened = plugins.open_published(path) if path.is_file() else plugins.open_checkpoint(path)
     return Described(opened.config, Tokenizer(opened.tokenizer_json(), None).vocabulary())
+
+
+def chosen_drafts(
+    source: Source,
+    named: Sequence[str] | None,
+    drafter: str,
+    *,
+    is_planned: bool,
+    draft_runtime: str = "auto",
+) -> tuple[str, ...]:
+    """named: "none" stands for no draft, "auto" for one that fits and is here; None for the one of
+    a pair bundle, where the drafters that were asked for can use it and no plan says who drafts.
+    Raises as `Source.member` does, and UsageError for "auto" beside other names."""
+    if named is not None and AUTO in named:
+        if len(named) > 1:
+            raise UsageError(
+                "--draft auto chooses the only draft", remedy="Leave it or the others out."
+            )
+        suggested = suggest_draft(source, draft_runtime)
+        if suggested is not None:
+            source.progress(f"Drafting with {suggested}", 0.0)
+        return () if suggested is None else (suggested,)
+    if named is not None:
+        return tuple(name for name in named if name != "none")
+    wanted = {name.strip() for name in drafter.split(",")}
+    draft = None if source.member is None else source.member.draft
+    if draft is None or is_planned or not wanted & {"auto", *plugins.PAIR_DRAFTERS}:
+        return ()
+    return (str(draft),)
 
 
 def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:

@@ -161,3 +161,8 @@ class LoadOptions:
             context_length=self.context_length,
             takes_turns=True,
         )
+
+
+def device_names(joined: str | None) -> tuple[str, ...]:
+    """Of names joined by commas."""
+    return tuple(name.strip() for name in joined.split(",")) if joined else ()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 from edge_spec import plugins
 from edge_spec.bundle import Bundle
@@ -15,11 +14,8 @@ from edge_spec.cascade import level_of
 from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.numerics import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.draft_choice import AUTO, suggest_draft
 from edge_spec.drafters.corpus_text import open_corpus
 from edge_spec.drafters.draft import Draft
-from edge_spec.drafters.fill import Fill
-from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.retokenized import RetokenizedDrafter
 from edge_spec.drafters.setting import Setting
@@ -49,100 +45,6 @@ from edge_spec.storage import cache_directory
 from edge_spec.vocabulary import require_same_vocabulary, same_vocabulary
 
 _log = logging.getLogger(__name__)
-
-
-def load(
-    model: str = "smollm2",
-    *,
-    runtime: str = "auto",
-    drafter: str = "auto",
-    draft: str | Sequence[str] | None = None,
-    draft_runtime: str = "auto",
-    draft_n_max: int | None = None,
-    exit_layer: int | None = None,
-    corpora: Sequence[str | Path] = (),
-    lookahead: str | None = None,
-    jacobi: str | None = None,
-    exact: bool = False,
-    parallel_rows: int | None = None,
-    threads: int | None = None,
-    context_length: int | None = None,
-    plan: str | Path | None = None,
-    progress: Progress | None = None,
-) -> Engine:
-    """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
-
-    model: a GGUF file, a Hugging Face directory, a bundle directory, a pair bundle, "smollm2", or
-    "hf:org/name", "hf:org/name@revision", "hf:org/name:file.gguf", which the Hugging Face hub has:
-    fetched on first use, later opened from the cache without asking.
-    drafter: "auto", "none", or names joined by commas.
-    draft: a smaller model that guesses, on a runtime of its own; of several, each other one
-    guesses for the one before it. None: what a pair bundle brings along; "none": no draft; "auto":
-    the smallest model in the caches that has the same tokens and at most half the size.
-    exit_layer: where early exit ends; searched on the text where it is not given.
-    corpora: texts, files or directories, that answers may quote; indexed once.
-    lookahead: "W,N,G", the size of its window. jacobi: "random", "repeat-last" or "ngram".
-    exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
-    where the runtime needs it.
-    parallel_rows: that all conversations on this model (`Engine.fork`) may score together, a pass.
-    plan: a file of `edge-spec plan`; without one, the plan that the cache holds for this model
-    decides what is left to "auto". A model that has no profile is measured while it is idle.
-    Raises an EdgeSpecError that names what is missing or wrong.
-    """
-    say = progress or (lambda what, fraction: None)
-    named = [draft] if isinstance(draft, str) else draft
-    options = LoadOptions(
-        runtime=runtime,
-        drafter=drafter,
-        drafts=chosen_drafts(
-            Source(model, say),
-            named,
-            drafter,
-            is_planned=plan is not None,
-            draft_runtime=draft_runtime,
-        ),
-        draft_runtime=draft_runtime,
-        draft_n_max=draft_n_max,
-        exit_layer=exit_layer,
-        corpora=tuple(Path(path) for path in corpora),
-        window=None if lookahead is None else WindowSize.parse(lookahead),
-        fill=None if jacobi is None else Fill.parse(jacobi),
-        exact=exact,
-        parallel_rows=parallel_rows,
-        threads=threads,
-        context_length=context_length,
-        plan=None if plan is None else Path(plan),
-    )
-    return load_engine(model, options, say, measure_when_idle=True)
-
-
-def chosen_drafts(
-    source: Source,
-    named: Sequence[str] | None,
-    drafter: str,
-    *,
-    is_planned: bool,
-    draft_runtime: str = "auto",
-) -> tuple[str, ...]:
-    """named: "none" stands for no draft, "auto" for one that fits and is here; None for the one of
-    a pair bundle, where the drafters that were asked for can use it and no plan says who drafts.
-    Raises as `Source.member` does, and UsageError for "auto" beside other names."""
-    if named is not None and AUTO in named:
-        if len(named) > 1:
-            raise UsageError(
-                "--draft auto chooses the only draft", remedy="Leave it or the others out."
-            )
-        suggested = suggest_draft(source, draft_runtime)
-        if suggested is not None:
-            source.progress(f"Drafting with {suggested}", 0.0)
-        return () if suggested is None else (suggested,)
-    if named is not None:
-        return tuple(name for name in named if name != "none")
-    wanted = {name.strip() for name in drafter.split(",")}
-    draft = None if source.member is None else source.member.draft
-    if draft is None or is_planned or not wanted & {"auto", *plugins.PAIR_DRAFTERS}:
-        return ()
-    return (str(draft),)
 
 
 def load_engine(

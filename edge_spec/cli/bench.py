@@ -85,7 +85,7 @@ def bench(
 
 
 def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dict[str, Any]:
-    from edge_spec.loading import chosen_drafts
+    from edge_spec.draft_choice import chosen_drafts
     from edge_spec.sources import Source
 
     drafts = loading.draft or []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from edge_spec.cli.options import ModelOptions, SamplingOptions
 from edge_spec.cli.progress import ProgressBar
+from edge_spec.draft_choice import chosen_drafts
 from edge_spec.drafters.lookahead import WindowSize
 from edge_spec.engine import Engine
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import chosen_drafts, load_engine
+from edge_spec.load_options import LoadOptions, device_names
+from edge_spec.loading import load_engine
 from edge_spec.model import Progress
 from edge_spec.sampling import SamplingParams
 from edge_spec.sources import Source
@@ -38,7 +39,7 @@ def _load_options(options: ModelOptions, drafts: tuple[str, ...]) -> LoadOptions
         drafter=options.drafter,
         drafts=drafts,
         draft_runtime=options.draft_runtime,
-        draft_providers=_names(options.draft_device),
+        draft_providers=device_names(options.draft_device),
         draft_threads=options.draft_threads,
         draft_overlap=options.draft_overlap,
         draft_n_max=options.draft_n_max,
@@ -47,7 +48,7 @@ def _load_options(options: ModelOptions, drafts: tuple[str, ...]) -> LoadOptions
         window=None if options.lookahead is None else WindowSize.parse(options.lookahead),
         fill=options.jacobi,
         exact=options.exact,
-        providers=_names(options.device),
+        providers=device_names(options.device),
         parallel_rows=options.parallel_rows,
         threads=options.threads,
         context_length=options.context,
@@ -69,7 +70,3 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         min_p=options.min_p,
         seed=options.seed,
     )
-
-
-def _names(joined: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in joined.split(",")) if joined else ()

@@ -98,7 +98,7 @@ def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any
     """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
     import json
 
-    from edge_spec.loading import chosen_drafts
+    from edge_spec.draft_choice import chosen_drafts
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
     from edge_spec.sources import Source
 

@@ -21,12 +21,12 @@ from huggingface_hub import constants, file_download
 import edge_spec
 from edge_spec import draft_choice
 from edge_spec.cli.main import run
+from edge_spec.draft_choice import chosen_drafts
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
 from edge_spec.hub import download
 from edge_spec.hub.cache import find_cached
 from edge_spec.hub.pull import open_model, pull
 from edge_spec.hub.reference import HubReference
-from edge_spec.loading import chosen_drafts
 from edge_spec.model import ExportOptions
 from edge_spec.sources import Source
 

@@ -12,9 +12,9 @@ import pytest
 
 from edge_spec import Grammar, SamplingParams, load, plugins
 from edge_spec.control.policy import FixedPolicy
+from edge_spec.draft_choice import chosen_drafts
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.load_options import LoadOptions
-from edge_spec.loading import chosen_drafts
 from edge_spec.model import RuntimeOptions
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.devices import CPU, Device

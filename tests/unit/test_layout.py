@@ -37,7 +37,16 @@ LAYERS = (
     {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
     {"answer_options", "asking", "drafting", "results", "pair_history", "parts", "shared"}
     | {"generation", "snapshot", "engine"},
-    {"async_engine", "bench", "doctor", "draft_choice", "loading", "pair_export", "placement"}
+    {
+        "async_engine",
+        "bench",
+        "doctor",
+        "draft_choice",
+        "loading",
+        "opening",
+        "pair_export",
+        "placement",
+    }
     | {"preparation"},
     {"cli"},
 )
