@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from json import dumps
+from json import dumps, loads
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
     from edge_spec.generation import Generation
+    from edge_spec.grammar import Grammar
 
 
 @options.with_groups
@@ -30,6 +32,9 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be repeated.")
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON Schema that the answer has to fit.")
+    ] = None,
     *,
     loading: options.ModelOptions,
     sampling: options.SamplingOptions,
@@ -43,14 +48,37 @@ def generate(
     if prompt is None:
         model, prompt = "smollm2", model
     params = sampling_params(sampling)
+    grammar = None if schema is None else _grammar(schema)
     engine = open_engine(model, loading)
     text = sys.stdin.read() if prompt == "-" else prompt
     with engine:
         start = engine.generate if raw else engine.chat
         generation = start(
-            text, max_tokens=sampling.max_tokens, stop=stop or (), sampling=params, stream=True
+            text,
+            max_tokens=sampling.max_tokens,
+            stop=stop or (),
+            sampling=params,
+            grammar=grammar,
+            stream=True,
         )
         _print(generation, json)
+
+
+def _grammar(path: Path) -> Grammar:
+    """Raises UsageError for a file that is no JSON object."""
+    from edge_spec.grammar import Grammar
+
+    try:
+        schema = loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the schema {path}: {error}", remedy="Give a file with a JSON Schema."
+        ) from None
+    if not isinstance(schema, dict):
+        raise UsageError(
+            f"the schema {path} is no JSON object", remedy='For example {"type": "object"}.'
+        )
+    return Grammar.json_schema(schema)
 
 
 def _print(generation: Generation, as_json: bool) -> None:

@@ -38,6 +38,21 @@ def test_json_is_one_document_whose_token_texts_join_to_the_text(edge_spec):
     assert len(accepted) == stats["draft_n_accepted"]
 
 
+def test_an_answer_fits_its_schema(edge_spec, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"capital": {"type": "string"}}, '
+        '"required": ["capital"], "additionalProperties": false}'
+    )
+    done = edge_spec("generate", "What is the capital of France?", "--schema", str(schema), *FAR)
+    assert done.returncode == 0 and json.loads(done.stdout) == {"capital": "Paris"}
+    broken = {"[]": "is no JSON object", "{": "cannot read", '{"enum": []}': "can have this form"}
+    for text, fault in broken.items():
+        schema.write_text(text)
+        done = edge_spec("generate", "Hi", "--schema", str(schema))
+        assert done.returncode == 2 and fault in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_chat_remembers_and_reuses_the_cache(edge_spec):
     done = edge_spec("chat", "--json", *FAR, text="My name is Olga.\nWhat is my name?\n")
     first, second = json.loads(done.stdout)["turns"]
