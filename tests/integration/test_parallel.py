@@ -73,7 +73,7 @@ def open_engine(
         engine = load_engine(str(hf()), load_options, lambda what, fraction: None)
         opened.append(engine)
         speculator = Always(**vars(engine.parts.speculator))
-        engine.parts = replace(engine.parts, speculator=speculator)
+        engine.parts = engine._drafting._parts = replace(engine.parts, speculator=speculator)
         return engine
 
     yield load

@@ -122,7 +122,7 @@ def serve(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright's event loop would be in the way of other tests'
 def browser() -> Iterator[Browser]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
