@@ -36,7 +36,7 @@ def test_the_examples_of_a_page_run(
     for block in blocks:
         exec(compile(block, f"docs/{page}", "exec"), names)
     said = capsys.readouterr().out
-    assert all(text in said for text in expected)
+    assert not [text for text in expected if text not in said], said
 
 
 def generator() -> ModuleType:
