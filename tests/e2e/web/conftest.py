@@ -82,8 +82,9 @@ class Chat:
         return self.answer.locator(".prose, .tokens").inner_text()
 
     @property
-    def titles(self) -> list[str]:
-        return self.page.locator("#conversations .open").all_inner_texts()
+    def titles(self) -> Locator:
+        """Of the conversations in the list."""
+        return self.page.locator("#conversations .open")
 
     def set(self, **values: str) -> None:
         """Fills fields of the settings, by their names."""

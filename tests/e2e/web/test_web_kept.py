@@ -25,7 +25,7 @@ def test_conversations_survive_a_reload(chat: Any, page: Page) -> None:
     chat.ask("second topic")
     page.reload()
     entries = page.locator("#conversations .open")
-    assert entries.all_inner_texts() == ["second topic", "first topic"]
+    expect(entries).to_have_text(["second topic", "first topic"])
     assert chat.text == "second topic"
     entries.nth(1).click()
     assert chat.text == "first topic"
@@ -61,7 +61,7 @@ def test_damaged_and_hostile_storage_is_passed_over(chat: Any, page: Page) -> No
         )
     page.evaluate("localStorage.setItem('edge-spec.settings', '{\"system\": 3}')")
     page.reload()
-    assert chat.titles == ["good", "New chat"]
+    expect(chat.titles).to_have_text(["good", "New chat"])
     page.locator("#conversations .open").nth(1).click()
     assert chat.text == "kept"
     chat.ask("more")

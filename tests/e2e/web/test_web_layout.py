@@ -100,14 +100,15 @@ def test_everything_is_done_by_keyboard(chat: Any, page: Page) -> None:
     assert page.locator("#title").inner_text() == "named"
     expect(page.locator("#conversations .open", has_text="named")).to_be_focused()
     page.keyboard.press("Delete")
-    assert chat.titles == ["two"]
+    expect(chat.titles).to_have_text(["two"])
     page.get_by_role("button", name="Undo").press("Enter")
-    assert page.locator("#conversations .open").count() == 2
+    expect(chat.titles).to_have_count(2)
 
 
 def test_the_plan_is_a_table_or_an_explanation(serve: Serve, open_chat: Open) -> None:
     page = open_chat(serve(plan=PLAN).url).page
     page.click("#show-plan")
+    expect(page.locator("#plan tbody tr")).to_have_count(2)
     cells = [row.inner_text().split("\t") for row in page.locator("#plan tbody tr").all()]
     best, other = cells
     assert best[:4] == ["ort cpu, 2 threads", "int4", "suffix", "129"]
