@@ -29,7 +29,8 @@ from edge_spec.template import Message, Tools
 
 class Engine:
     """One model with its drafters and one KV cache. Use it from one thread at a time, but for
-    `set_drafter`; `fork` makes another one for another thread.
+    `set_drafter`, `chat_prompt` and `encode`, which any thread may call; `fork` makes another one
+    for another thread.
 
     Prompts that begin like the text before them reuse its part of the cache, so a conversation
     is continued by passing all of its messages. Starting a generation ends the one before it.

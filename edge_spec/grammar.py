@@ -133,6 +133,9 @@ class MatcherConstraint:
     token is allowed where the text may end; the matcher does not read it."""
 
     def __init__(self, matcher: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        from llguidance.numpy import fill_next_token_bitmask
+
+        self._fill = fill_next_token_bitmask
         self._matcher = matcher
         self._path: list[int] = []  # what the matcher has read beyond the output
         self._bits = np.zeros((1, (vocab_size + 31) // 32), np.int32)
@@ -140,15 +143,13 @@ class MatcherConstraint:
         self._stop_ids = list(stop_ids)
 
     def allowed(self, path: Sequence[int]) -> np.ndarray:
-        from llguidance.numpy import fill_next_token_bitmask
-
         if self._read(path) < len(path):
             return np.ones(self._vocab_size, np.bool_)
         if self._matcher.is_stopped():
             self._require_sound()
             allowed = np.zeros(self._vocab_size, np.bool_)
         else:
-            fill_next_token_bitmask(self._matcher, self._bits)
+            self._fill(self._matcher, self._bits)
             self._require_sound()
             bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
             allowed = bits[: self._vocab_size].view(np.bool_)

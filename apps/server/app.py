@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -17,10 +17,12 @@ from starlette.types import ASGIApp
 
 from edge_spec import Engine
 from edge_spec.apps.server import documents
+from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.replies import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
@@ -72,6 +74,14 @@ def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptio
 
 
 def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
+    def answer(
+        request: ChatRequest | CompletionRequest, read: Callable[[], tuple[Work, Reply]]
+    ) -> Response:
+        desk.check_model(request.model)
+        return AnswerResponse(
+            running, lambda: asyncio.to_thread(read), is_streamed=bool(request.stream)
+        )
+
     @app.post(
         "/v1/chat/completions",
         response_model=None,
@@ -79,12 +89,7 @@ def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
     )
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
-        desk.check_model(request.model)
-        return AnswerResponse(
-            running,
-            lambda: asyncio.to_thread(desk.chat, request),
-            is_streamed=bool(request.stream),
-        )
+        return answer(request, lambda: desk.chat(request))
 
     @app.post(
         "/v1/completions",
@@ -93,12 +98,7 @@ def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
     )
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        desk.check_model(request.model)
-        return AnswerResponse(
-            running,
-            lambda: asyncio.to_thread(desk.completion, request),
-            is_streamed=bool(request.stream),
-        )
+        return answer(request, lambda: desk.completion(request))
 
 
 def _add_descriptions(

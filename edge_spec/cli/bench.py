@@ -85,20 +85,13 @@ def bench(
 
 
 def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dict[str, Any]:
-    from edge_spec.draft_choice import chosen_drafts
+    from edge_spec.cli.opening import asked_drafts
     from edge_spec.sources import Source
 
     drafts = loading.draft or []
     if loading.draft in (None, ["auto"]):  # told by its name, not by its path
         source = Source(opened, lambda what, fraction: None)
-        chosen = chosen_drafts(
-            source,
-            loading.draft,
-            loading.drafter,
-            is_planned=loading.plan is not None,
-            draft_runtime=loading.draft_runtime,
-        )
-        drafts = [Source(draft, source.progress).name for draft in chosen]
+        drafts = [Source(draft, source.progress).name for draft in asked_drafts(source, loading)]
     return {
         "runtime": engine.parts.runtime,
         "drafter": loading.drafter,

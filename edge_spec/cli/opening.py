@@ -23,14 +23,19 @@ def open_engine(
     """report: instead of a bar on stderr. Raises an EdgeSpecError."""
     with ProgressBar() as bar:
         progress = report or bar
-        drafts = chosen_drafts(
-            Source(model, progress),
-            options.draft,
-            options.drafter,
-            is_planned=options.plan is not None,
-            draft_runtime=options.draft_runtime,
-        )
+        drafts = asked_drafts(Source(model, progress), options)
         return load_engine(model, _load_options(options, drafts), progress, measure_when_idle)
+
+
+def asked_drafts(source: Source, options: ModelOptions) -> tuple[str, ...]:
+    """Raises as `chosen_drafts` does."""
+    return chosen_drafts(
+        source,
+        options.draft,
+        options.drafter,
+        is_planned=options.plan is not None,
+        draft_runtime=options.draft_runtime,
+    )
 
 
 def _load_options(options: ModelOptions, drafts: tuple[str, ...]) -> LoadOptions:

@@ -98,7 +98,7 @@ def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any
     """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
     import json
 
-    from edge_spec.draft_choice import chosen_drafts
+    from edge_spec.cli.opening import asked_drafts
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
     from edge_spec.sources import Source
 
@@ -109,13 +109,7 @@ def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any
         plan = read_plan(loading.plan)
     else:
         target = Source(model, quiet)
-        drafts = chosen_drafts(
-            target,
-            loading.draft,
-            loading.drafter,
-            is_planned=False,
-            draft_runtime=loading.draft_runtime,
-        )
+        drafts = asked_drafts(target, loading)
         kept = cached_plan(plan_path(target, Source(drafts[0], quiet) if drafts else None))
         if kept is None:
             return None
