@@ -15,11 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import BundleError
-from edge_spec.storage import atomic_file, sha256_file
+from edge_spec.storage import atomic_file, is_work, sha256_file
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
 MAX_MANIFEST_BYTES = 16_000_000
+_SHOWN = 200  # characters of a name in a message
+# Windows opens these as devices, whatever the folder and the ending.
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", "conin$", "conout$"}
+    | {f"{port}{number}" for port in ("com", "lpt") for number in "0123456789\u00b9\u00b2\u00b3"}
+)
+_FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
 _Model = TypeVar("_Model", bound=BaseModel)
 _ARCHITECTURE = TypeAdapter(ModelConfig)
 
@@ -87,14 +95,18 @@ def may_replace(out: Path) -> bool:
     """Whether `out` is an empty directory, or holds nothing but what its manifest lists."""
     if not out.is_dir():
         return False
-    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
+    found = {
+        path.relative_to(out).as_posix()
+        for path in out.rglob("*")
+        if not (path.is_dir() or is_work(path))
+    }
     if not found:
         return True
     try:
         manifest = Manifest.model_validate_json((out / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return False
-    return found <= {MANIFEST, *manifest.files}
+    return found <= {MANIFEST, PARTS_FILE, *manifest.files}
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -115,7 +127,7 @@ def read_manifest(path: Path) -> Manifest:
         raise _not_valid(path / MANIFEST, error, _EXPORT_AGAIN) from None
     except (TypeError, AttributeError) as error:
         raise BundleError(
-            f"{path / MANIFEST}: bad architecture: {error}", remedy=_EXPORT_AGAIN
+            f"{path / MANIFEST}: bad architecture: {str(error)[:_SHOWN]}", remedy=_EXPORT_AGAIN
         ) from None
     return manifest
 
@@ -135,7 +147,8 @@ def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
 def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or "the file"
-    return BundleError(f"{path} is not valid: {where}: {first['msg']}", remedy=remedy)
+    what = f"{where[:_SHOWN]}: {first['msg'][:_SHOWN]}"
+    return BundleError(f"{path} is not valid: {what}", remedy=remedy)
 
 
 def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
@@ -184,8 +197,18 @@ def _json(manifest: Manifest) -> bytes:
 
 def check_file(directory: Path, name: str, entry: FileEntry) -> None:
     """Raises BundleError unless it is below the directory, no link, and what `entry` says."""
+    check_size(directory, name, entry)
+    file = directory / name
+    if sha256_file(file) != entry.sha256:
+        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)
+
+
+def check_size(directory: Path, name: str, entry: FileEntry) -> None:
+    """As `check_file`, without reading it: its content may be another."""
     if not is_below(name):
-        raise BundleError(f"{directory} lists a file outside itself: {name}", remedy=_EXPORT_AGAIN)
+        raise BundleError(
+            f"{directory} lists a file outside itself: {_shown(name)}", remedy=_EXPORT_AGAIN
+        )
     file = directory / name
     links = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
     if links or not file.is_file():
@@ -195,11 +218,20 @@ def check_file(directory: Path, name: str, entry: FileEntry) -> None:
         raise BundleError(
             f"{file} has {size} bytes, expected {entry.num_bytes}", remedy=_EXPORT_AGAIN
         )
-    if sha256_file(file) != entry.sha256:
-        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)
+
+
+def _shown(name: str) -> str:
+    """Cut, and on one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:_SHOWN])
 
 
 def is_below(name: str) -> bool:
-    """Whether it is a plain relative path on every system: no root, drive or step upwards."""
-    parts = name.split("/")
-    return not any(part in ("", ".", "..") or set(part) & set("\\:\0") for part in parts)
+    """Whether it is a plain relative path on every system: no root, drive, device or step upwards,
+    and nothing that a system would read as another name."""
+    return all(
+        part
+        and part[-1] not in ". "  # Windows leaves them out
+        and _FORBIDDEN.isdisjoint(part)
+        and part.partition(".")[0].rstrip(" ").lower() not in _DEVICES
+        for part in name.split("/")
+    )

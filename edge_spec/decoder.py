@@ -11,12 +11,14 @@ from threading import Thread
 from typing import NamedTuple
 
 from edge_spec.anticipation import Anticipation
-from edge_spec.control.policy import Policy
+from edge_spec.control.policy import Plan, Policy
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
-from edge_spec.metrics import DraftCounts, RoundStats
+from edge_spec.errors import EdgeSpecError
+from edge_spec.metrics import DraftCounts, PlainReason, RoundStats
 from edge_spec.model import Forward, Session
 from edge_spec.sampling import Sampler
 from edge_spec.scores import Score
+from edge_spec.target import require_scores, target_calls
 from edge_spec.tree import TokenTree, Verdict
 from edge_spec.verify import verify
 
@@ -58,6 +60,8 @@ class Decoder:
     overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
     anticipation: Anticipation | None = None  # drafters guess on while the target scores
     tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
+    replays: bool = False  # choices within it are left to plain steps
+    vocab_size: int | None = None  # of the scores, where they are held to it
     clock: Callable[[], float] = time.perf_counter
 
     @contextmanager
@@ -88,10 +92,12 @@ class Decoder:
     ) -> Generator[list[DecodedToken], None, None]:
         """The tokens of each round, until a stop token (included), max_tokens or the context.
 
-        The target must hold all of the prompt but its last token. However the iterator ends,
-        the cache holds no token that was not yielded.
+        The target must hold all of the prompt but its last token. However the iterator ends, the
+        cache holds no token that was not yielded, unless the target fails: an EdgeSpecError tells
+        it, and the session is of no use any more.
         """
-        num_tokens, pending = 0, prompt[-1]
+        num_tokens, pending, failed = 0, prompt[-1], False
+        plain = self._plain_reason(sampler)
         for drafter in self.drafters:
             if isinstance(drafter, ChoosingAlike):
                 drafter.choose_like(sampler)
@@ -104,37 +110,72 @@ class Decoder:
                     return
                 num_rows = min(room + limits.min_rows - 1, limits.max_rows)
                 budget = Budget(min(left, num_rows) - 1, num_rows)
-                decoded, verdict, round_stats = self._round(pending, budget, sampler, limits, left)
+                decoded, verdict, round_stats = self._round(
+                    pending, budget, sampler, limits, left, plain
+                )
                 self.policy.observe(round_stats)
                 if self.anticipation:
                     self.anticipation.observe(round_stats)
                 on_round(round_stats)
+                plain = self._plain_reason(sampler, verdict)
+                if not verdict.tokens:
+                    continue
                 num_tokens += len(verdict.tokens)
                 pending = verdict.next_token
                 yield decoded
+        except EdgeSpecError:
+            failed = True
+            raise
         finally:
             # An interrupt may have come between a commit and the count of its tokens.
             told = len(prompt) - 1 + num_tokens
-            self.target.rollback(min(self.target.length, told))
+            if not failed and self.target.length > told:
+                with target_calls:
+                    self.target.rollback(told)
+
+    def _plain_reason(self, sampler: Sampler, verdict: Verdict | None = None) -> PlainReason | None:
+        """Why the round after this verdict has to be plain, if it has to."""
+        if not self.replays:
+            return None
+        if not sampler.params.greedy:
+            return PlainReason.UNSUPPORTED  # a draw has no margin that noise could be held against
+        undecided = verdict is not None and verdict.first_tie == len(verdict.tokens)
+        return PlainReason.REPLAY if undecided else None
 
     def _round(
-        self, pending: int, budget: Budget, sampler: Sampler, limits: Limits, left: int
+        self,
+        pending: int,
+        budget: Budget,
+        sampler: Sampler,
+        limits: Limits,
+        left: int,
+        plain: PlainReason | None,
     ) -> tuple[list[DecodedToken], Verdict, RoundStats]:
-        """The tokens of one round, and what came of its guesses."""
+        """The tokens of one round, and what came of its guesses; none where the first
+        choice is left to the next round: nothing is committed, and no drafter learns of it."""
         start = self.clock()
-        plan = self.policy.choose(self.drafters, pending, budget)
+        if plain is None:
+            plan = self.policy.choose(self.drafters, pending, budget)
+        else:
+            plan = Plan(TokenTree.chain(pending), plain)
         tree = plan.tree
         drafted = self.clock()
         with self.anticipation.meanwhile() if self.anticipation else nullcontext():
-            out = self.target.forward(tree.padded(plan.num_rows or 0))
+            out = self._score(tree.padded(plan.num_rows or 0))
         scored = self.clock()
         verified = tree.first_rows(plan.num_verified or len(tree))
         verdict = _cut(verify(verified, out, sampler), limits.stop_ids, left)
+        if self.replays and len(verified) > 1 and verdict.first_tie is not None:
+            verdict = verdict.first_tokens(verdict.first_tie)
         decoded = _decoded(verified, verdict, out, sampler)
-        self.target.commit(verdict.kept)
+        with target_calls:
+            if verdict.tokens:
+                self.target.commit(verdict.kept)
+            else:
+                self.target.rollback(self.target.length)
         sampler.observe(verdict.tokens)
         committed = self.clock()
-        for drafter in self.drafters:
+        for drafter in self.drafters if verdict.tokens else ():
             drafter.observe(tree, out, verdict)
         ended = self.clock()
         return (
@@ -155,6 +196,13 @@ class Decoder:
                 anticipated=bool(self.anticipation and self.anticipation.was_ready),
             ),
         )
+
+    def _score(self, tree: TokenTree) -> Forward:
+        """Raises EdgeSpecError where the target fails or gives scores of another shape."""
+        with target_calls:
+            out = self.target.forward(tree)
+            require_scores(out, len(tree), self.vocab_size)
+        return out
 
 
 def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:

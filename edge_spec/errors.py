@@ -13,7 +13,9 @@
     ├── DeviceError              a device or a server cannot be used
     │   └── DeviceMemoryError    it has too little memory for the model or its cache
     ├── SessionError             a runtime failed while scoring
-    └── SnapshotError            a conversation's file is damaged, or of another model
+    │   └── HungError            a pass did not end in its time
+    ├── SnapshotError            a conversation's file is damaged, or of another model
+    └── StorageError             a file cannot be written (an OSError, too)
 
 Each says what is wrong and where, and carries a `remedy`: what the user can do about it.
 """
@@ -83,5 +85,17 @@ class SessionError(EdgeSpecError):
     pass
 
 
+class HungError(SessionError):
+    pass
+
+
 class SnapshotError(EdgeSpecError):
     pass
+
+
+class StorageError(EdgeSpecError, OSError):
+    """errno: the system's number of what went wrong, where it has one."""
+
+    def __init__(self, message: str, *, remedy: str, errno: int | None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.errno, self.strerror = errno, message

@@ -14,6 +14,7 @@ from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.metrics import PlainRate, RoundStats, Stats
 from edge_spec.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.sampling import Sampler
+from edge_spec.target import target_calls
 from edge_spec.tokenizer import StopCutter, TextCodec
 
 PREFILL_TOKENS = 256  # between two looks at whether the generation was cancelled
@@ -41,6 +42,7 @@ class Conversation:
         self.plain_rate = plain_rate
         self.noise = decoder.tie_margin
         self.tokens: list[int] = []  # those in the target's cache
+        self.failed = False  # the target did: what its session holds is not known
 
     def reuse(self, prompt: Sequence[int]) -> int:
         """Rolls back to the longest common prefix, short of the pending token; its length. What is
@@ -53,7 +55,8 @@ class Conversation:
             if cached != token:
                 break
             shared += 1
-        self.decoder.target.rollback(shared)
+        with target_calls:
+            self.decoder.target.rollback(shared)
         self.tokens = list(prompt[:shared])
         return shared
 
@@ -63,6 +66,9 @@ class Generation(Iterator[Chunk]):
 
     `result` grows with each chunk. `cancel` may be called from a signal handler or another
     thread and ends the generation after the current round, with the cache consistent.
+
+    Where the model fails, the iterator raises an EdgeSpecError after the last of the text, which
+    `result` keeps, and the conversation's session is not used again.
     """
 
     def __init__(
@@ -139,6 +145,14 @@ class Generation(Iterator[Chunk]):
                     rounds.close()
                     break
             yield from self._last_chunk(decoded)
+        except Exception:
+            conversation.failed = True
+            try:
+                last = list(self._last_chunk(decoded))
+            finally:
+                self.result.finish_reason = FinishReason.ERROR
+            yield from last
+            raise
         finally:
             held = conversation.decoder.target.length
             conversation.tokens = [*prompt, *decoded][:held]
@@ -157,7 +171,8 @@ class Generation(Iterator[Chunk]):
                     self.result.finish_reason = FinishReason.CANCELLED
                     return False
                 end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
-                target.prefill(prompt[target.length : end])
+                with target_calls:
+                    target.prefill(prompt[target.length : end])
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
 

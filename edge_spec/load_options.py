@@ -37,6 +37,7 @@ class LoadOptions:
     exact: bool = False  # bit-identical to plain decoding in the same mode
     parallel_rows: int | None = None  # that all conversations on one target may score together,
     # a pass; None: as many as pay
+    call_timeout_s: float | None = None  # of a pass of the target; None: it may take for ever
     threads: int | None = None
     providers: tuple[str, ...] = ()
     context_length: int | None = None  # tokens; None: what the model was trained for
@@ -62,6 +63,10 @@ class LoadOptions:
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}", remedy="It has to be 1 or more.")
+        if self.call_timeout_s is not None and not self.call_timeout_s > 0:  # NaN, too
+            raise UsageError(
+                f"call-timeout is {self.call_timeout_s}", remedy="It has to be above 0 seconds."
+            )
         self._require_used()
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")

@@ -22,9 +22,10 @@ from edge_spec.drafters.setting import Setting
 from edge_spec.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.grammar import GrammarCompiler
+from edge_spec.kept_file import tell_unkept
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Model, Progress
-from edge_spec.pair_history import PairHistory
+from edge_spec.pair_history import PairHistory, history_path
 from edge_spec.parts import Parts
 from edge_spec.placement.background import profile_when_idle
 from edge_spec.placement.forecast import forecast
@@ -43,6 +44,7 @@ from edge_spec.sources import Source
 from edge_spec.speculation import Speculator
 from edge_spec.storage import cache_directory
 from edge_spec.vocabulary import require_same_vocabulary, same_vocabulary
+from edge_spec.watch import FIRST_S, WatchedModel
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def load_engine(
         parts = Parts(
             name=target.name,
             runtime=target.runtime.name,
-            model=loaded,
+            model=_watched(loaded, options.call_timeout_s),
             text=target.text,
             numerics=speculator.numerics,
             speculation=speculation,
@@ -124,19 +126,25 @@ def _speculator(
     )
 
 
+def _watched(model: Model, call_timeout_s: float | None) -> Model:
+    """A pass that takes longer than this is given up."""
+    if call_timeout_s is None:
+        return model
+    remedy = "Ask again: the text is then read anew. Or give a longer --call-timeout."
+    return WatchedModel(model, call_timeout_s, max(call_timeout_s, FIRST_S), 0, remedy)
+
+
 def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
     try:
         save_learnt(key, learnt)
     except OSError as error:
-        _log.warning("what drafters have learnt is not kept: %s", error)
+        tell_unkept(key.path, error)
 
 
 def _history(source: Source, options: LoadOptions, progress: Progress) -> PairHistory | None:
     if not options.drafts:
         return None
-    draft = Source(options.drafts[0], progress)
-    name = f"{source.name}-{source.identity}-{draft.name}-{draft.identity}.json"
-    return PairHistory(cache_directory() / "pairs" / name)
+    return PairHistory(history_path(source, Source(options.drafts[0], progress)))
 
 
 def _setting(

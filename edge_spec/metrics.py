@@ -24,6 +24,7 @@ class PlainReason(StrEnum):
     SHARED = "shared"  # other conversations on the same target take all rows there may be
     BUDGET = "budget"  # no token or cache position left to guess for
     BASELINE = "baseline"  # to see what a plain step takes now
+    REPLAY = "replay"  # exact mode: a near tie of a wider pass, decided by a plain step
 
 
 class DraftCounts(NamedTuple):

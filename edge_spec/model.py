@@ -37,9 +37,11 @@ class Forward:
 
 
 class Session(Protocol):
-    """One KV cache. `length` counts its committed tokens."""
+    """One KV cache."""
 
-    length: int
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Commits `tokens` without returning scores. Raises ContextFullError."""
@@ -103,6 +105,14 @@ class Restorable(Protocol):
         """Takes the place of all committed tokens. What is scored next is what the session that the
         state was taken of would score. Raises ValueError for what is no state of `length` tokens,
         and changes nothing then."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A session whose passes can be ended from another thread, as far as its library can."""
+
+    def interrupt(self) -> None:
+        """The pass that runs, and each after it, raises SessionError. Any thread may call."""
 
 
 def require_room(length: int, rows: int, context_length: int) -> None:

@@ -31,6 +31,7 @@ def load(
     jacobi: str | None = None,
     exact: bool = False,
     parallel_rows: int | None = None,
+    call_timeout_s: float | None = None,
     threads: int | None = None,
     context_length: int | None = None,
     plan: str | Path | None = None,
@@ -52,6 +53,8 @@ def load(
     exact: speculative text is bit-identical to plain text of this mode, whose steps are padded
     where the runtime needs it.
     parallel_rows: that all conversations on this model (`Engine.fork`) may score together, a pass.
+    call_timeout_s: an answer ends with an error where a pass of the model takes longer; the next
+    one works. `early-exit` and `layer-skip` are not to be had with it.
     plan: a file of `edge-spec plan`; without one, the plan that the cache holds for this model
     decides what is left to "auto". A model that has no profile is measured while it is idle.
     Raises an EdgeSpecError that names what is missing or wrong.
@@ -78,6 +81,7 @@ def load(
         fill=None if jacobi is None else Fill.parse(jacobi),
         exact=exact,
         parallel_rows=parallel_rows,
+        call_timeout_s=call_timeout_s,
         threads=threads,
         context_length=context_length,
         plan=None if plan is None else Path(plan),

@@ -6,15 +6,21 @@ says nothing; this does. Kept for each pair and domain in a file of the cache.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import Field, TypeAdapter, model_validator
+
+from edge_spec.errors import ModelFileError
+from edge_spec.kept_file import DamagedError, KeptFile, read_sealed, tell_unkept
 from edge_spec.metrics import Stats
-from edge_spec.storage import atomic_file
+from edge_spec.storage import cache_directory
+
+if TYPE_CHECKING:
+    from edge_spec.sources import Source
 
 SETUP_ROUNDS = 400  # with a guess, that a pair is first known by
 _RECENT_ROUNDS = 400  # after which older ones count half, and so on
@@ -22,45 +28,91 @@ _MIN_ROUNDS = 100  # of late, before anything is said
 _DROP = 0.05  # of the acceptance, below which nothing is said
 _DEVIATIONS = 3.0  # between the two rates: 1 in 700 for a pair that has not changed
 
-_log = logging.getLogger(__name__)
+_Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass
+class _Counts:
+    """Rounds with a guess, and those of them whose first guess was right."""
+
+    rounds: _Count = 0.0
+    right: _Count = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> _Counts:
+        if self.right > self.rounds:
+            raise ValueError("more were right than there were")
+        return self
+
+    def add(self, other: _Counts) -> None:
+        self.rounds += other.rounds
+        self.right += other.right
+
+
+@dataclass
+class _Domain:
+    setup: _Counts = field(default_factory=_Counts)
+    recent: _Counts = field(default_factory=_Counts)
+
+    def add(self, counts: _Counts) -> None:
+        if self.setup.rounds < SETUP_ROUNDS:
+            self.setup.add(counts)
+            return
+        if self.recent.rounds >= 2 * _RECENT_ROUNDS:
+            self.recent = _Counts(self.recent.rounds / 2, self.recent.right / 2)
+        self.recent.add(counts)
+
+
+@dataclass
+class _File:
+    version: Literal[1]  # raise it when a history means something else
+    domains: dict[str, _Domain]
+
+
+_FILE = TypeAdapter(_File)
+
+
+def history_path(target: Source, draft: Source) -> Path:
+    """Of this pair, in the cache."""
+    name = f"{target.name}-{target.identity}-{draft.name}-{draft.identity}.json"
+    return cache_directory() / "pairs" / name
 
 
 class PairHistory:
     """Counts rounds whose first guess was accepted, which depends least on how many were made.
 
-    path: of the file; one that is missing or damaged begins anew. Any thread may use it.
+    path: of the file; one that is missing or damaged begins anew. Any thread may use it, and of
+    several processes each adds its counts to the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = KeptFile(path, _FILE)
         self._lock = Lock()
-        self._domains: dict[str, dict[str, list[float]]] = _read(path)
+        kept = self._file.read() or _File(1, {})
+        self._seen = _FILE.dump_json(kept)  # of the file, when it was last read or written
+        self._domains = kept.domains
+        self._unsaved: dict[str, _Counts] = {}
 
     def observe(self, domain: str, stats: Stats) -> None:
         """Adds a finished generation."""
         rounds = float(sum(stats.acceptance_histogram.values()))
-        right = rounds - stats.acceptance_histogram[0]
         if not rounds:
             return
+        counts = _Counts(rounds, rounds - stats.acceptance_histogram[0])
         with self._lock:
-            counts = self._domains.setdefault(domain, {"setup": [0.0, 0.0], "recent": [0.0, 0.0]})
-            which = "setup" if counts["setup"][0] < SETUP_ROUNDS else "recent"
-            seen = counts[which]
-            if which == "recent" and seen[0] >= 2 * _RECENT_ROUNDS:
-                seen[:] = [count / 2 for count in seen]
-            seen[0] += rounds
-            seen[1] += right
+            self._domains.setdefault(domain, _Domain()).add(counts)
+            self._unsaved.setdefault(domain, _Counts()).add(counts)
 
     def staleness(self, domain: str) -> str | None:
         """One line where guesses are accepted less often than when the pair was set up."""
         with self._lock:
-            counts = self._domains.get(domain)
-            if counts is None or min(counts["setup"][0], counts["recent"][0]) < _MIN_ROUNDS:
+            found = self._domains.get(domain)
+            if found is None or min(found.setup.rounds, found.recent.rounds) < _MIN_ROUNDS:
                 return None
-            (setup_rounds, setup_right), (rounds, right) = counts["setup"], counts["recent"]
-        before, now = setup_right / setup_rounds, right / rounds
-        mean = (setup_right + right) / (setup_rounds + rounds)
-        deviation = math.sqrt(mean * (1 - mean) * (1 / setup_rounds + 1 / rounds))
+            setup, recent = replace(found.setup), replace(found.recent)
+        before, now = setup.right / setup.rounds, recent.right / recent.rounds
+        mean = (setup.right + recent.right) / (setup.rounds + recent.rounds)
+        deviation = math.sqrt(mean * (1 - mean) * (1 / setup.rounds + 1 / recent.rounds))
         if before - now < max(_DROP, _DEVIATIONS * deviation):
             return None
         return (
@@ -73,25 +125,44 @@ class PairHistory:
         found = (self.staleness(domain) for domain in sorted(self._domains))
         return [line for line in found if line is not None]
 
-    def save(self) -> None:
+    @property
+    def first_guesses(self) -> tuple[int, int]:
+        """Rounds that were counted, of all domains, and those whose first guess was accepted."""
         with self._lock:
-            content = json.dumps(self._domains)
-        try:
-            with atomic_file(self._path) as work:
-                work.write_text(content + "\n", encoding="utf-8")
-        except OSError as error:
-            _log.warning("the acceptance of this pair is not kept: %s", error)
+            counts = [each for kept in self._domains.values() for each in (kept.setup, kept.recent)]
+        return round(sum(each.rounds for each in counts)), round(sum(each.right for each in counts))
+
+    def save(self) -> None:
+        """Raises nothing: why it failed is logged."""
+        with self._lock:
+            if not self._unsaved:
+                return
+            try:
+                kept = self._file.update(self._joined)
+            except OSError as error:
+                tell_unkept(self._file.path, error)
+                return
+            self._seen, self._domains = _FILE.dump_json(kept), kept.domains
+            self._unsaved.clear()
+
+    def _joined(self, old: _File | None) -> _File:
+        """These counts; where another process has saved its own meanwhile, those and what is new
+        here, which then weighs no more than what is recent."""
+        if old is None or _FILE.dump_json(old) == self._seen:
+            return _File(1, self._domains)
+        for domain, counts in self._unsaved.items():
+            share = min(1.0, 2 * _RECENT_ROUNDS / counts.rounds)
+            old.domains.setdefault(domain, _Domain()).add(
+                _Counts(share * counts.rounds, share * counts.right)
+            )
+        return old
 
 
-def _read(path: Path) -> dict[str, dict[str, list[float]]]:
+def check_history(path: Path) -> None:
+    """That a file is as `save` writes it. Raises ModelFileError, OSError."""
     try:
-        domains: Any = json.loads(path.read_text(encoding="utf-8"))
-        for counts in domains.values():
-            for which in ("setup", "recent"):
-                rounds, right = counts[which]
-                if not 0 <= right <= rounds < math.inf:
-                    return {}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return {}
-    found: dict[str, dict[str, list[float]]] = domains
-    return found
+        read_sealed(path, _FILE)
+    except DamagedError as error:
+        raise ModelFileError(
+            f"{path} is no history of a pair: {error}", remedy="Delete it: it begins anew."
+        ) from None

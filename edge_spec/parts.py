@@ -32,12 +32,15 @@ class TextFormat:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        return self.tokenizer.encode(self.rendered(messages, tools))
+
+    def rendered(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The text of these tokens. Raises as `chat_prompt` does."""
         names = [
             "" if token is None else self.tokenizer.token_text(token)
             for token in (self.bos_id, next(iter(self.eos_ids), None))
         ]
-        template = ChatTemplate(self.chat_template, *names)
-        return self.tokenizer.encode(template.render(messages, tools))
+        return ChatTemplate(self.chat_template, *names).render(messages, tools)
 
 
 class IdleWork(Protocol):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import TOKENIZER, Bundle, is_bundle, open_bundle
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, read_manifest
+from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
+from edge_spec.locks import in_turn
 from edge_spec.model import (
     ExportOptions,
     Model,
@@ -23,7 +28,11 @@ from edge_spec.model import (
 )
 from edge_spec.parts import TextFormat
 from edge_spec.sources import Source
+from edge_spec.storage import atomic_file, recover, sha256_file
 from edge_spec.tokenizer import TextCodec, Tokenizer
+
+_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found", Bundle, Path)
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,31 @@ def prepare(
     return Prepared(source.name, chosen, published, published.config, text, source.profiles)
 
 
+def find_prepared(
+    source: Source,
+    runtime: str,
+    options: LoadOptions,
+    progress: Progress,
+    providers: Sequence[str] = (),
+) -> Prepared | None:
+    """As `prepare`, for a look at the model alone: nothing is converted, and a bundle's files are
+    not hashed. None where it would have to be converted."""
+    if not is_prepared(source, runtime, options, providers):
+        return None
+    chosen = plugins.load_runtime(runtime, source.formats)
+    if chosen.reads in ("checkpoint", "gguf"):
+        return prepare(source, runtime, options, progress, providers)
+    path = source.at(chosen.reads)
+    if not is_bundle(path):
+        compute = compute_for(chosen, providers)
+        export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
+        path = source.cached(chosen.reads, export_options)
+    bundle = Bundle(path, read_manifest(path))
+    _require_format(bundle, chosen.reads)
+    text = text_of_bundle(bundle)
+    return Prepared(source.name, chosen, bundle, bundle.config, text, source.profiles)
+
+
 def joined_types(weight_types: frozenset[str]) -> str:
     """How a GGUF file stores its matrices, such as "Q4_K+Q6_K"; its norms are never quantized."""
     return "+".join(sorted(weight_types - {"F32"} or weight_types))
@@ -120,28 +154,79 @@ def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
         return path
     export_options = ExportOptions(options.quantization, options.block_size)
     cached = source.cached("gguf", export_options).with_suffix(".gguf")
-    if not cached.is_file():
-        cached.parent.mkdir(parents=True, exist_ok=True)
+
+    def convert() -> None:
         checkpoint = plugins.open_checkpoint(path)
         plugins.load_exporter("gguf").export(checkpoint, cached, export_options, progress)
-    return cached
+        with atomic_file(_digest_file(cached)) as file:
+            file.write_text(sha256_file(cached), encoding="ascii")
+
+    return _converted(cached, partial(_cached_gguf, cached), convert, progress)
 
 
 def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:
     path = source.at(format)
     if not source.is_demo and is_bundle(path):
         bundle = open_bundle(path)
-        if bundle.manifest.format != format:
-            raise UsageError(
-                f"{path} is a bundle of format {bundle.manifest.format}",
-                remedy=f"The chosen runtime reads {format}; choose another with --runtime.",
-            )
+        _require_format(bundle, format)
         return bundle
     cached = source.cached(format, options)
-    if not is_bundle(cached):
+
+    def convert() -> None:
         exporter, model = plugins.exporter_for(format, path)
+        shutil.rmtree(cached, ignore_errors=True)  # a damaged one
         exporter.export(model, cached, options, progress)
-    return open_bundle(cached)
+
+    return _converted(cached, partial(_cached_bundle, cached), convert, progress)
+
+
+def _converted(
+    cached: Path, find: Callable[[], _Found | None], convert: Callable[[], None], progress: Progress
+) -> _Found:
+    """What `find` finds, after `convert` where that is nothing: once, also where several processes
+    want it, of which the others wait."""
+    found = find()
+    if found is not None:
+        return found
+    waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
+    with in_turn(cached, waiting):
+        found = find()
+        if found is None:
+            if cached.exists():
+                _log.warning("%s is damaged or incomplete: the model is converted again", cached)
+            convert()
+            found = find()
+    if found is None:
+        raise ModelFileError(
+            f"{cached} is damaged as soon as it is written", remedy="Check the disk it is on."
+        )
+    return found
+
+
+def _cached_bundle(cached: Path) -> Bundle | None:
+    recover(cached)
+    with suppress(BundleError):
+        return open_bundle(cached)
+    return None
+
+
+def _cached_gguf(cached: Path) -> Path | None:
+    with suppress(OSError):
+        if sha256_file(cached) == _digest_file(cached).read_text(encoding="ascii"):
+            return cached
+    return None
+
+
+def _digest_file(cached: Path) -> Path:
+    return cached.with_name(f"{cached.name}.sha256")
+
+
+def _require_format(bundle: Bundle, format: str) -> None:
+    if bundle.manifest.format != format:
+        raise UsageError(
+            f"{bundle.path} is a bundle of format {bundle.manifest.format}",
+            remedy=f"The chosen runtime reads {format}; choose another with --runtime.",
+        )
 
 
 def text_of_bundle(bundle: Bundle) -> TextFormat:

@@ -16,6 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the model ended its text, or a stop string appeared
     LENGTH = "length"  # max_tokens or the end of the context
     CANCELLED = "cancelled"
+    ERROR = "error"  # the model failed; what it wrote before stays
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.constraint import Constraint
 from edge_spec.draws import Draws, Purpose, exponential, generator, pick
-from edge_spec.errors import UsageError
+from edge_spec.errors import SessionError, UsageError
 from edge_spec.scores import Score, score_of
 
 _NO_BIAS: Mapping[int, float] = {}
@@ -43,6 +43,7 @@ class SamplingParams:
             ("min_p", 0 <= self.min_p < 1, "from 0 up to 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("presence_penalty", isfinite(self.presence_penalty), "a finite number"),
+            ("logit_bias", all(bias < inf for bias in self.logit_bias.values()), "below infinity"),
             ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 or more and below 2**64"),
         ):
             if not valid:
@@ -125,12 +126,14 @@ class Sampler:
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
         """The token after the output and `path`, the row's own guessed tokens.
 
-        logits: [vocab] float32, not modified.
+        logits: [vocab] float32, not modified. Raises SessionError where they are no numbers, or
+        none of them allows a token; so do `probs` and `preference`.
         """
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
-            token = int(logits.argmax())
+            token = int(logits.argmax())  # of a NaN, where there is one
+            _require_number(logits[token])
             if not self.tie_margin:
                 return Choice(token, near_tie=False)
             close = np.count_nonzero(logits >= logits[token] - self.tie_margin)
@@ -145,7 +148,9 @@ class Sampler:
             logits = self._processed(logits, path)
         if self.params.greedy:
             probabilities = np.zeros(len(logits))
-            probabilities[logits.argmax()] = 1
+            token = int(logits.argmax())
+            _require_number(logits[token])
+            probabilities[token] = 1
             return probabilities
         return target_probs(logits, self.params)
 
@@ -156,7 +161,9 @@ class Sampler:
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
-            preference: np.ndarray = np.exp(logits - logits.max())
+            peak = logits.max()
+            _require_number(peak)
+            preference: np.ndarray = np.exp(logits - peak)
             return preference
         tokens, probabilities = _kept(logits, self.params)
         preference = np.zeros(len(logits))
@@ -224,11 +231,13 @@ def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.nd
     """The tokens that top-k, top-p and min-p keep, in ascending order, and their float64
     probabilities."""
     tokens = np.arange(len(logits))
+    peak = logits.max()
+    _require_number(peak)
     if 0 < params.top_k < len(logits):
         tokens = np.flatnonzero(logits >= np.partition(logits, -params.top_k)[-params.top_k])
         logits = logits[tokens]
     probabilities = logits.astype(np.float64)
-    probabilities -= probabilities.max()
+    probabilities -= peak
     with np.errstate(over="ignore"):  # a temperature next to 0
         probabilities /= params.temperature
     np.exp(probabilities, out=probabilities)
@@ -241,6 +250,15 @@ def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.nd
         tokens, probabilities = tokens[above], probabilities[above]
         probabilities /= probabilities.sum()
     return tokens, probabilities
+
+
+def _require_number(peak: float) -> None:
+    """peak: the largest of some scores, which is NaN where any of them is."""
+    if not isfinite(peak):
+        raise SessionError(
+            f"the model's scores are no numbers (the largest is {peak})",
+            remedy="Export the model again, or choose another --device or --runtime.",
+        )
 
 
 def _least_of_nucleus(probabilities: np.ndarray, top_p: float) -> float:

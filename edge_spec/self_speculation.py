@@ -15,14 +15,13 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from edge_spec.architecture import LLAMA_FAMILY
-from edge_spec.bundle import Bundle, add_file
+from edge_spec.bundle import PARTS_FILE, Bundle, add_file
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.drafters.self_draft import WINDOW, Part
 from edge_spec.errors import BundleError, MissingDependencyError, UnsupportedModelError
 from edge_spec.model import Model, SelfDrafting, Session
 from edge_spec.tree import TokenTree
 
-PARTS_FILE = "parts.json"
 _CONTEXT = 64  # tokens before the window, which the parts do not read themselves
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
 _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers

@@ -11,13 +11,14 @@ import numpy as np
 
 from edge_spec.decoder import Decoder
 from edge_spec.drafting import Drafting
-from edge_spec.errors import ContextFullError, SnapshotError, UsageError
+from edge_spec.errors import ContextFullError, EdgeSpecError, SnapshotError, UsageError
 from edge_spec.generation import PREFILL_TOKENS, Conversation
 from edge_spec.model import Restorable
 from edge_spec.parts import Parts
 from edge_spec.plugins import PAIR_DRAFTERS
 from edge_spec.snapshot_file import Description, Snapshot
 from edge_spec.speculation import Speculation
+from edge_spec.target import TargetCalls, target_calls
 
 
 def take_snapshot(
@@ -26,8 +27,8 @@ def take_snapshot(
     drafting: Drafting,
     note: Mapping[str, Any] | None,
 ) -> Snapshot:
-    """Between two answers. Raises UsageError for a note that JSON cannot hold."""
-    target = conversation.decoder.target
+    """Between two answers. Raises UsageError for a note that JSON cannot hold, SessionError where
+    the target fails."""
     description = Description(
         model=parts.name,
         fingerprint=fingerprint(parts),
@@ -42,7 +43,7 @@ def take_snapshot(
     return Snapshot(
         description,
         np.array(conversation.tokens, np.int32),
-        target.state() if isinstance(target, Restorable) else {},
+        _target_state(conversation),
         drafting.speculation.snapshot(),
     )
 
@@ -80,6 +81,7 @@ def take_over(
         speculation.restore(_drafters_state(snapshot, parts, speculation))
         _restore_target(snapshot, parts, conversation)
     except BaseException as error:
+        conversation.failed |= isinstance(error, EdgeSpecError)
         speculation.restore(before)
         if isinstance(error, (KeyError, ValueError)):
             raise SnapshotError(
@@ -103,6 +105,18 @@ def fingerprint(parts: Parts) -> str:
 
 def _drafts(parts: Parts) -> tuple[str, ...]:
     return tuple(draft.identity for draft in parts.drafts)
+
+
+def _target_state(conversation: Conversation) -> dict[str, np.ndarray]:
+    target = conversation.decoder.target
+    if not isinstance(target, Restorable):
+        return {}
+    try:
+        with target_calls:
+            return target.state()
+    except EdgeSpecError:
+        conversation.failed = True
+        raise
 
 
 def _checked_note(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -135,7 +149,8 @@ def _restore_target(snapshot: Snapshot, parts: Parts, conversation: Conversation
     if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
         held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
         try:
-            target.restore(snapshot.cache, len(tokens))
+            with TargetCalls(ValueError):
+                target.restore(snapshot.cache, len(tokens))
         except ValueError:
             conversation.tokens = held
             raise
@@ -144,7 +159,8 @@ def _restore_target(snapshot: Snapshot, parts: Parts, conversation: Conversation
     conversation.reuse(tokens)
     try:
         while target.length < len(tokens):
-            target.prefill(tokens[target.length : target.length + PREFILL_TOKENS])
+            with target_calls:
+                target.prefill(tokens[target.length : target.length + PREFILL_TOKENS])
     finally:
         conversation.tokens = tokens[: target.length]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from edge_spec import demo_model
 from edge_spec.bundle import is_bundle, read_manifest
 from edge_spec.errors import ModelFileError
-from edge_spec.hub.cache import HubModel
+from edge_spec.hub.cache import HubModel, find_cached
 from edge_spec.hub.pull import open_model
 from edge_spec.hub.reference import HubReference, is_on_hub
 from edge_spec.model import ExportOptions, Progress
 from edge_spec.pair_bundle import PairMember, find_member
-from edge_spec.storage import cache_directory
+from edge_spec.storage import cache_directory, recover
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
 EXPORT_VERSION = 3
@@ -42,14 +42,26 @@ class Source:
             return None
         return open_model(HubReference.parse(self.model), self.progress)
 
+    @property
+    def is_fetched(self) -> bool:
+        """Whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
+        if self.is_demo:
+            return self._demo_file is not None
+        return not is_on_hub(self.model) or find_cached(HubReference.parse(self.model)) is not None
+
+    @cached_property
+    def _demo_file(self) -> Path | None:
+        return demo_model.find_demo_model()
+
     @cached_property
     def path(self) -> Path:
         """Raises ModelFileError where there is no such file, and as `on_hub` does."""
         if self.is_demo:
-            return demo_model.fetch_demo_model(self.progress)
+            return self._demo_file or demo_model.fetch_demo_model(self.progress)
         if self.on_hub is not None:
             return self.on_hub.path
         path = Path(self.model).expanduser()
+        recover(path)
         if not path.exists():
             raise ModelFileError(
                 f"no such file or directory: {path}",

@@ -13,6 +13,7 @@ import numpy as np
 from edge_spec import plugins
 from edge_spec.anticipation import Anticipation
 from edge_spec.control.cost import RowCosts
+from edge_spec.control.eager import EagerPolicy
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.load import Load, SharedPolicy
 from edge_spec.control.measured import MeasuredPolicy
@@ -27,6 +28,9 @@ from edge_spec.drafters.protocol import Closing, Drafter
 from edge_spec.drafters.setting import Setting
 from edge_spec.model import Capabilities
 
+# What was seen over a few tokens at load need not be the worst.
+_REPLAY_SAFETY = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +43,7 @@ class Speculation:
     tie_margin: float = 0.0
     overlap: bool = False  # drafters have a device of their own
     anticipation: Anticipation | None = None  # drafters guess on while the target scores
+    replays: bool = False  # near ties of wider passes are decided by plain steps
 
     def close(self) -> None:
         if self.anticipation is not None:
@@ -71,7 +76,8 @@ class Speculation:
 class Speculator:
     """What one target allows; composes whatever drafters the user asks for.
 
-    exact: bit-identical to plain decoding in the same mode.
+    exact: bit-identical to plain decoding in the same mode, where a width above 1 has such rows;
+    else what wider passes leave open is decided by plain steps.
     """
 
     setting: Setting
@@ -83,6 +89,11 @@ class Speculator:
     load: Load = field(default_factory=Load)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
+    eager: bool = False  # every guess is verified, whether or not that pays
+
+    @property
+    def replays(self) -> bool:
+        return self.exact and self.numerics.invariant_widths[-1] == 1
 
     @property
     def min_rows(self) -> int:
@@ -107,24 +118,28 @@ class Speculator:
         trees, branches = self.capabilities.trees, self.branches
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
-        if self.costs is not None and guarded:
+        if self.eager:
+            policy = EagerPolicy(self._max_draft_tokens, branches, trees)
+        elif self.costs is not None and guarded:
             guess_s = {name: self._step_s for name in plugins.PAIR_DRAFTERS if self._step_s}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
-            if self.exact:
+            if self.exact and not self.replays:
                 costs = costs.padded(self.numerics.invariant_widths)
             policy = MeasuredPolicy(costs, guess_s, free, limit, branches, trees)
         if self.parallel_rows is not None:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
-        if self.exact:
+        if self.exact and not self.replays:
             policy = ExactPolicy(policy, self.numerics.invariant_widths)
-        tie_margin = self.numerics.tie_margin if guarded and not self.exact else 0.0
+        tie_margin = self.numerics.tie_margin if guarded else 0.0
+        if self.exact:
+            tie_margin *= _REPLAY_SAFETY if self.replays else 0
         anticipation = self._anticipation(guarded)
-        return Speculation(guarded, policy, tie_margin, self.overlap, anticipation)
+        return Speculation(guarded, policy, tie_margin, self.overlap, anticipation, self.replays)
 
     def _anticipation(self, drafters: Sequence[Drafter]) -> Anticipation | None:
         paired = any(drafter.name in plugins.PAIR_DRAFTERS for drafter in drafters)
-        if self.draft_overlap is DraftOverlap.OFF or not paired:
+        if self.draft_overlap is DraftOverlap.OFF or not paired or self.replays:
             return None
         trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
         return Anticipation(drafters, trial)

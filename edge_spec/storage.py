@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
@@ -12,8 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edge_spec.errors import StorageError
+from edge_spec.swap import swapped
+
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _ABANDONED_AFTER_S = 24 * 3600.0
+_UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
+_WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def cache_directory() -> Path:
@@ -35,72 +42,109 @@ def sha256_file(path: Path) -> str:
 def atomic_directory(final: Path) -> Iterator[Path]:
     """A new directory beside `final` that takes its place when the block ends without error.
 
-    Every file is synced before the rename. After an error or an interrupt nothing is left; after
-    a kill, a hidden directory that is never opened, which a later call for `final` removes when
-    it is a day old.
+    Everything in it is synced before. After an error or an interrupt nothing is left; after a
+    kill, a hidden directory that is never opened, which a later call removes (`_is_abandoned`).
+    At no moment is there neither the old nor the new one, but where the system cannot swap two
+    directories: there `recover` finds the old one again.
+
+    Raises StorageError where there is no space or no place for it, OSError.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(final)
-    work = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
-    try:
-        yield work
-        for path in work.rglob("*"):
-            if path.is_file():
-                _sync(path)
-        _sync(work)
-        work.chmod(0o755)  # mkdtemp makes it private
-        _put(work, final)
-        _sync(final.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    if final.is_symlink():
+        final = final.resolve()  # the link stays: what it leads to is replaced
+    with full_disk_told(final):
+        with refusal_told(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            recover(final)
+            _remove_abandoned(final)
+            work = Path(tempfile.mkdtemp(_WORK, f".{final.name}.", final.parent))
+        lock = _locked(work)
+        try:
+            yield work
+            for path in work.rglob("*"):
+                sync(path)
+            sync(work)
+            work.chmod(0o755)  # mkdtemp makes it private
+            _put(work, final)
+            sync(final.parent)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            _unlock(lock)
 
 
 @contextmanager
 def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     """A new file beside `final` that takes its place when the block ends without error.
 
-    What a kill leaves is as with `atomic_directory`. mode: of the new file.
+    What a kill leaves and what is raised is as with `atomic_directory`. mode: of the new file.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(final)
-    handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
-    os.close(handle)
-    work = Path(name)
-    try:
-        yield work
-        work.chmod(mode)  # mkstemp makes it private
-        _sync(work)
-        work.replace(final)
-        _sync(final.parent)
-    finally:
-        work.unlink(missing_ok=True)
-
-
-def _put(work: Path, final: Path) -> None:
-    try:
-        work.rename(final)
-    except OSError:
-        if not final.exists():
-            raise
-        old = work.with_name(f"{work.name}.old")
-        final.rename(old)
+    with full_disk_told(final):
+        with refusal_told(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(final)
+            handle, name = tempfile.mkstemp(_WORK, f".{final.name}.", final.parent)
+        os.close(handle)
+        work = Path(name)
+        lock = _locked(work)
         try:
-            work.rename(final)
-        except BaseException:
-            old.rename(final)
+            yield work
+            work.chmod(mode)  # mkstemp makes it private
+            sync(work)
+            work.replace(final)
+            sync(final.parent)
+        finally:
+            work.unlink(missing_ok=True)
+            _unlock(lock)
+
+
+@contextmanager
+def full_disk_told(final: Path) -> Iterator[None]:
+    """Where the block writes `final` and there is no space for it, raises StorageError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        told = _full_disk(error, final)
+        if told is None:
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        raise told from error
 
 
-def _remove_abandoned(final: Path) -> None:
-    before = time.time() - _ABANDONED_AFTER_S
-    for path in final.parent.glob(f".{glob.escape(final.name)}.*"):
-        with suppress(OSError):  # another process may be removing it
-            if path.stat().st_mtime < before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+@contextmanager
+def refusal_told(final: Path) -> Iterator[None]:
+    """Where the block cannot make a file beside `final`, raises StorageError."""
+    try:
+        yield
+    except TimeoutError:  # of a lock
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise StorageError(
+            f"cannot write in {final.parent}: {error.strerror or error}",
+            remedy=f"Check it, or {_elsewhere(final)}.",
+            errno=error.errno,
+        ) from error
 
 
-def _sync(path: Path) -> None:
+def recover(final: Path) -> None:
+    """Puts back the directory that a kill took away while another one was to take its place."""
+    if os.path.lexists(final):
+        return
+    olds = final.parent.glob(f".{glob.escape(final.name)}.*{_OLD}")
+    for old in sorted(olds, key=lambda path: path.name):
+        with suppress(OSError):  # another process has put it back
+            old.rename(final)
+            return
+
+
+def is_work(path: Path) -> bool:
+    """Whether it is what a writer here is writing, or what a kill has left of that."""
+    return path.name.startswith(".") and path.suffix == _WORK
+
+
+def sync(path: Path) -> None:
+    """What the file or directory holds survives a loss of power."""
     if os.name == "nt" and path.is_dir():  # Windows cannot open a directory
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -108,3 +152,91 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _put(work: Path, final: Path) -> None:
+    """Afterwards `work` is gone, or holds what was at `final`."""
+    try:
+        work.rename(final)
+        return
+    except OSError:
+        if not final.exists():
+            raise
+    if swapped(work, final):
+        return
+    old = work.with_name(f"{work.name}{_OLD}")
+    final.rename(old)
+    try:
+        work.rename(final)
+    except BaseException:
+        recover(final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(final: Path) -> None:
+    """In the cache also what was to be another file, which may never be written again."""
+    found = set(final.parent.glob(f".{glob.escape(final.name)}.*"))
+    if cache_directory() in final.parents:
+        found |= set(final.parent.glob(f".*{_WORK}"))
+    for path in found:
+        with suppress(OSError):  # another process may be removing it
+            if _is_abandoned(path):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody writes it any more: its lock went with the process that held it. Where there
+    are no locks, a day is taken to be long enough."""
+    age_s = time.time() - path.stat().st_mtime
+    if path.suffix != _WORK or age_s < _UNLOCKED_AFTER_S:
+        return age_s > _ABANDONED_AFTER_S
+    lock = _locked(path)
+    _unlock(lock)
+    return lock is not None or age_s > _ABANDONED_AFTER_S
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that locks it until it is closed; None where it cannot be locked, or is."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _full_disk(error: OSError, final: Path) -> StorageError | None:
+    """None for any other error."""
+    if error.errno not in (*_FULL, errno.EFBIG):
+        return None
+    disk = next(path for path in final.absolute().parents if path.exists())
+    free_mb = shutil.disk_usage(disk).free / 1e6
+    while not os.path.ismount(disk):
+        disk = disk.parent
+    if error.errno == errno.EFBIG:
+        what = f"{final.name} is larger than a file may be on {disk}"
+        remedy = "Raise the limit (ulimit -f)"
+    elif error.errno == errno.ENOSPC:
+        what = f"no space left on {disk} for {final.name}"
+        remedy = f"Free more than the {free_mb:.1f} MB that there are"
+    else:
+        what = f"no space left on {disk} for {final.name}: its owner's quota is used up"
+        remedy = "Free some"
+    return StorageError(what, remedy=f"{remedy}, or {_elsewhere(final)}.", errno=error.errno)
+
+
+def _elsewhere(final: Path) -> str:
+    if cache_directory() in final.parents:
+        return f"set {CACHE_VARIABLE} to a directory that has room and can be written"
+    return "choose another place"

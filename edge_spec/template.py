@@ -12,6 +12,8 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 # such as "tool_calls", goes to the template as it is.
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI has them
+_SHOWN = 500  # characters of a template's own error
+_MAX_PATTERN_CHARACTERS = 100
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -19,25 +21,22 @@ class ChatTemplate:
     """Raises UnsupportedModelError for a template that does not compile or run."""
 
     def __init__(self, source: str | None, bos_token: str = "", eos_token: str = "") -> None:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from edge_spec.template_sandbox import TemplateSandbox
 
         if source is None:
             raise UnsupportedModelError(
                 "this model has no chat template",
                 remedy="Use a chat model, or `generate --raw` for plain continuation.",
             )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        self._environment = environment = TemplateSandbox()
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        environment.globals["strftime_now"] = _now
         environment.globals |= {"bos_token": bos_token, "eos_token": eos_token}
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
+            self._template = environment.compiled(source)
+        except Exception as error:  # of jinja2, of Python's compiler, or RecursionError
             raise UnsupportedModelError(
-                f"the model's chat template does not compile: {error}",
+                f"the model's chat template does not compile: {_cut(error)}",
                 remedy="Use `generate --raw`, or a model with a valid template.",
             ) from error
 
@@ -57,16 +56,49 @@ class ChatTemplate:
         return prompt
 
     def _rendered(self, messages: Sequence[Message], tools: Tools) -> str:
+        from edge_spec.template_budget import LimitError, Limits
+
         named = {"tools": list(tools)} if tools else {}
+        limits = Limits.of(_num_characters((messages, tools)))
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=True, **named
+            return self._environment.render(
+                self._template,
+                limits,
+                messages=list(messages),
+                add_generation_prompt=True,
+                **named,
             )
+        except LimitError as error:
+            raise UnsupportedModelError(
+                f"the chat template {error}",
+                remedy="Use `generate --raw`, or a model with another template.",
+            ) from None
         except Exception as error:  # it is a program, and may fail in any way
             raise UnsupportedModelError(
-                f"the model's chat template refuses these messages: {error}",
+                f"the model's chat template refuses these messages: {_cut(error)}",
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
+
+
+def _num_characters(value: Any) -> int:
+    """In messages or tools, with all that is nested in them."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict | Mapping):  # dict first: it is told fast
+        return sum(map(_num_characters, value.values()))
+    return sum(map(_num_characters, value)) if isinstance(value, list | tuple) else 0
+
+
+def _cut(error: Exception) -> str:
+    """Its text may be the template's, of any length."""
+    text = str(error)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _now(pattern: str) -> str:
+    if len(pattern) > _MAX_PATTERN_CHARACTERS:
+        raise ValueError("a date of too many parts")
+    return datetime.now().strftime(pattern)
 
 
 def _check(message: Message) -> None:

@@ -13,6 +13,7 @@ from edge_spec.errors import ModelFileError
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
 # megabyte takes a second.
 _LONG_CHARACTERS = 1 << 14
+_SHOWN = 500  # characters of the library's own words, which may quote the file
 
 
 class TextPieces(Protocol):
@@ -43,11 +44,10 @@ class Tokenizer:
     def __init__(self, json: str, bos_id: int | None = None) -> None:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json)
-        except Exception as error:  # the library raises plain Exception
-            raise ModelFileError(
-                f"the model's tokenizer.json cannot be read: {error}",
-                remedy="Download or export the model again.",
-            ) from error
+        except BaseException as error:
+            if isinstance(error, Exception) or _is_given_up(error):
+                raise _unusable(error) from error
+            raise
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bos_id = bos_id
@@ -56,21 +56,36 @@ class Tokenizer:
         """Begins with the BOS token where the model asks for one and the text has none.
 
         Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
+        Raises ModelFileError where the library gives the tokenizer up.
         """
         text = text.encode("utf-8", "replace").decode("utf-8")
-        if len(text) < _LONG_CHARACTERS:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        else:
-            (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-            ids = encoded.ids
+        try:
+            ids = self._encoded(text)
+        except BaseException as error:
+            if _is_given_up(error):
+                raise _unusable(error) from error
+            raise
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        """The text of `ids` without special tokens. Raises ModelFileError."""
+        try:
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        except BaseException as error:
+            if _is_given_up(error):
+                raise _unusable(error) from error
+            raise
         return text
+
+    def _encoded(self, text: str) -> list[int]:
+        if len(text) < _LONG_CHARACTERS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids = encoded.ids
+        return ids
 
     def stream(self) -> TextStream:
         return TextStream(self._tokenizer)
@@ -88,6 +103,19 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""
         return self._tokenizer.id_to_token(token) or ""
+
+
+def _is_given_up(error: BaseException) -> bool:
+    """Whether the library gave up, on a tokenizer that says what cannot be: by a plain Exception,
+    or by a panic of its Rust code, which is no Exception and cannot be imported."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def _unusable(error: BaseException) -> ModelFileError:
+    return ModelFileError(
+        f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
+        remedy="Download or export the model again.",
+    )
 
 
 class TextStream:

@@ -287,6 +287,7 @@ class Verdict:
     accepted_rows: tuple[int, ...]
     exhausted: bool  # the path of right guesses ended for want of guesses, not by a wrong one
     near_ties: int = 0
+    first_tie: int | None = None  # the first of the tokens that was a near tie
 
     @property
     def kept(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.architecture import ModelConfig, RopeScaling
+from edge_spec.bundle import is_below
 from edge_spec.errors import (
     ModelFileError,
     UnknownArchitectureError,
@@ -20,6 +21,8 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_SHOWN = 200  # characters of a name in a message
+MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
 
 
 def open_directory(path: Path) -> Checkpoint:
@@ -55,6 +58,11 @@ def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise ModelFileError(
+                f"{path} is larger than {MAX_TEXT_BYTES // 10**6} MB",
+                remedy="Do not use this model.",
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ModelFileError(
@@ -98,9 +106,9 @@ def shards(path: Path) -> list[str]:
         raise ModelFileError(f"{path / INDEX} has no weight_map", remedy="Download it again.")
     files = sorted(set(names.values()))
     for file in files:
-        if Path(file).name != file:
+        if "/" in file or not is_below(file):
             raise ModelFileError(
-                f"{path / INDEX} names a file outside the directory: {file}",
+                f"{path / INDEX} names a file outside the directory: {file[:_SHOWN]!r}",
                 remedy="Do not use this model.",
             )
     return files

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,9 @@ from gguf.constants import GGMLQuantizationType
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+# The format's own limit is 100 MB, of which Python would make 2 GB; large models' have 1 MB.
+MAX_HEADER_BYTES = 32_000_000
+_SHOWN = 200  # characters of a name in a message
 _KINDS = MappingProxyType(
     {
         "F32": (GGMLQuantizationType.F32, 4),
@@ -62,16 +65,17 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor
         shape = tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, OverflowError, TypeError, ValueError):
-        raise _damaged(path, f"no type, shape and offsets for tensor {name}") from None
+        raise _damaged(path, f"no type, shape and offsets for tensor {name[:_SHOWN]}") from None
     if dtype not in _KINDS:
         raise UnsupportedModelError(
-            f"tensor {name} in {path} has the type {dtype}",
+            f"tensor {name[:_SHOWN]} in {path} has the type {dtype[:_SHOWN]}",
             remedy=f"Save the model in one of {', '.join(_KINDS)}.",
         )
     kind, item_bytes = _KINDS[dtype]
     fits = 0 <= begin <= end <= len(body) and end - begin == math.prod(shape) * item_bytes
     if not shape or min(shape) < 1 or not fits:
-        raise _damaged(path, f"tensor {name} of shape {list(shape)} at {begin}..{end}")
+        what = f"tensor {name[:_SHOWN]} of shape {reprlib.repr(shape)}"
+        raise _damaged(path, f"{what} at {reprlib.repr(begin)}..{reprlib.repr(end)}")
     data = body[begin:end].reshape(*shape[:-1], shape[-1] * item_bytes)
     return StoredTensor(shape, kind, data)
 

@@ -89,7 +89,7 @@ def compare(
 
 def _asked(conversation: Conversation, prompt: str | None) -> list[Message]:
     if prompt is not None:
-        return [*conversation.messages, {"role": "user", "content": prompt}]
+        return [*conversation.asked_messages, {"role": "user", "content": prompt}]
     last = {"role": "user", "content": conversation.last_prompt()}
     return [*conversation.before_last_prompt(), last]
 

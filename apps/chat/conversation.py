@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_spec.context_room import num_to_leave_out
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class Stop:
 
 
 class Conversation:
-    """`said` is what user and assistant said; `last` the latest answer, `running` the growing one.
+    """`said` is what user and assistant said, of which prompts leave the `left_out` oldest messages
+    out; `last` the latest answer, `running` the growing one.
 
     Its methods are called by one thread at a time; `stop.request` and, during an answer,
     `set_drafter` by any.
@@ -76,6 +78,7 @@ class Conversation:
         self.answering = answering
         self.system = system
         self.said: list[Message] = []
+        self.left_out = 0
         self.turns: list[dict[str, Any]] = []  # of --json
         self.last: GenerationResult | None = None
         self.running: GenerationResult | None = None
@@ -91,30 +94,67 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        opening = [{"role": "system", "content": self.system}] if self.system else []
-        return [*opening, *self.said]
+        """All of them."""
+        return [*self._opening, *self.said]
+
+    @property
+    def asked_messages(self) -> list[Message]:
+        """Those that prompts do not leave out."""
+        return [*self._opening, *self.said[self.left_out :]]
+
+    def make_room(self, text: str, *, again: bool = False) -> str | None:
+        """Leaves the oldest turns out from now on, where the message that `answer` is to be called
+        with would leave too little room for an answer; what to tell the user then. Raises
+        EdgeSpecError."""
+        engine = self.engine
+        said = self._until(text, again)
+        more = num_to_leave_out(
+            [*self._opening, *said[self.left_out :]],
+            lambda messages: len(engine.chat_prompt(messages)),
+            engine.context_length,
+            self.answering.get("max_tokens") or engine.context_length,
+        )
+        if not more:
+            return None
+        self.left_out += more
+        return (
+            f"The context of {engine.context_length} tokens is full: from now on the model does "
+            f"not see the oldest {self.left_out} messages. /save keeps them, /reset begins anew."
+        )
 
     def answer(self, text: str, on_chunk: OnChunk, *, again: bool = False) -> GenerationResult:
         """Adds the message and the answer to it; a stopped answer stays as far as it came.
 
-        again: in place of the last message and its answer. Raises EdgeSpecError and then leaves
-        the conversation as it was.
+        again: in place of the last message and its answer. Raises EdgeSpecError; the conversation
+        is then as it was, but for an answer that had begun, which stays as far as it came.
         """
-        said = self.said[: self._last_asked()] if again else self.said
-        said = [*said, {"role": "user", "content": text}]
-        opening = self.messages[: len(self.messages) - len(self.said)]
-        result = self.generate([*opening, *said], on_chunk, self.answering)
-        self.said = [*said, {"role": "assistant", "content": result.text}]
-        self.last = result
-        self.turns.append({"prompt": text, **result.to_dict()})
+        said = self._until(text, again)
+        generation = self._start([*self._opening, *said[self.left_out :]], self.answering)
+        result = generation.result
+        try:
+            self._read(generation, on_chunk)
+        finally:
+            failed = result.finish_reason == "error"
+            if result.finish_reason is not None and not (failed and not result.text):
+                self.said = [*said, {"role": "assistant", "content": result.text}]
+                self.last = result
+                self.turns.append({"prompt": text, "left_out": self.left_out, **result.to_dict()})
         return result
 
     def generate(
         self, messages: list[Message], on_chunk: OnChunk, options: AnswerOptions
     ) -> GenerationResult:
         """An answer that the conversation does not keep. Raises EdgeSpecError."""
+        generation = self._start(messages, options)
+        self._read(generation, on_chunk)
+        return generation.result
+
+    def _start(self, messages: list[Message], options: AnswerOptions) -> Generation:
         generation = self.engine.chat(messages, stream=True, **options)
         self.stop.watch(generation)
+        return generation
+
+    def _read(self, generation: Generation, on_chunk: OnChunk) -> None:
         self.running = generation.result
         try:
             for chunk in generation:
@@ -122,7 +162,6 @@ class Conversation:
         finally:
             self.running = None
         self.plain_per_second = generation.result.stats.plain_per_second or self.plain_per_second
-        return generation.result
 
     def last_prompt(self) -> str:
         """The last message of the user. Raises UsageError where there is none."""
@@ -130,10 +169,10 @@ class Conversation:
 
     def before_last_prompt(self) -> list[Message]:
         """The messages that the last answer was given after, without its own."""
-        return self.messages[: len(self.messages) - len(self.said) + self._last_asked()]
+        return [*self._opening, *self.said[self.left_out : self._last_asked()]]
 
     def forget(self) -> None:
-        self.said = []
+        self.said, self.left_out = [], 0
 
     def take_over(self, messages: list[Message]) -> None:
         """Goes on from these messages, of which the first may be the system's."""
@@ -141,7 +180,7 @@ class Conversation:
         if messages and messages[0]["role"] == "system":
             self.system = messages[0]["content"]
             messages = messages[1:]
-        self.said = list(messages)
+        self.said, self.left_out = list(messages), 0
         self.last = None
 
     def open(self, model: str, report: Report | None) -> None:
@@ -164,7 +203,17 @@ class Conversation:
     def _replace(self, engine: Engine) -> None:
         self.engine.close()
         self.engine = engine
+        self.left_out = 0  # its context may hold more
         self.plain_per_second = None
+
+    @property
+    def _opening(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    def _until(self, text: str, again: bool) -> list[Message]:
+        """What was said before a message, and the message."""
+        said = self.said[: self._last_asked()] if again else self.said
+        return [*said, {"role": "user", "content": text}]
 
     def _last_asked(self) -> int:
         """Where in `said` the last message of the user is. Raises UsageError without one."""

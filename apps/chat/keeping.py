@@ -23,7 +23,7 @@ def save(conversation: Conversation, path: Path) -> str:
         raise UsageError(f"{path} exists", remedy="Choose another name, or delete it first.")
     note = {"messages": conversation.messages}
     if path.suffix == ".json":
-        with atomic_file(path) as work:
+        with atomic_file(path, 0o600) as work:  # it is somebody's conversation
             work.write_text(json.dumps(note, ensure_ascii=False, indent=1), encoding="utf-8")
     else:
         conversation.engine.snapshot(path, note)
@@ -36,7 +36,7 @@ def load(conversation: Conversation, path: Path) -> str:
     if path.suffix == ".json":
         try:
             note = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _no_conversation(path, str(error)) from error
         messages = _messages(note, path)
     else:

@@ -13,7 +13,11 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from edge_spec.apps.chat.commands import COMMANDS, find
 from edge_spec.apps.chat.conversation import Conversation
-from edge_spec.storage import cache_directory
+from edge_spec.locks import locked
+from edge_spec.storage import atomic_file, cache_directory
+
+_MAX_HISTORY_BYTES = 1_000_000
+_LOCK_S = 1.0
 
 
 class CommandCompleter(Completer):
@@ -56,6 +60,18 @@ def open_history() -> History:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _shorten(path)
     except OSError:
         return InMemoryHistory()
-    return OwnHistory(Path(path))
+    return OwnHistory(path)
+
+
+def _shorten(path: Path) -> None:
+    """Drops the older half of a long history, at the beginning of an entry."""
+    if path.stat().st_size <= _MAX_HISTORY_BYTES:
+        return
+    with locked(path, _LOCK_S):
+        content = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
+        entry = content.find(b"\n\n# ")  # its time, before its lines
+        with atomic_file(path, 0o600) as work:
+            work.write_bytes(content[entry + 1 :])

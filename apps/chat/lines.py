@@ -36,8 +36,13 @@ def talk_in_lines(conversation: Conversation, *, as_json: bool) -> None:
                     _answer(conversation, Answer(text), as_json)
         except EdgeSpecError as error:
             if not sys.stdin.isatty():
+                _print_turns(conversation, as_json)
                 raise
             print(f"edge-spec: {harmless(str(error))}", file=sys.stderr)
+    _print_turns(conversation, as_json)
+
+
+def _print_turns(conversation: Conversation, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"turns": conversation.turns}, ensure_ascii=False))
 
@@ -73,9 +78,14 @@ def _answer(conversation: Conversation, message: Answer, as_json: bool) -> None:
         if not as_json:
             print(harmless(chunk.text) if to_terminal else chunk.text, end="", flush=True)
 
-    conversation.answer(message.text, show, again=message.again)
-    if not as_json:
-        print()
+    note = conversation.make_room(message.text, again=message.again)
+    if note is not None:
+        print(f"edge-spec: {note}", file=sys.stderr)
+    try:
+        conversation.answer(message.text, show, again=message.again)
+    finally:
+        if not as_json:
+            print(flush=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prompt_toolkit import PromptSession
@@ -149,6 +150,8 @@ class Terminal:
         await self._show(outcome)
 
     async def _answer(self, message: Answer) -> None:
+        room = partial(self._conversation.make_room, message.text, again=message.again)
+        await self._show(await self._following(room))
         self._view = view = AnswerView(self._conversation.is_plain)
         self._meter.restart()
 

@@ -38,10 +38,10 @@ def run(
 ) -> None:
     """Shows the window at once, with its page when the model is open; returns when it is closed.
 
-    announce: called with the model's name, the server's address and its port. SIGTERM closes the
-    window, SIGINT too and then raises KeyboardInterrupt. Raises DeviceError where there is nothing
-    to show a window on, MissingDependencyError where no browser engine is installed, and what
-    `open_engine` raises.
+    announce: called with the model's name, the server's address and its port. SIGTERM and SIGHUP
+    close the window, SIGINT too and then raises KeyboardInterrupt. Raises DeviceError where there
+    is nothing to show a window on, MissingDependencyError where no browser engine is installed, and
+    what `open_engine` raises.
     """
     _require_a_display()
     logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs what it raises, at length
@@ -111,7 +111,7 @@ class _Behind(Thread):
 
 @contextmanager
 def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
-    """Within the block, SIGINT and SIGTERM close the window; gives those that came.
+    """Within the block, SIGINT, SIGTERM and SIGHUP close the window; gives those that came.
 
     Python's handlers would wait until the window's own loop, which is native, runs Python again.
     """
@@ -125,7 +125,9 @@ def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
 
     watching = Thread(target=watch, name="signals", daemon=True)
     systems.setblocking(False)
-    watched = (signal.SIGINT, signal.SIGTERM)
+    watched = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        watched.append(signal.SIGHUP)  # nohup turns it off
     handlers = {number: signal.signal(number, lambda *_: None) for number in watched}
     previous = signal.set_wakeup_fd(systems.fileno())
     watching.start()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from edge_spec import Chunk, Engine, Generation, GenerationResult
+from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.slots import Slot
 
 _LIVE_S = 1.0  # the time that a live rate looks back
@@ -167,7 +167,8 @@ class Answer:
                 self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
         finally:
             result = generation.result
-            slot.tokens = (*prompt, *(token.id for token in result.tokens))
+            if result.finish_reason is not FinishReason.ERROR:  # else the cache is read anew
+                slot.tokens = (*prompt, *(token.id for token in result.tokens))
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second
         self.results.append(result)

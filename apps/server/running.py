@@ -54,7 +54,10 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {each: signal.signal(each, self.handle_exit) for each in HANDLED_SIGNALS}
+        watched = list(HANDLED_SIGNALS)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            watched.append(signal.SIGHUP)  # the terminal is closed; nohup turns it off
+        previous = {each: signal.signal(each, self.handle_exit) for each in watched}
         try:
             yield
         finally:
@@ -85,15 +88,16 @@ def serve(
     options: ServerOptions,
     announce: Callable[[str, str, int], None] = lambda model, url, port: None,
 ) -> None:
-    """Serves until a signal: SIGTERM returns, SIGINT raises KeyboardInterrupt, both after running
-    answers have ended or `options.grace_s` has passed. The engine is not closed.
+    """Serves until a signal: SIGTERM and SIGHUP return, SIGINT raises KeyboardInterrupt, all after
+    running answers have ended or `options.grace_s` has passed. The engine is not closed.
 
     announce: called with the model's name, the address and the port, which accepts connections.
     Raises DeviceError where the address cannot be used.
     """
     with _Site(engine, options) as site:
-        announce(engine.name, site.url, site.port)
-        site.run()
+        with site.server.capture_signals():  # who was told that it serves may end it
+            announce(engine.name, site.url, site.port)
+            site.run()
         if site.server.interrupted:
             raise KeyboardInterrupt
 

@@ -26,6 +26,7 @@ class Job:
         self.id = id
         self.do = do
         self.cancelled = False
+        self.produced: dict[str, Any] | None = None  # by an answer, however it ended
         self._generation: Generation | None = None
 
     def cancel(self) -> None:
@@ -80,7 +81,7 @@ class Conversation:
             try:
                 response = result(job.id, self._do(job))
             except (EdgeSpecError, RpcError) as error:
-                response = failure(job.id, error)
+                response = failure(job.id, error, job.produced)
             except Exception as error:  # a mistake of ours must not end the other conversations
                 traceback.print_exc()
                 response = failure(job.id, error)
@@ -99,11 +100,13 @@ class Conversation:
         if not isinstance(outcome, Generation):
             return outcome
         job.begun(outcome)
-        while (chunk := self._next(outcome)) is not None:
-            self._send(chunk_message(job.id, chunk))
-        told = outcome.result.to_dict()
-        del told["tokens"]  # they were streamed
-        self.last_stats = told["stats"]
+        try:
+            while (chunk := self._next(outcome)) is not None:
+                self._send(chunk_message(job.id, chunk))
+        finally:
+            job.produced = told = outcome.result.to_dict()
+            del told["tokens"]  # they were streamed
+            self.last_stats = told["stats"]
         return told
 
     def _next(self, generation: Generation) -> Chunk | None:

@@ -177,13 +177,18 @@ def result(id: Id, value: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "result": value}
 
 
-def failure(id: Id | None, error: Exception) -> dict[str, Any]:
-    """The error response for whatever was raised."""
+def failure(
+    id: Id | None, error: Exception, produced: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The error response for whatever was raised. produced: the result of an answer as far as it
+    came."""
     told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": f"{type(error).__name__}"}
     if isinstance(error, RpcError):
         told = {"code": int(error.code), "message": str(error)}
     elif isinstance(error, EdgeSpecError):
-        data = {"type": type(error).__name__, "remedy": error.remedy}
+        data: dict[str, Any] = {"type": type(error).__name__, "remedy": error.remedy}
+        if produced is not None:
+            data["result"] = produced
         told = {"code": int(Code.EDGE_SPEC), "message": error.message, "data": data}
     return {"jsonrpc": "2.0", "id": id, "error": told}
 

@@ -12,6 +12,7 @@ from edge_spec.errors import UsageError
 # Six a category, under the names of Spec-Bench's categories (Xia et al. 2024) and about as long as
 # its own.
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+MAX_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,14 @@ class Prompt:
 
 def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
     """Lines of JSON with `id`, `category` and `prompt`, or Spec-Bench's `turns`, of which the first
-    is taken; of each category the first `per_category`. Raises UsageError."""
+    is taken; or, in a file that ends in .txt, a prompt a line. Of each category the first
+    `per_category`. Raises UsageError."""
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageError(
+                f"{path} is larger than {MAX_BYTES // 10**6} MB",
+                remedy="Give fewer prompts.",
+            )
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
@@ -36,12 +43,15 @@ def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        prompt = _parse(line, f"line {number} of {path}")
+        if path.suffix == ".txt":
+            prompt = Prompt(str(number), path.stem, line.strip())
+        else:
+            prompt = _parse(line, f"line {number} of {path}")
         counts[prompt.category] += 1
         if per_category is None or counts[prompt.category] <= per_category:
             found.append(prompt)
     if not found:
-        raise UsageError(f"{path} has no prompts", remedy="Give one JSON object a line.")
+        raise UsageError(f"{path} has no prompts", remedy="Give one a line.")
     return found
 
 
@@ -49,7 +59,7 @@ def _parse(line: str, where: str) -> Prompt:
     form = 'A line is {"id": ..., "category": "...", "prompt": "..."}.'
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}", remedy=form) from None
     if not isinstance(entry, dict):
         raise UsageError(f"{where} is not a JSON object", remedy=form)

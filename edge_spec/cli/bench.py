@@ -166,6 +166,7 @@ def _require_writable(directory: Path) -> None:
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
     from edge_spec.bench.chart import draw_chart
     from edge_spec.bench.report import markdown
+    from edge_spec.storage import atomic_file
 
     if as_json:
         print(dumps(report, ensure_ascii=False))
@@ -173,8 +174,10 @@ def _print(report: Document, as_json: bool, out: Path | None) -> None:
         print(markdown(report), end="")
     if out is None:
         return
-    (out / "report.md").write_text(markdown(report), encoding="utf-8")
-    (out / "report.json").write_text(dumps(report, ensure_ascii=False, indent=2) + "\n", "utf-8")
+    with atomic_file(out / "report.md") as file:
+        file.write_text(markdown(report), encoding="utf-8")
+    with atomic_file(out / "report.json") as file:
+        file.write_text(dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     try:
         draw_chart(report, out)
     except EdgeSpecError as error:

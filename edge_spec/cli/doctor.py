@@ -1,7 +1,8 @@
-"""`edge-spec doctor BUNDLE`: whether a bundle is whole and can be relied on."""
+"""`edge-spec doctor [MODEL] [--draft MODEL]`: will it work here, will it pay, and if not, why."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,49 +10,108 @@ import typer
 from edge_spec.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
+    from edge_spec.doctor.diagnose import Report
     from edge_spec.doctor.finding import Finding
+
+_COLORS = {"note": "cyan", "warning": "yellow", "fault": "red"}
+_LEAST_COLUMNS = 60  # in fewer, text begins further left
 
 
 def doctor(
-    bundle: Annotated[
-        str,
-        typer.Argument(help="A pair bundle, a bundle, a GGUF file or smollm2.", show_default=False),
-    ],
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="A smaller model that is to guess for it, auto, or none.  [default: a pair "
+            "bundle's own]",
+            metavar="MODEL",
+        ),
+    ] = None,
     open_models: Annotated[
-        bool,
-        typer.Option("--open/--no-open", help="Open every variant and compare their scores."),
-    ] = True,
+        bool, typer.Option("--open", help="Open every variant, too, and compare their scores.")
+    ] = False,
+    hashes: Annotated[
+        bool, typer.Option("--hash", help="Hash the files of bundles above 1 GB, too.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Check a bundle's files, tokenizer, chat template and scores. Exit status 1: a fault."""
+    """Examine this machine, and whether a model or a pair will work on it, and pay.
+
+    Nothing is fetched, converted or loaded. Exit status 1: there is a fault.
+    """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.doctor.examine import examine
-    from edge_spec.doctor.finding import Level
-    from edge_spec.sources import Source
+    from edge_spec.doctor.diagnose import Request, diagnose
 
     with ProgressBar() as progress:
-        path = Source(bundle, progress).path
-        findings = examine(path, progress, open_models=open_models)
-    is_sound = all(finding.level is not Level.FAULT for finding in findings)
+        report = diagnose(Request(model, draft, open_models, hashes), progress)
     if json:
         from dataclasses import asdict
         from json import dumps
 
-        found = [asdict(finding) for finding in findings]
-        print(dumps({"path": str(path), "ok": is_sound, "findings": found}, ensure_ascii=False))
+        findings = [asdict(finding) for finding in report.findings]
+        document = {"verdict": report.verdict, "findings": findings, **report.numbers}
+        print(dumps(document, ensure_ascii=False))
     else:
-        _print(findings)
-    if not is_sound:
+        _print(report)
+    if report.verdict == "faults":
         raise typer.Exit(1)
 
 
-def _print(findings: Sequence[Finding]) -> None:
-    width = max(len(finding.check) for finding in findings)
-    for finding in findings:
-        remedy = f". {finding.remedy}" if finding.remedy else ""
-        line = f"{finding.level:<8}{finding.check:<{width}}  {finding.found}{remedy}"
-        print(" ".join(line.splitlines()))
-    levels = [str(finding.level) for finding in findings]
-    print(f"{levels.count('fault')} faults, {levels.count('warning')} warnings")
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    width = max(len(finding.check) for finding in report.findings)
+    folds = sys.stdout.isatty()
+    console = Console(highlight=False, soft_wrap=not folds)
+    columns = console.width if folds else None
+    for group, findings in report.grouped.items():
+        console.print(Text(group, style="bold"))
+        for finding in findings:
+            level = str(finding.level)
+            for line in lines(finding, width, columns):
+                console.print(Text(line, style=_COLORS.get(level, "")))
+    levels = [str(finding.level) for finding in report.findings]
+    counts = ", ".join(f"{levels.count(level)} {level}s" for level in ("fault", "warning", "note"))
+    summary = _summary(report)
+    console.print(Text(f"{counts}{summary}"))
+
+
+def _summary(report: Report) -> str:
+    """Will it work, will it pay; "" where only the machine was examined."""
+    if "target" not in report.numbers:
+        return ""
+    if report.verdict == "faults":
+        return ": it will not work like this"
+    speedup = report.numbers.get("speedup", {})
+    expected = speedup.get("use") or speedup.get("plan")
+    if expected is None:
+        return ": it works; whether it pays is not measured"
+    if expected > 1:
+        return f": it works, and speculation pays ({expected:.2f} times)"
+    return ": it works; speculation does not pay, and rounds stay plain"
+
+
+def lines(finding: Finding, width: int, columns: int | None) -> Iterator[str]:
+    """columns: that lines are folded at; None: they are not."""
+    head = f"  {finding.level:<8}{finding.check:<{width}}  "
+    text = _printable(finding.found)
+    remedy = f"-> {_printable(finding.remedy)}" if finding.remedy else ""
+    if columns is None:
+        yield f"{head}{text} {remedy}".rstrip()
+        return
+    import textwrap
+
+    behind = " " * (len(head) if columns >= _LEAST_COLUMNS else 4)
+    yield from textwrap.wrap(head + text, columns, subsequent_indent=behind)
+    if remedy:
+        yield from textwrap.wrap(
+            remedy, columns, initial_indent=behind, subsequent_indent=behind + "   "
+        )
+
+
+def _printable(text: str) -> str:
+    """On one line: a model may have any character in its tokens and names."""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))

@@ -70,7 +70,7 @@ def _grammar(path: Path) -> Grammar:
 
     try:
         schema = loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"cannot read the schema {path}: {error}", remedy="Give a file with a JSON Schema."
         ) from None
@@ -82,14 +82,17 @@ def _grammar(path: Path) -> Grammar:
 
 
 def _print(generation: Generation, as_json: bool) -> None:
-    """Raises KeyboardInterrupt after what there is of an interrupted answer."""
-    with generation.cancelled_by_interrupt():
-        for chunk in generation:
-            if not as_json:
-                print(chunk.text, end="", flush=True)
-    if as_json:
-        print(dumps(generation.result.to_dict(), ensure_ascii=False))
-    else:
-        print()
+    """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
+    what there is of one that the model failed in."""
+    try:
+        with generation.cancelled_by_interrupt():
+            for chunk in generation:
+                if not as_json:
+                    print(chunk.text, end="", flush=True)
+    finally:
+        if as_json and generation.result.finish_reason is not None:
+            print(dumps(generation.result.to_dict(), ensure_ascii=False))
+        elif not as_json:
+            print()
     if generation.result.finish_reason == "cancelled":
         raise KeyboardInterrupt

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from io import TextIOWrapper
-from threading import Event
-from types import FrameType
+from contextlib import suppress
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -22,10 +20,16 @@ from edge_spec.cli.generate import generate
 from edge_spec.cli.plan import plan
 from edge_spec.cli.pull import pull
 from edge_spec.cli.serve import serve
+from edge_spec.cli.signals import (
+    INTERRUPTED,
+    READER_LEFT,
+    EndSignals,
+    drop_output,
+    flush_streams,
+)
 from edge_spec.cli.tune_skip import tune_skip
+from edge_spec.cli.verify import verify
 from edge_spec.errors import EdgeSpecError
-
-INTERRUPTED = 130  # what shells expect after SIGINT
 
 app = typer.Typer(
     name="edge-spec",
@@ -43,64 +47,79 @@ app.command()(export)
 app.command()(bench)
 app.command()(devices)
 app.command()(plan)
+app.command()(verify)
 app.command()(doctor)
 app.command()(tune_skip)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edge-spec {metadata.version('edge-spec')}")
+        raise typer.Exit
 
 
 @app.callback()
 def configure(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+        ),
+    ] = False,
 ) -> None:
     if debug:
         os.environ["EDGE_SPEC_DEBUG"] = "1"
 
 
-def main() -> None:
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # bytes or characters that the terminal lacks
-            stream.reconfigure(errors="replace")
-    interrupted = Event()
+def run(arguments: list[str], signals: EndSignals | None = None) -> int:
+    """The exit status: 0, 1 for a failure, 2 for bad usage, 128 and the number of a signal.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    sys.exit(run(sys.argv[1:], interrupted))
-
-
-def run(arguments: list[str], interrupted: Event | None = None) -> int:
-    """The exit status: 0, 1 for a failure, 2 for bad usage, 130 after Ctrl-C.
-
-    interrupted: set by Ctrl-C, of which libraries that are just being imported make another error.
+    signals: of those that came, libraries that are just being imported make other errors.
     """
     try:
-        status = app(arguments, standalone_mode=False)
-        return status if isinstance(status, int) else 0
-    except EdgeSpecError as error:
-        if interrupted is not None and interrupted.is_set():
-            return INTERRUPTED
-        if os.environ.get("EDGE_SPEC_DEBUG"):
-            raise
-        return _complain(str(error), error.exit_status)
+        status = _run(arguments)
+        flush_streams()
+    except BrokenPipeError:  # nobody reads the output any more
+        drop_output()
+        status = READER_LEFT
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    except OSError as error:
-        if os.environ.get("EDGE_SPEC_DEBUG"):
-            raise
+        status = INTERRUPTED
+    except Exception as error:
+        ended = signals is not None and signals.status is not None
+        status = 1 if ended else _complain_of(error)
+    return status if signals is None or signals.status is None or not status else signals.status
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        status = app(arguments, standalone_mode=False)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # of which typer makes it
+            raise error.__context__ from None
+        raise
+    return status if isinstance(status, int) else 0
+
+
+def _complain_of(error: Exception) -> int:
+    """The exit status. Raises the error itself where it was not raised on purpose, and to debug."""
+    if os.environ.get("EDGE_SPEC_DEBUG"):
+        raise error
+    if isinstance(error, EdgeSpecError):
+        return _complain(str(error), error.exit_status)
+    if isinstance(error, OSError):
         remedy = "Check the path, its permissions and the free space, or set EDGE_SPEC_CACHE."
         return _complain(f"{error}. {remedy}", 1)
-    except Exception as error:
-        # Click's own errors (an unknown option, say) know their text and status.
-        if hasattr(error, "format_message") and not os.environ.get("EDGE_SPEC_DEBUG"):
-            text = " ".join(error.format_message().split()).rstrip(".")
-            if not text:  # no arguments: the help has been printed
-                return 2
-            return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
-        raise
+    # Click's own errors (an unknown option, say) know their text and status.
+    if not hasattr(error, "format_message"):
+        raise error
+    text = " ".join(error.format_message().split()).rstrip(".")
+    if not text:  # no arguments: the help has been printed
+        return 2
+    return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
 
 
 def _complain(text: str, status: int) -> int:
-    print(f"edge-spec: {text}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it
+        print(f"edge-spec: {text}", file=sys.stderr, flush=True)
     return status

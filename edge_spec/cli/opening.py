@@ -55,6 +55,7 @@ def _load_options(options: ModelOptions, drafts: tuple[str, ...]) -> LoadOptions
         exact=options.exact,
         providers=device_names(options.device),
         parallel_rows=options.parallel_rows,
+        call_timeout_s=options.call_timeout,
         threads=options.threads,
         context_length=options.context,
         gpu_layers=options.gpu_layers,

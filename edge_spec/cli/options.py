@@ -96,6 +96,10 @@ class ModelOptions:
         int | None,
         _option(_LOADING, "Most rows that all conversations together score, a pass."),
     ] = None
+    call_timeout: Annotated[
+        float | None,
+        _option(_LOADING, "Seconds that a pass of the model may take before it is given up."),
+    ] = None
     threads: Annotated[int | None, _option(_LOADING, "CPU threads of the model.")] = None
     plan: Annotated[
         Path | None, _option(_LOADING, "A file of edge-spec plan: where models run, who drafts.")

@@ -49,7 +49,10 @@ def plan(
         planner = Planner(target, pair, list_devices(), progress, refresh)
         made = planner.make()
     if planner.is_certain:
-        save_plan(made, kept)
+        try:
+            save_plan(made, kept)
+        except OSError as error:
+            planner.notes.append(f"this plan is not kept for later runs: {error}")
     else:
         planner.notes.append("this plan is not kept for later runs")
     if out is not None:

@@ -143,6 +143,7 @@ class MeasuredPolicy:
                 account.observe(self._plain_s + draft_s, 1, self._plain_s)
             if account.resting:
                 _log.info("%s rests: its rounds were slower than plain steps", name)
+        self._asked.clear()  # the next round may be plain without asking this policy
 
     @property
     def _plain_s(self) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,6 @@ from edge_spec.tree import TokenTree
 MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
 EXACT_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those that exact mode may use, if they are invariant
 _PROMPT_TOKENS = 16
-_SCORED_TOKENS = 8
 _TOP_TOKENS = 32
 _BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
 
@@ -21,8 +21,9 @@ _BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
 @dataclass(frozen=True)
 class Numerics:
     """`tie_margin`: the largest change of a margin between likely tokens that was seen when a row
-    was scored in a pass of another width. `invariant_widths`: ascending widths at which the rows
-    of a chain were bit-identical to those at the widest one measured, which is among them.
+    was scored in a pass of another width. `invariant_widths`: ascending widths; at each of them the
+    rows of a chain, wherever they stand in it, were bit-identical to plain steps padded to the
+    first of them. Only 1 where no width above it has such rows.
     `branch_margin`: the same change for rows of a branch, and for a row after a branch was
     committed; `branch_invariant`: whether they were bit-identical to those of a chain."""
 
@@ -32,24 +33,34 @@ class Numerics:
     branch_invariant: bool = True
 
 
-def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
-    """Scores the same tokens at each of the ascending widths. Raises nothing of its own.
+@dataclass(frozen=True)
+class _Scores:
+    """What scoring the same tokens at several widths gave, behind one prompt."""
 
-    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 50 for EXACT_WIDTHS, and eight
-    passes of up to _BRANCH_ROWS rows; twice that and three prefills where the runtime takes other
-    kernels for longer texts.
+    prompt: Sequence[int]
+    tokens: Sequence[int]  # that were scored
+    margin: float  # by which a likely token's distance to the likeliest changed at most
+    digests: Mapping[int, Sequence[bytes]]  # of each token's logits, by width
+
+
+def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
+    """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
+    nothing of its own.
+
+    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 80 for EXACT_WIDTHS, and eight
+    passes of up to _BRANCH_ROWS rows; where plain steps differ from wider passes, as long again for
+    padded ones. Twice that and three prefills where the runtime takes other kernels for longer
+    texts.
     """
     # A tiny context leaves room for less.
     limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
     widths = [width for width in widths if width <= limit]
     longest = model.config.context_length - widths[-1]
     prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
-    margins, invariant = [0.0], set(widths)
+    scores = []
     branch_margins, branch_invariant = [0.0], model.capabilities.trees
     for prompt_tokens in sorted(prompts - {0}):
-        margin, same = _measure_after(model, prompt_tokens, widths)
-        margins.append(margin)
-        invariant &= same
+        scores.append(_score_widths(model, prompt_tokens, widths))
         room = model.config.context_length - prompt_tokens
         if room < _BRANCH_ROUNDS * _BRANCH_ROWS or model.capabilities.max_rows < _BRANCH_ROWS:
             branch_invariant = False  # not known
@@ -57,36 +68,84 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
             margin, identical = _measure_branch(model, prompt_tokens)
             branch_margins.append(margin)
             branch_invariant &= identical
-    return Numerics(max(margins), tuple(sorted(invariant)), max(branch_margins), branch_invariant)
+    margin = max((each.margin for each in scores), default=0.0)
+    invariant = _invariant(model, scores, widths)
+    return Numerics(margin, invariant, max(branch_margins), branch_invariant)
 
 
-def _measure_after(
-    model: Model, prompt_tokens: int, widths: Sequence[int]
-) -> tuple[float, set[int]]:
-    """The largest change of a margin, and the widths that agree with the widest, after a prompt."""
+def _score_widths(model: Model, prompt_tokens: int, widths: Sequence[int]) -> _Scores:
     num_rows = widths[-1]
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
-    chain = tokens[prompt_tokens:].tolist()
+    drawn = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
+    prompt, tokens = drawn[:prompt_tokens].tolist(), drawn[prompt_tokens:].tolist()
     session = model.open_session()
     try:
-        session.prefill(tokens[:prompt_tokens].tolist())
-        widest = session.forward(TokenTree.chain(chain[0], chain[1:])).logits.copy()
-        margin, invariant = 0.0, set()
-        for width in widths:
-            same = True
+        session.prefill(prompt)
+        widest = session.forward(TokenTree.chain(tokens[0], tokens[1:])).logits.copy()
+        margin, digests = 0.0, {num_rows: _digests(widest)}
+        for width in widths[:-1]:
             session.rollback(prompt_tokens)
-            for start in range(0, min(_SCORED_TOKENS, num_rows - width + 1), width):
-                part = chain[start : start + width]
+            found: list[bytes] = []
+            for start in range(0, num_rows - width + 1, width):
+                part = tokens[start : start + width]
                 logits = session.forward(TokenTree.chain(part[0], part[1:])).logits
-                expected = widest[start : start + width]
-                same &= bool(np.array_equal(logits, expected))
-                margin = max(margin, _margin_change(logits, expected))
+                margin = max(margin, _margin_change(logits, widest[start : start + width]))
+                found += _digests(logits)
                 session.commit(range(width))
-            if same:
-                invariant.add(width)
+            digests[width] = found
     finally:
         session.close()
-    return margin, invariant
+    return _Scores(prompt, tokens, margin, digests)
+
+
+def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
+    """The most widths that agree with each other and with padded plain steps, the narrowest of as
+    many."""
+    groups: list[list[int]] = []
+    for width in widths:
+        for group in groups:
+            if all(_agree(each.digests[group[0]], each.digests[width]) for each in scores):
+                group.append(width)
+                break
+        else:
+            groups.append([width])
+    for group in sorted(groups, key=lambda group: (-len(group), group[0])):
+        if group[0] == 1 and len(group) > 1:
+            return tuple(group)
+        # Plain steps of this mode score every token in row 0, with meaningless rows behind it: in
+        # the passes above it had its neighbours around it.
+        if group[0] > 1 and all(_agrees_padded(model, each, group) for each in scores):
+            return tuple(group)
+    return (1,)
+
+
+def _agrees_padded(model: Model, scores: _Scores, group: Sequence[int]) -> bool:
+    padded = _padded_steps(model, scores, group[0])
+    return all(_agree(padded, scores.digests[width]) for width in group)
+
+
+def _padded_steps(model: Model, scores: _Scores, width: int) -> list[bytes]:
+    """Digests of the tokens that the context has room for."""
+    session = model.open_session()
+    found = []
+    try:
+        session.prefill(scores.prompt)
+        for token in scores.tokens:
+            if session.length + width > model.config.context_length:
+                break
+            found += _digests(session.forward(TokenTree.chain(token).padded(width)).logits[:1])
+            session.commit([0])
+    finally:
+        session.close()
+    return found
+
+
+def _digests(logits: np.ndarray) -> list[bytes]:
+    return [hashlib.sha256(row.tobytes()).digest() for row in logits]
+
+
+def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
+    """As far as both go."""
+    return all(one == other for one, other in zip(first, second, strict=False))
 
 
 def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_spec.bundle import MANIFEST, FileEntry, check_file
-from edge_spec.doctor.finding import Finding, fault, ok, warning
+from edge_spec.bundle import MANIFEST, FileEntry, check_file, check_size
+from edge_spec.doctor.finding import Finding, fault, note, ok, warning
 from edge_spec.doctor.subject import Examined, Subject
 from edge_spec.errors import BundleError, ModelFileError
 from edge_spec.pair_bundle import PROFILES, foreign_files
@@ -16,20 +16,22 @@ from edge_spec.sources import Source
 
 _EXPORT_AGAIN = "Export it again."
 _SHOWN = 3
+HASHED_BYTES = 1_000_000_000  # in all; more takes seconds, and is hashed where it is asked for
 
 
 def check_files(subject: Subject) -> Iterator[Finding]:
     """Size and sha256 of each, and what is there without being listed."""
     listed = _listed(subject)
     if listed is None:
-        size = subject.path.stat().st_size
-        yield ok("files", f"{size / 1e6:.1f} MB; a GGUF file has no list of hashes")
+        yield _unlisted(subject)
         return
+    total = sum(entry.num_bytes for entry in listed.values())
+    hashed = subject.hashes or total <= HASHED_BYTES
     problems: list[BundleError] = []
     for done, (name, entry) in enumerate(listed.items()):
         subject.progress("Checking files", done / len(listed))
         try:
-            check_file(subject.path, name, entry)
+            (check_file if hashed else check_size)(subject.path, name, entry)
         except BundleError as error:
             problems.append(error)
     subject.progress("Checking files", 1.0)
@@ -42,8 +44,21 @@ def check_files(subject: Subject) -> Iterator[Finding]:
         names = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
         yield warning("files", f"not listed and not used: {names}", "Delete them.")
     if not problems:
-        total = sum(entry.num_bytes for entry in listed.values())
-        yield ok("files", f"{len(listed)} files, {total / 1e6:.1f} MB, all as they were written")
+        count = f"{len(listed)} files, {total / 1e6:.1f} MB"
+        if hashed:
+            yield ok("files", f"{count}, all as they were written")
+        else:
+            yield note("files", f"{count}, of the right sizes, not hashed", "Add --hash.")
+
+
+def _unlisted(subject: Subject) -> Finding:
+    """Their headers were read, and that all tensors lie within the files."""
+    path = subject.path
+    if path.is_file():
+        size = path.stat().st_size
+        return ok("files", f"GGUF, {size / 1e6:.1f} MB, no tensor is cut off; it has no hashes")
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return ok("files", f"Hugging Face, {size / 1e6:.1f} MB, no tensor is cut off; it has no hashes")
 
 
 def _listed(subject: Subject) -> dict[str, FileEntry] | None:

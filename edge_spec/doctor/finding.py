@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
 class Level(StrEnum):
     OK = "ok"
+    NOTE = "note"  # nothing is wrong: it is not known yet, or not there
     WARNING = "warning"  # it can be used, with less than it could have
     FAULT = "fault"  # it cannot be used, or not relied on
 
 
+GROUPS = ("machine", "target", "draft", "pair", "memory", "speed", "caches")
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One line. remedy: what can be done about it; empty where all is well."""
+    """One line. remedy: what can be done about it; empty where all is well. group: of GROUPS."""
 
     check: str
     level: Level
     found: str
     remedy: str = ""
+    group: str = "target"
+
+    def of(self, group: str) -> Finding:
+        return replace(self, group=group)
 
 
 def ok(check: str, found: str) -> Finding:
     return Finding(check, Level.OK, found)
+
+
+def note(check: str, found: str, remedy: str = "") -> Finding:
+    return Finding(check, Level.NOTE, found, remedy)
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:

@@ -39,11 +39,11 @@ def check_scores(subject: Subject) -> Iterator[Finding]:
             subject.progress(f"Scoring with {each}", 0.0)
             finding, logits = _score(each, tokens)
             subject.progress(f"Scoring with {each}", 1.0)
-            yield finding
+            yield finding.of(role)
             if logits is not None:
                 scored.append(_Scored(each, logits))
         for other in scored[1:]:
-            yield _compared(role, scored[0], other)
+            yield _compared(role, scored[0], other).of(role)
 
 
 def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray | None]:

@@ -1,4 +1,5 @@
-"""What `edge-spec doctor` looks at: a pair bundle, a bundle or a GGUF file."""
+"""A model that `edge-spec doctor` looks at: a pair bundle, a bundle, a GGUF file or a Hugging Face
+directory."""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ from typing import Any
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
 from edge_spec.bundle import Bundle, Manifest, is_bundle, read_manifest
-from edge_spec.errors import UsageError
 from edge_spec.model import Progress
-from edge_spec.pair_bundle import ROLES, PairManifest, Variant, is_pair, read_pair
+from edge_spec.pair_bundle import ROLES, PairManifest, Variant, find_member, is_pair, read_pair
 from edge_spec.parts import TextFormat
 from edge_spec.preparation import text_of_bundle, text_of_published
 
@@ -35,7 +35,8 @@ class Examined:
         """What a runtime opens. The files of a bundle are not looked at again."""
         if self.is_bundle:
             return Bundle(self.path, read_manifest(self.path))
-        return plugins.open_published(self.path)
+        read = plugins.open_checkpoint if self.path.is_dir() else plugins.open_published
+        return read(self.path)
 
     @property
     def is_bundle(self) -> bool:
@@ -54,15 +55,19 @@ class Examined:
     def text(self) -> TextFormat:
         if self.is_bundle:
             return text_of_bundle(self.source)
-        return text_of_published(self.source, plugins.load_runtime("llamacpp"))
+        reader = "reference" if self.path.is_dir() else "llamacpp"
+        return text_of_published(self.source, plugins.load_runtime(reader))
 
 
 @dataclass(frozen=True)
 class Subject:
+    """hashes: whether files are hashed even where that takes seconds."""
+
     path: Path
     pair: PairManifest | None
     variants: tuple[Examined, ...]
     progress: Progress
+    hashes: bool = False
 
     @property
     def roles(self) -> dict[str, list[Examined]]:
@@ -73,9 +78,9 @@ class Subject:
         return found
 
 
-def open_subject(path: Path, progress: Progress) -> Subject:
-    """Raises ModelFileError for a manifest or a header that is not valid, UsageError for what is
-    none of the three."""
+def open_subject(path: Path, progress: Progress, hashes: bool = False) -> Subject:
+    """Raises ModelFileError for a manifest or a header that is not valid, and for what is none of
+    the four, UnsupportedModelError."""
     if is_pair(path):
         pair = read_pair(path)
         variants = tuple(
@@ -83,15 +88,13 @@ def open_subject(path: Path, progress: Progress) -> Subject:
             for role, member in pair.members()
             for variant in member.variants
         )
-        return Subject(path, pair, variants, progress)
+        return Subject(path, pair, variants, progress, hashes)
+    member = find_member(path)
+    if member is not None:  # the target or the draft of a pair bundle, alone
+        return open_subject(member.directory / member.member.variants[0].path, progress, hashes)
     if is_bundle(path):
         bundle = Examined(ROLES[0], read_manifest(path).format, path)
-        return Subject(path, None, (bundle,), progress)
-    if path.is_dir():
-        raise UsageError(
-            f"{path} is no bundle",
-            remedy="Give a pair bundle, a bundle or a GGUF file; edge-spec export makes them.",
-        )
-    alone = Examined(ROLES[0], "gguf", path)
-    alone.source  # noqa: B018 -- raises for a file that is none
-    return Subject(path, None, (alone,), progress)
+        return Subject(path, None, (bundle,), progress, hashes)
+    alone = Examined(ROLES[0], "checkpoint" if path.is_dir() else "gguf", path)
+    alone.source  # noqa: B018 -- raises for what is none
+    return Subject(path, None, (alone,), progress, hashes)

@@ -10,7 +10,7 @@ from edge_spec.doctor.finding import Finding, fault, ok, warning
 from edge_spec.doctor.subject import Examined, Subject
 from edge_spec.errors import EdgeSpecError
 from edge_spec.pair_bundle import ROLES
-from edge_spec.pair_export import prove, template_sha256
+from edge_spec.pair_export import prove
 from edge_spec.template import Message
 from edge_spec.vocabulary import require_same_vocabulary
 
@@ -19,7 +19,7 @@ CONVERSATION: tuple[Message, ...] = (
     {"role": "assistant", "content": "As numbers, 3.9."},
     {"role": "user", "content": "Write a function that sorts ['Zoë', 'naïve', '東京']."},
 )
-_SAMPLE = "The naïve café, 1,024 * 3.5 = 3584;\n\tdef f(x): return x**2  # 東京 🙂\n"
+SAMPLE = "The naïve café, 1,024 * 3.5 = 3584;\n\tdef f(x): return x**2  # 東京 🙂\n"
 _EXPORT_AGAIN = "Export it again."
 # Formats state contexts and rotary frequencies each in their own way; these they state alike.
 _SHAPE = (
@@ -36,16 +36,14 @@ def check_architecture(subject: Subject) -> Iterator[Finding]:
             each for each in variants if any(asdict(each.config)[n] != shape[n] for n in shape)
         ]
         for each in others:
-            yield fault(
-                "architecture", f"{each} is another model than {variants[0]}", _EXPORT_AGAIN
-            )
+            found = f"{each} is another model than {variants[0]}"
+            yield fault("architecture", found, _EXPORT_AGAIN).of(role)
         if not others:
-            whose = f"{role}: " if subject.pair else ""
             yield ok(
                 "architecture",
-                f"{whose}{first.architecture}, {first.num_layers} layers, "
-                f"{first.hidden_size} wide, {first.vocab_size} tokens",
-            )
+                f"{first.architecture}, {first.num_layers} layers, {first.hidden_size} wide, "
+                f"{first.vocab_size} tokens, context {first.context_length}",
+            ).of(role)
 
 
 def check_tokenizer(subject: Subject) -> Iterator[Finding]:
@@ -60,9 +58,9 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
             yield fault(
                 "tokenizer", f"the {variants[0].role} has {len(hashes)} of them", _EXPORT_AGAIN
             )
-        ids = variants[0].text.tokenizer.encode(_SAMPLE)
+        ids = variants[0].text.tokenizer.encode(SAMPLE)
         for each in variants[1:]:
-            if each.text.tokenizer.encode(_SAMPLE) != ids:
+            if each.text.tokenizer.encode(SAMPLE) != ids:
                 different = True
                 yield fault(
                     "tokenizer", f"{each} reads a text otherwise than {variants[0]}", _EXPORT_AGAIN
@@ -84,29 +82,10 @@ def check_vocabulary(subject: Subject) -> Iterator[Finding]:
     require_same_vocabulary(known, guessed, str(target), str(draft))
     proof = prove(known, guessed)
     if target.is_bundle and draft.is_bundle and proof != subject.pair.vocabulary:
-        yield fault("vocabulary", "it is not the one that pair.json states", _EXPORT_AGAIN)
+        stated = "it is not the one that pair.json states"
+        yield fault("vocabulary", stated, _EXPORT_AGAIN).of("pair")
         return
-    yield ok("vocabulary", f"the draft has the target's {proof.num_shared} tokens")
-
-
-def check_template(subject: Subject) -> Iterator[Finding]:
-    """Each template in its sandbox, on a short conversation."""
-    templates = {str(each): each.text.chat_template for each in subject.roles[ROLES[0]]}
-    first = next(iter(templates.values()))
-    listed = template_sha256(first) if subject.pair is None else subject.pair.chat_template_sha256
-    for name, template in templates.items():
-        if template_sha256(template) != listed:
-            yield fault("chat template", f"that of {name} is another one", _EXPORT_AGAIN)
-            return
-    if first is None:
-        yield warning("chat template", "there is none", "Use `generate --raw`, or a chat model.")
-        return
-    tokens = subject.variants[0].text.chat_prompt(CONVERSATION)
-    outside = [token for token in tokens if not 0 <= token < subject.variants[0].config.vocab_size]
-    if outside:
-        yield fault("chat template", f"it makes the token {outside[0]}", _EXPORT_AGAIN)
-        return
-    yield ok("chat template", f"renders a conversation of {len(tokens)} tokens in its sandbox")
+    yield ok("vocabulary", f"proved anew: {proof.num_shared} ids").of("pair")
 
 
 def check_ends(subject: Subject) -> Iterator[Finding]:
@@ -134,4 +113,4 @@ def scored_tokens(variant: Examined, most: int) -> list[int]:
     tokens: list[int] = []
     with suppress(EdgeSpecError):
         tokens = variant.text.chat_prompt(CONVERSATION)
-    return (tokens or variant.text.tokenizer.encode(_SAMPLE))[:most]
+    return (tokens or variant.text.tokenizer.encode(SAMPLE))[:most]

@@ -66,7 +66,7 @@ def build_index(documents: Iterable[Tokens], vocabulary: Vocabulary, out: Path) 
         header_sha256 = hashlib.sha256(header).digest()
         file.write(_PREAMBLE.pack(MAGIC, VERSION, len(header), header_sha256) + header)
         for array in stored:
-            array.tofile(file)
+            file.write(array.view(np.uint8).data)  # tofile does not tell a full disk
 
 
 def open_index(path: Path, vocabulary: Vocabulary) -> CorpusIndex:
@@ -76,6 +76,27 @@ def open_index(path: Path, vocabulary: Vocabulary) -> CorpusIndex:
     the data up to CHECKED_BYTES. Beyond that damage goes unnoticed, but it costs right guesses
     only: see CorpusIndex. Raises ModelFileError, and UsageError for another tokenizer's index.
     """
+    data, offset, fields = _mapped(path)
+    num_tokens, expected, built_with = fields
+    if built_with != vocabulary.sha256:
+        raise UsageError(
+            f"{path} was built with the tokenizer of another model",
+            remedy="Give the texts instead, or an index that was built with this model.",
+        )
+    if len(data) <= CHECKED_BYTES:
+        with memoryview(data) as view:
+            if hashlib.sha256(view[offset:]).hexdigest() != expected:
+                raise _damaged(path, "its sha256 differs")
+    return CorpusIndex(data, offset, num_tokens, vocabulary.size)
+
+
+def check_index(path: Path) -> None:
+    """Its header and its size, whatever the vocabulary. Raises ModelFileError."""
+    _mapped(path)[0].close()
+
+
+def _mapped(path: Path) -> tuple[mmap, int, tuple[int, str, str]]:
+    """The file, where its tokens begin, and num_tokens, sha256 and vocabulary."""
     try:
         with path.open("rb") as file:
             fields = _read_header(file, path)
@@ -83,20 +104,11 @@ def open_index(path: Path, vocabulary: Vocabulary) -> CorpusIndex:
             data = mmap(file.fileno(), 0, access=ACCESS_READ)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error}", remedy=_BUILD_AGAIN) from None
-    num_tokens, expected, built_with = _checked_fields(fields, path)
-    num_bytes = offset + 2 * TOKEN_BYTES * num_tokens
+    checked = _checked_fields(fields, path)
+    num_bytes = offset + 2 * TOKEN_BYTES * checked[0]
     if len(data) != num_bytes:
         raise _damaged(path, f"it has {len(data)} bytes, not {num_bytes}")
-    if built_with != vocabulary.sha256:
-        raise UsageError(
-            f"{path} was built with the tokenizer of another model",
-            remedy="Give the texts instead, or an index that was built with this model.",
-        )
-    if num_bytes <= CHECKED_BYTES:
-        with memoryview(data) as view:
-            if hashlib.sha256(view[offset:]).hexdigest() != expected:
-                raise _damaged(path, "its sha256 differs")
-    return CorpusIndex(data, offset, num_tokens, vocabulary.size)
+    return data, offset, checked
 
 
 def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:

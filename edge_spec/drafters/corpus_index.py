@@ -140,4 +140,6 @@ def _runs(values: list[bytes]) -> list[tuple[bytes, int, int]]:
 def _int32_view(data: mmap | bytes, offset: int, count: int) -> memoryview:
     """Little-endian numbers; a memoryview's are Python's own and cost less than numpy's."""
     numbers = np.frombuffer(data, "<i4", count, offset)
-    return numbers.astype(np.int32, copy=False).data
+    # Copied where a header of another length than ours puts them between their places: Python's
+    # numbers cannot be read there.
+    return np.require(numbers, np.int32, "A").data

@@ -9,11 +9,12 @@ from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.level import Level
 from edge_spec.drafters.protocol import Drafter, Tentative
 from edge_spec.model import Model
+from edge_spec.watch import WatchedModel
 
 
 class Draft:
     """A draft that is open beside its target: one model with one session, until `close`, or
-    `close_session` where others go on with the model.
+    `close_session` where others go on with the model. Its passes are watched: see watch.py.
 
     vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
     level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
@@ -34,7 +35,7 @@ class Draft:
         identity: str = "",
     ) -> None:
         self.identity = identity
-        self.model = model
+        self.model = WatchedModel(model)
         self.step_s = step_s
         self._vocab_size = vocab_size
         self._level = level

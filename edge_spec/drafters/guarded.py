@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,11 +23,15 @@ from edge_spec.drafters.protocol import (
     Preparing,
     TextCounts,
 )
+from edge_spec.errors import EdgeSpecError
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
 
+_ROUNDING = 1e-4  # of a sum of float32 probabilities
+
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 class GuardedDrafter:
@@ -45,39 +50,36 @@ class GuardedDrafter:
         self._constraint: Constraint | None = None
 
     def attach(self, model: Model, session: Session) -> None:
-        """Not guarded: what the target cannot offer is for the user to know."""
-        if isinstance(self._drafter, Attached):
-            self._drafter.attach(model, session)
+        """Raises EdgeSpecError: what the target cannot offer is for the user to know."""
+        drafter = self._drafter
+        if isinstance(drafter, Attached):
+            self._guarded(lambda: drafter.attach(model, session), None, (EdgeSpecError,))
+
+    def attach_again(self, model: Model, session: Session) -> None:
+        """To the session that takes the place of one that has failed."""
+        drafter = self._drafter
+        if isinstance(drafter, Attached):
+            self._guarded(lambda: drafter.attach(model, session), None)
 
     def choose_like(self, sampler: Sampler) -> None:
         self._constraint = sampler.constraint
-        if self.fault is None and isinstance(self._drafter, ChoosingAlike):
-            try:
-                self._drafter.choose_like(sampler)
-            except Exception as error:
-                self._drop(error)
+        drafter = self._drafter
+        if isinstance(drafter, ChoosingAlike):
+            self._guarded(lambda: drafter.choose_like(sampler), None)
 
     def prepare(self, prompt: Sequence[int]) -> None:
-        if self.fault is None and isinstance(self._drafter, Preparing):
-            try:
-                self._drafter.prepare(prompt)
-            except Exception as error:
-                self._drop(error)
+        drafter = self._drafter
+        if isinstance(drafter, Preparing):
+            self._guarded(lambda: drafter.prepare(prompt), None)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        if self.fault is None:
-            try:
-                self._drafter.begin(prompt)
-            except Exception as error:
-                self._drop(error)
+        self._guarded(lambda: self._drafter.begin(prompt), None)
 
     def sibling_acceptance(self) -> Sequence[float]:
-        if self.fault is None and isinstance(self._drafter, Branching):
-            try:
-                return self._drafter.sibling_acceptance()
-            except Exception as error:
-                self._drop(error)
-        return ()
+        drafter = self._drafter
+        if not isinstance(drafter, Branching):
+            return ()
+        return self._guarded(lambda: _chances(drafter.sibling_acceptance()), ())
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self.fault is None:
@@ -95,23 +97,31 @@ class GuardedDrafter:
             except Exception as error:
                 self._drop(error)
 
+    # To ask whether a drafter has a property is to ask for it: that may fail, too.
+
     @property
     def anticipates(self) -> bool:
-        anticipating = isinstance(self._drafter, Anticipating) and self._drafter.anticipates
-        return anticipating and self.fault is None
+        drafter = self._drafter
+        return self._guarded(
+            lambda: isinstance(drafter, Anticipating) and drafter.anticipates, False
+        )
 
     @property
     def was_ready(self) -> bool:
-        return isinstance(self._drafter, Anticipating) and self._drafter.was_ready
+        drafter = self._drafter
+        return self._guarded(lambda: isinstance(drafter, Anticipating) and drafter.was_ready, False)
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
-        if self.fault is None and isinstance(self._drafter, Anticipating):
-            try:
-                self._drafter.anticipate(stopped)
-            except Exception as error:
-                self._drop(error)
+        drafter = self._drafter
+
+        def anticipate() -> None:
+            if isinstance(drafter, Anticipating):
+                drafter.anticipate(stopped)
+
+        self._guarded(anticipate, None)
 
     def close(self) -> None:
+        """Also of one that was dropped."""
         if isinstance(self._drafter, Closing):
             try:
                 self._drafter.close()
@@ -121,36 +131,63 @@ class GuardedDrafter:
     @property
     def text_counts(self) -> TextCounts:
         """Zeros for a drafter that counts none."""
-        return (
-            self._drafter.text_counts if isinstance(self._drafter, CountingText) else TextCounts()
-        )
+        drafter = self._drafter
+        try:  # also of one that was dropped: they add up
+            if isinstance(drafter, CountingText):
+                return drafter.text_counts
+        except Exception as error:
+            self._drop(error)
+        return TextCounts()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Empty for a drafter that was dropped or keeps nothing."""
-        if self.fault is None and isinstance(self._drafter, Keeping):
-            return self._drafter.snapshot()
-        return {}
+        drafter = self._drafter
+        return self._guarded(drafter.snapshot, {}) if isinstance(drafter, Keeping) else {}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        if state and isinstance(self._drafter, Keeping):
-            self._drafter.restore(state)
+        """Raises KeyError or ValueError for what is no snapshot of such a drafter."""
+        drafter = self._drafter
+        if state and isinstance(drafter, Keeping):
+            self._guarded(lambda: drafter.restore(state), None, (KeyError, ValueError))
 
     def learnt(self) -> dict[str, np.ndarray]:
         """Empty for a drafter that was dropped or learns nothing."""
-        if self.fault is None and isinstance(self._drafter, Learning):
-            return self._drafter.learnt()
-        return {}
+        drafter = self._drafter
+        return self._guarded(drafter.learnt, {}) if isinstance(drafter, Learning) else {}
 
     def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
-        if isinstance(self._drafter, Learning):
-            self._drafter.relearn(counts)
+        """Raises ValueError for what is of another version."""
+        drafter = self._drafter
+        if isinstance(drafter, Learning):
+            self._guarded(lambda: drafter.relearn(counts), None, (ValueError,))
+
+    def _guarded(
+        self,
+        work: Callable[[], _Result],
+        otherwise: _Result,
+        told: tuple[type[Exception], ...] = (),
+    ) -> _Result:
+        """What it returns, or `otherwise` where the drafter is or now gets dropped. Errors of the
+        kinds `told` pass."""
+        if self.fault is None:
+            try:
+                return work()
+            except told:
+                raise
+            except Exception as error:
+                self._drop(error)
+        return otherwise
 
     def _checked(self, tree: TokenTree, pending: int) -> TokenTree:
         """Raises ValueError for a tree that would end the generation or change its text."""
+        if tree.tokens.ndim != 1 or tree.parents.ndim != 1 or tree.confidence.ndim != 1:
+            raise ValueError("tokens, parents or confidence that are no list")
         if int(tree.tokens[0]) != pending:
             raise ValueError(f"row 0 holds token {tree.tokens[0]} instead of {pending}")
         if len(tree) == 1:
             return tree
+        if not all(isinstance(name, str) for name in tree.proposed_by):
+            raise ValueError("proposed_by that are no names")
         if {tree.tokens.dtype.kind, tree.parents.dtype.kind} != {"i"}:
             raise ValueError("tokens or parents that are no integers")
         tokens = tree.tokens.tolist()
@@ -158,10 +195,8 @@ class GuardedDrafter:
             raise ValueError(f"tokens beyond the vocabulary of {self._vocab_size}")
         if not all(0 <= confidence <= 1 for confidence in tree.confidence.tolist()):
             raise ValueError("a confidence outside 0 to 1")
-        for token, probs in zip(tokens, tree.draft_probs, strict=False):
-            if probs is not None and not (len(probs) == self._vocab_size and probs[token] > 0):
-                raise ValueError("a token that was not sampled from its draft_probs")
         if tree.draft_probs:
+            _check_draft_probs(tree, self._vocab_size)
             _check_siblings(tree)
         for needed, parent in zip(tree.needed, tree.parents.tolist(), strict=False):
             if needed and parent > 0 and not tree.needed[parent]:
@@ -169,6 +204,8 @@ class GuardedDrafter:
         return tree
 
     def _drop(self, error: Exception) -> None:
+        if self.fault is not None:
+            return
         self.fault = " ".join(f"{type(error).__name__}: {error}".split())
         _log.warning(
             "the drafter %s failed and is not asked again (%s); the text stays correct",
@@ -176,6 +213,30 @@ class GuardedDrafter:
             self.fault,
             exc_info=_log.isEnabledFor(logging.DEBUG),
         )
+
+
+def _chances(chances: Sequence[float]) -> Sequence[float]:
+    """Raises ValueError for what are no probabilities."""
+    if not all(0 <= chance <= 1 for chance in chances):
+        raise ValueError("an acceptance outside 0 to 1")
+    return chances
+
+
+def _check_draft_probs(tree: TokenTree, vocab_size: int) -> None:
+    """A sample is accepted by what it was sampled from: where that is no distribution, the text
+    would have another one than the target's. Raises ValueError."""
+    checked: set[int] = set()  # siblings share theirs
+    for token, probs in zip(tree.tokens.tolist(), tree.draft_probs, strict=True):
+        if probs is None:
+            continue
+        if probs.shape != (vocab_size,) or not probs[token] > 0:
+            raise ValueError("a token that was not sampled from its draft_probs")
+        if id(probs) in checked:
+            continue
+        checked.add(id(probs))
+        # The sum of a NaN and anything is one.
+        if not (abs(float(probs.sum()) - 1) <= _ROUNDING and float(probs.min()) >= 0):
+            raise ValueError("draft_probs that are no distribution")
 
 
 def _check_siblings(tree: TokenTree) -> None:

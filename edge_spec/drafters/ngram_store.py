@@ -12,18 +12,21 @@ import hashlib
 import logging
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.errors import UsageError
+from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.kept_file import tell_unkept
+from edge_spec.locks import locked
 from edge_spec.storage import atomic_file
 
 MAX_ORDER = 3  # tokens of the longest context
 MAX_RECORDS = 500_000  # 10 MB
 LOCK_TIMEOUT_S = 1.0  # a save holds the lock for some tenths of a second at most
+
+_PRIVATE = 0o600  # it tells what was written
 
 _log = logging.getLogger(__name__)
 
@@ -156,17 +159,14 @@ class NgramStore:
         """
         if not self._added:
             return True
-        from filelock import FileLock, Timeout  # here: it imports asyncio
-
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with FileLock(f"{self._path}.lock", timeout=LOCK_TIMEOUT_S):
+            with locked(self._path, LOCK_TIMEOUT_S):
                 self._write(self._read())
-        except Timeout:
+        except TimeoutError:
             self._warn("is being saved by another process; the new counts wait")
-        except (OSError, NotImplementedError) as error:  # the latter where files have no locks
-            reason = getattr(error, "strerror", None) or error
-            self._warn(f"cannot be saved ({reason}); the new counts stay in memory")
+        except OSError as error:
+            tell_unkept(self._path, error)  # the new counts stay in memory
         else:
             self._warned.clear()
             return True
@@ -199,15 +199,13 @@ class NgramStore:
         content = b"".join((fields, *(column.tobytes() for column in records)))
         seal = _MAGIC + hashlib.sha256(content).digest()
         try:
-            with atomic_file(self._path) as work, work.open("wb") as file:
+            with atomic_file(self._path, _PRIVATE) as work, work.open("wb") as file:
                 file.write(seal)
                 file.write(content)
         except OSError:
             # Where only the sync of the directory failed, adding again would count twice.
             if self._read().seal != seal:
                 raise
-        with suppress(OSError):
-            self._path.chmod(0o600)  # it tells what was written
         self._saved = _Contents(seal, clock, records)
         self._added.clear()
         self.num_unsaved = 0
@@ -228,8 +226,18 @@ class NgramStore:
             _log.warning("n-gram cache %s %s", self._path, what)
 
 
-def _parsed(seal: bytes, content: bytes, vocabulary: bytes, vocab_size: int) -> _Contents:
-    """Raises _UnusableError if the file is not what was written for this vocabulary."""
+def check_store(path: Path) -> None:
+    """That a file is whole, whatever its vocabulary. Raises ModelFileError, OSError."""
+    with path.open("rb") as file:
+        seal, content = file.read(_SEAL_BYTES), file.read()
+    try:
+        _sealed(seal, content)
+    except _UnusableError as error:
+        raise ModelFileError(f"{path} {error}", remedy="Delete it: it starts anew.") from None
+
+
+def _sealed(seal: bytes, content: bytes) -> tuple[int, int, bytes]:
+    """Clock, number of records and vocabulary. Raises _UnusableError if it is not as written."""
     if not seal.startswith(_MAGIC):
         raise _UnusableError("is not an n-gram cache")
     if len(content) < _FIELDS.size:
@@ -240,6 +248,12 @@ def _parsed(seal: bytes, content: bytes, vocabulary: bytes, vocab_size: int) -> 
     whole = len(content) == _FIELDS.size + num_records * _RECORD_BYTES
     if not whole or hashlib.sha256(content).digest() != seal[len(_MAGIC) :]:
         raise _UnusableError("is truncated or corrupt")
+    return clock, num_records, found_vocabulary
+
+
+def _parsed(seal: bytes, content: bytes, vocabulary: bytes, vocab_size: int) -> _Contents:
+    """Raises _UnusableError if the file is not what was written for this vocabulary."""
+    clock, num_records, found_vocabulary = _sealed(seal, content)
     if found_vocabulary != vocabulary:
         raise _UnusableError("belongs to another vocabulary")
     columns, at = [], _FIELDS.size

@@ -109,6 +109,8 @@ def link(blob: Path, file: Path) -> None:
     file.unlink(missing_ok=True)  # a link that leads nowhere
     try:
         file.symlink_to(os.path.relpath(blob, file.parent))
+    except FileExistsError:  # another process has linked it meanwhile
+        pass
     except OSError:
         blob.replace(file)
 

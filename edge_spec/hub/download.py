@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,16 +16,20 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
-from edge_spec.errors import DownloadError, UsageError
+from edge_spec.errors import DownloadError, StorageError, UsageError
 from edge_spec.hub.cache import cache_root, folder
 from edge_spec.hub.client import Listing, RemoteFile, UnreachableError, in_words, library
 from edge_spec.hub.reference import HubReference
 from edge_spec.model import Progress
-from edge_spec.storage import sha256_file
+from edge_spec.storage import full_disk_told, sha256_file, sync
 
 MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
 MAX_FILE_BYTES = 50_000_000_000  # the hub hands out no larger one over plain HTTP
+_MAKE_ROOM = "Free space, or set HF_HUB_CACHE to a directory on another disk."
+_TOLD_AFTER_S, _FETCHED_AFTER_S = 1.0, 6 * 3600.0  # of another process that fetches the same
 _WEIGHTS = (".gguf", ".safetensors")
+
+_log = logging.getLogger(__name__)
 
 
 def format_size(num_bytes: int) -> str:
@@ -77,7 +83,7 @@ def _require_space(num_bytes: int) -> None:
     if free < num_bytes:
         raise DownloadError(
             f"{format_size(num_bytes)} are to be fetched, and {root} has {format_size(free)} free",
-            remedy="Free space, or set HF_HUB_CACHE to a directory on another disk.",
+            remedy=_MAKE_ROOM,
         )
 
 
@@ -108,8 +114,13 @@ class _Store:
                 return
             if not self.num_arrived(file):
                 partial.unlink(missing_ok=True)
-            with partial.open("ab") as out:
-                self._receive(name, file, _Counted(out, file.num_bytes, say))
+            try:
+                with full_disk_told(blob.with_name(name)), partial.open("ab") as out:
+                    self._receive(name, file, _Counted(out, file.num_bytes, say))
+                    out.flush()
+                    os.fsync(out.fileno())
+            except StorageError as error:
+                raise DownloadError(error.message, remedy=_MAKE_ROOM) from error
             if _digest(partial, file) != file.digest:
                 partial.unlink()
                 raise DownloadError(
@@ -118,6 +129,7 @@ class _Store:
                     remedy="Try again; if it stays so, a proxy or mirror on the way changes files.",
                 )
             partial.replace(blob)
+            sync(blob.parent)
 
     def _receive(self, name: str, file: RemoteFile, out: _Counted) -> None:
         """Goes on after a cut connection for as long as each brings something."""
@@ -162,7 +174,19 @@ class _Store:
         """The one that huggingface_hub takes."""
         path = cache_root() / ".locks" / folder(self.reference).name / f"{file.digest}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path):
+        lock = FileLock(path)
+        with ExitStack() as held:
+            try:
+                try:
+                    held.enter_context(lock.acquire(_TOLD_AFTER_S))
+                except TimeoutError:
+                    _log.warning("waiting for another process that fetches %s", self.reference)
+                    held.enter_context(lock.acquire(_FETCHED_AFTER_S))
+            except TimeoutError:
+                raise DownloadError(
+                    f"another process has been fetching {self.reference} for hours",
+                    remedy="End it, and try again.",
+                ) from None
             yield
 
 

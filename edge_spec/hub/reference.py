@@ -10,6 +10,7 @@ from edge_spec.errors import UsageError
 
 PREFIX = "hf:"
 DEFAULT_REVISION = "main"
+_SHOWN = 200  # characters of what is no reference
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"  # of a repository's name; becomes a folder's name
 _REFERENCE = re.compile(rf"hf:({_PART}/{_PART})(?:@([^:@]{{1,200}}))?(?::(.+))?")
@@ -29,7 +30,7 @@ class HubReference:
         match = _REFERENCE.fullmatch(model)
         if match is None or "--" in match[1] or ".." in match[1]:
             raise UsageError(
-                f"{model!r} names no model of the hub",
+                f"{model[:_SHOWN]!r} names no model of the hub",
                 remedy="Write hf:org/name, hf:org/name:file.gguf or hf:org/name@revision.",
             )
         repository, revision, file = match[1], match[2] or DEFAULT_REVISION, match[3]
@@ -39,7 +40,7 @@ class HubReference:
             )
         if file is not None and not (is_below(file) and file.lower().endswith(".gguf")):
             raise UsageError(
-                f"{file!r} is not the name of a GGUF file",
+                f"{file[:_SHOWN]!r} is not the name of a GGUF file",
                 remedy=f"Name one, or write hf:{repository} for a model of safetensors.",
             )
         return cls(repository, revision, file)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from edge_spec import plugins
 from edge_spec.model import RuntimeOptions
-from edge_spec.placement.isolated import IsolatedError, isolated
+from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.placement.memory import free_bytes, total_bytes
 
 CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: it is not told what serves there
@@ -56,15 +56,16 @@ def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
     a fault.
     """
     runtimes = plugins.names("runtimes")
-    with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda runtime: _listed(runtime, rpc_servers), runtimes)
+    # Closed in this order: an interrupt does not wait for the processes.
+    with ThreadPoolExecutor() as pool, Lifeline() as lifeline:
+        found = pool.map(lambda runtime: _listed(runtime, rpc_servers, lifeline), runtimes)
         return [device for devices in found for device in devices]
 
 
-def _listed(runtime: str, rpc_servers: Sequence[str]) -> list[Device]:
+def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> list[Device]:
     timeout_s = _TIMEOUT_S + _SERVER_TIMEOUT_S * len(rpc_servers)
     try:
-        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s)
+        found = isolated(devices_of, runtime, *rpc_servers, timeout_s=timeout_s, lifeline=lifeline)
     except IsolatedError as error:
         return [Device(runtime, None, None, "", fault=str(error))]
     return [Device(**device) for device in found]

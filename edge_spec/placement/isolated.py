@@ -1,4 +1,9 @@
-"""Work that may crash or hang, such as starting a driver, done in a process of its own."""
+"""Work that may crash or hang, such as starting a driver, done in a process of its own.
+
+However this process ends, the other one ends soon after it: its standard input is a pipe of which
+this one holds the other end. Not on Windows, where a library may wait for an input that is being
+read.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from json import dumps, loads
+from threading import Thread
+from types import TracebackType
 from typing import Any
 
 _MARK = "edge-spec answers: "  # libraries may print, too
@@ -19,8 +27,66 @@ class IsolatedError(Exception):
     """The work failed, crashed or took too long; `str()` is the reason, one line."""
 
 
-def isolated(work: Callable[..., Any], *arguments: str, timeout_s: float) -> Any:
-    """What `work`, a function of a module, returns, as JSON has it. Raises IsolatedError."""
+class Lifeline:
+    """Processes that hold on to it end when it is closed, if this is to be before their work is
+    done."""
+
+    def __init__(self) -> None:
+        self._ends = () if sys.platform == "win32" else os.pipe()
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Lifeline:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+        for end in self._ends:
+            os.close(end)
+
+    def start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            stdin=self._ends[0] if self._ends else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+        )
+        self._processes.append(process)
+        return process
+
+
+def isolated(
+    work: Callable[..., Any], *arguments: str, timeout_s: float, lifeline: Lifeline | None = None
+) -> Any:
+    """What `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
+
+    lifeline: of several calls, whose processes are to end before their work is done.
+    """
+    with ExitStack() as opened:
+        held = lifeline or opened.enter_context(Lifeline())
+        out, errors, status = _run(work, arguments, timeout_s, held)
+    answers = [line for line in out.splitlines() if line.startswith(_MARK)]
+    if not answers:
+        raise IsolatedError(_crash(errors, status))
+    outcome = loads(answers[-1].removeprefix(_MARK))
+    if "reason" in outcome:
+        raise IsolatedError(outcome["reason"])
+    return outcome["result"]
+
+
+def _run(
+    work: Callable[..., Any], arguments: tuple[str, ...], timeout_s: float, lifeline: Lifeline
+) -> tuple[str, str, int]:
+    """Its output, its errors and its exit status. Raises IsolatedError where it takes too long."""
     code = (
         f"from {work.__module__} import {work.__qualname__} as work; "
         "from edge_spec.placement.isolated import answer; answer(work)"
@@ -28,32 +94,20 @@ def isolated(work: Callable[..., Any], *arguments: str, timeout_s: float) -> Any
     # -P: or a file in the working directory could stand in for a module.
     command = [sys.executable, "-P", "-c", code, *arguments]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # which would start a debugger
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            check=False,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        raise IsolatedError(f"there was no answer within {timeout_s:g} s") from None
-    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if not answers:
-        raise IsolatedError(_crash(done))
-    outcome = loads(answers[-1].removeprefix(_MARK))
-    if "reason" in outcome:
-        raise IsolatedError(outcome["reason"])
-    return outcome["result"]
+    with lifeline.start(command, environment) as process:
+        try:
+            return *process.communicate(timeout=timeout_s), process.returncode
+        except subprocess.TimeoutExpired:
+            raise IsolatedError(f"there was no answer within {timeout_s:g} s") from None
+        finally:
+            process.kill()
 
 
 def answer(work: Callable[..., Any]) -> None:
     """What the other process runs: prints the outcome, after which it may crash as it likes."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    if sys.platform != "win32":
+        Thread(target=_end_with_parent, daemon=True).start()
     try:
         outcome = {"result": work(*sys.argv[1:])}
     except Exception as error:
@@ -61,10 +115,16 @@ def answer(work: Callable[..., Any]) -> None:
     print(f"\n{_MARK}{dumps(outcome)}", flush=True)
 
 
-def _crash(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [" ".join(line.split()) for line in done.stderr.splitlines() if line.strip()]
+def _end_with_parent() -> None:
+    with suppress(OSError):  # a library has closed it
+        os.read(0, 1)  # nothing comes but the end
+        os._exit(1)
+
+
+def _crash(errors: str, status: int) -> str:
+    lines = [" ".join(line.split()) for line in errors.splitlines() if line.strip()]
     last = "; ".join(line[:_MAX_LINE] for line in lines[-2:]) or "it printed nothing"
-    how = f"exit status {done.returncode}"
-    if done.returncode < 0:
-        how = signal.Signals(-done.returncode).name
+    how = f"exit status {status}"
+    if status < 0:
+        how = signal.Signals(-status).name
     return f"the library ended the process ({how}): {last}"

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from edge_spec.errors import UsageError
+from edge_spec.kept_file import DamagedError, read_sealed, write_sealed
 from edge_spec.sources import Source
-from edge_spec.storage import atomic_file, cache_directory
+from edge_spec.storage import cache_directory
 
 PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
-_MAX_FILE_BYTES = 4_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ def plan_path(source: Source, draft: Source | None) -> Path:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Raises OSError."""
-    with atomic_file(path) as work:
-        work.write_bytes(_PLAN.dump_json(plan, indent=1) + b"\n")
+    write_sealed(path, _PLAN, plan)
 
 
 def plan_json(plan: Plan) -> str:
@@ -103,25 +102,30 @@ def plan_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """Raises UsageError for what is no plan of this version, OSError."""
-    try:
-        with path.open("rb") as file:
-            return _PLAN.validate_json(file.read(_MAX_FILE_BYTES))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"{path} is no plan that this version can read: {where or 'JSON'}: {first['msg']}",
-            remedy="Make it anew with edge-spec plan --out.",
-        ) from None
+    """One that was written by `plan --json`, or by hand, has no sha256, and is read, too.
+
+    Raises UsageError for what is no plan of this version, OSError.
+    """
+    return _read(path, sealed=False)
 
 
 def cached_plan(path: Path) -> Plan | None:
     """None where there is none; a damaged one is passed over, which one line says."""
     try:
-        return read_plan(path)
+        return _read(path, sealed=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (UsageError, OSError) as error:
         _log.warning("the cached plan is not used: %s", error)
         return None
+
+
+def _read(path: Path, *, sealed: bool) -> Plan:
+    try:
+        return read_sealed(path, _PLAN, required=sealed)
+    except DamagedError as error:
+        raise UsageError(
+            f"{path} is no plan that this version can read: {error}",
+            remedy="Make it anew with edge-spec plan --out, or delete its sha256 if you "
+            "changed it yourself.",
+        ) from None

@@ -7,29 +7,26 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from filelock import FileLock
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from edge_spec import plugins
 from edge_spec.bundle import Bundle
 from edge_spec.control.cost import RowCosts
 from edge_spec.errors import ModelFileError
+from edge_spec.kept_file import DamagedError, KeptFile, read_sealed
 from edge_spec.model import RuntimeOptions
 from edge_spec.preparation import Prepared, joined_types
 from edge_spec.processor import cpu_name
 from edge_spec.sources import EXPORT_VERSION, Source
-from edge_spec.storage import atomic_file, cache_directory
+from edge_spec.storage import cache_directory
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
 _MOST_SPREAD = 0.5
-_MAX_FILE_BYTES = 4_000_000
-_LOCK_S = 10.0  # after which another process is taken to hang
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +150,7 @@ def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None
     bundled: a directory of profiles that came with the model. Looked into where the cache has none:
     what was measured on this very device says more than what was on one like it.
     """
-    file = _read(key.path)
+    file = _kept(key).read()
     if file is None or file.profile is None or not file.profile.is_certain:
         return None if bundled is None else _bundled(key, bundled / key.path.name)
     if file.key != key:
@@ -171,8 +168,8 @@ def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None
 def _bundled(key: ProfileKey, path: Path) -> Profile | None:
     """A file that came with a model is never removed: `edge-spec doctor` names a damaged one."""
     try:
-        file = _FILE.validate_json(_content(path))
-    except (OSError, ValidationError):
+        file = read_sealed(path, _FILE)
+    except (OSError, DamagedError):
         return None
     holds = file.key == key and file.profile is not None and file.profile.is_certain
     return file.profile if holds else None
@@ -181,61 +178,35 @@ def _bundled(key: ProfileKey, path: Path) -> Profile | None:
 def read_key(path: Path) -> ProfileKey:
     """What the profile in a file holds for. Raises ModelFileError, OSError."""
     try:
-        return _FILE.validate_json(_content(path)).key
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "JSON"
+        return read_sealed(path, _FILE).key
+    except DamagedError as error:
         raise ModelFileError(
-            f"{path} is no profile of this version: {where}: {first['msg']}",
+            f"{path} is no profile of this version: {error}",
             remedy="Delete it, or copy the profile again.",
         ) from None
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
     """Takes the place of another one; what was learnt stays. Raises OSError."""
-    with _locked(key.path):
-        before = _read(key.path)
-        _write(_File(1, key, profile, before.learnt if before else {}), key.path)
+    _kept(key).update(lambda old: _File(1, key, profile, old.learnt if old else {}))
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
     """What live use has learnt, by name; empty where there is nothing. It outlives a change of
     the runtime's library."""
-    file = _read(key.path)
+    file = _kept(key).read()
     return {} if file is None else file.learnt
 
 
 def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
     """Adds to what is there; of one name, the last writer's stays. Raises OSError."""
-    with _locked(key.path):
-        before = _read(key.path)
-        kept = before or _File(1, key)
-        _write(_File(1, kept.key, kept.profile, {**kept.learnt, **learnt}), key.path)
+
+    def added(old: _File | None) -> _File:
+        old = old or _File(1, key)
+        return replace(old, learnt={**old.learnt, **learnt})
+
+    _kept(key).update(added)
 
 
-def _locked(path: Path) -> FileLock:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_suffix(".lock"), timeout=_LOCK_S)
-
-
-def _read(path: Path) -> _File | None:
-    try:
-        return _FILE.validate_json(_content(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        why = str(error).splitlines()[0]
-        _log.warning("%s is damaged or of another version, it is made anew: %s", path, why)
-        with suppress(OSError):  # or every reader would say so again
-            path.unlink()
-        return None
-
-
-def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_MAX_FILE_BYTES)
-
-
-def _write(file: _File, path: Path) -> None:
-    with atomic_file(path) as work:
-        work.write_bytes(_FILE.dump_json(file, indent=1) + b"\n")
+def _kept(key: ProfileKey) -> KeptFile[_File]:
+    return KeptFile(key.path, _FILE)

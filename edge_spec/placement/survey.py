@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_spec.control.numerics import measure_numerics
+from edge_spec.kept_file import tell_unkept
 from edge_spec.model import Progress
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.measure import Effort, measure
@@ -69,5 +70,8 @@ def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
     grown = None if before is None or after is None else max(0, after - before)
     branches = model.capabilities.trees and numerics.branch_invariant
     profile = replace(profile, resident_bytes=grown, branches=branches)
-    save_profile(place.key, profile)
+    try:
+        save_profile(place.key, profile)
+    except OSError as error:
+        tell_unkept(place.key.path, error)
     return profile

@@ -12,6 +12,8 @@ the other where there are several, a chain of them as one block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge_spec.model import Forward
 from edge_spec.sampling import Sampler
 from edge_spec.tree import TokenTree, Verdict
@@ -26,7 +28,7 @@ def verify(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
     """
     tokens: list[int] = []
     accepted: list[int] = []
-    row, near_ties = 0, 0
+    row, ties = 0, list[int]()
     while True:
         if tree.is_sampled(row):
             chain = tree.sampled_chain(row)
@@ -37,14 +39,22 @@ def verify(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
             accepted += rows
             tokens += tree.tokens[rows].tolist()
             if token is not None:
-                return Verdict((*tokens, token), tuple(accepted), False, near_ties)
+                return _verdict([*tokens, token], accepted, False, ties)
             row = rows[-1]
             continue
         choice = sampler.choose(out.logits[row], tokens)
+        if choice.near_tie:
+            ties.append(len(tokens))
         tokens.append(choice.token)
-        near_ties += choice.near_tie
         right = tree.child(row, choice.token)
         if right is None:
-            return Verdict(tuple(tokens), tuple(accepted), not tree.children(row), near_ties)
+            return _verdict(tokens, accepted, not tree.children(row), ties)
         row = right
         accepted.append(row)
+
+
+def _verdict(
+    tokens: Sequence[int], accepted: Sequence[int], exhausted: bool, ties: Sequence[int]
+) -> Verdict:
+    first_tie = ties[0] if ties else None
+    return Verdict(tuple(tokens), tuple(accepted), exhausted, len(ties), first_tie)

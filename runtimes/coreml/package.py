@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ PACKAGE = "model.mlpackage"
 FORMAT = "coreml"
 _COMPUTE = "edge_spec.compute"
 _SPECIFICATION = 9  # the newest that is known here: iOS 18, macOS 15
+_MAX_MANIFEST_BYTES = 1_000_000
+_SHOWN = 200
 _CONTENT = Path("Data", "com.apple.CoreML")
 
 
@@ -25,7 +28,22 @@ def package_of(bundle: Bundle) -> Path:
             remedy="Choose another --runtime, or export the model with --format coreml.",
         )
     # The file that every package has, which the bundle has to list.
-    return bundle.file(f"{PACKAGE}/Manifest.json").parent
+    package = bundle.file(f"{PACKAGE}/Manifest.json").parent
+    listed = [name.removeprefix(f"{PACKAGE}/Data/") for name in bundle.manifest.files]
+    for path in _listed_paths(package):
+        if not any(name == path or name.startswith(f"{path}/") for name in listed):
+            raise _damaged(package, f"it names {path[:_SHOWN]!r}, which the bundle does not have")
+    return package
+
+
+def _listed_paths(package: Path) -> list[str]:
+    """Of the parts of a package, below its Data. Raises BundleError."""
+    try:
+        with (package / "Manifest.json").open("rb") as file:
+            entries = json.loads(file.read(_MAX_MANIFEST_BYTES))["itemInfoEntries"]
+        return [str(entry["path"]) for entry in entries.values()]
+    except (OSError, ValueError, AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise _damaged(package, f"its Manifest.json is not valid: {error!r:.{_SHOWN}}") from None
 
 
 def read_specification(package: Path) -> Any:

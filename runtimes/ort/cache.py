@@ -32,10 +32,10 @@ class KvCache:
             return
         steps = -(-needed // GROWTH_TOKENS)
         # One more than the context, for the second row of a single one (passes.MIN_ATTENDED).
-        self.capacity = min(steps * GROWTH_TOKENS, self._config.context_length + 1)
-        grown = self._allocate(self.capacity)
+        capacity = min(steps * GROWTH_TOKENS, self._config.context_length + 1)
+        grown = self._allocate(capacity)  # first: where memory is short, the old one stays
         grown[..., :used, :] = self._block[..., :used, :]
-        self._block = grown
+        self._block, self.capacity = grown, capacity
         self.generation += 1
 
     def clear(self) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.errors import SessionError
 from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.ort.growing_graph import CacheArray, GrowingGraph
+from edge_spec.runtimes.ort.passes import pass_error
 from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
@@ -61,6 +61,7 @@ class GrowingSession:
         self._graph = graph
         self._config = config
         self._binding = inference.io_binding()
+        self._run_options = onnxruntime.RunOptions()
         self._past, self._present = _Side(graph.arrays), _Side(graph.arrays)
         self._capacity = 0
         self._scored = 0  # rows of the last pass that can still be committed
@@ -125,6 +126,10 @@ class GrowingSession:
             view[...] = state[array.past]
         self.length = length
 
+    def interrupt(self) -> None:
+        """A pass ends before its next operation: what an operation does cannot be interrupted."""
+        self._run_options.terminate = True
+
     def close(self) -> None:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
@@ -155,12 +160,9 @@ class GrowingSession:
             self._binding.bind_cpu_input(array.past, past)
             self._bind_output(array.present, present)
         try:
-            self._inference.run_with_iobinding(self._binding)
+            self._inference.run_with_iobinding(self._binding, self._run_options)
         except Exception as error:
-            raise SessionError(
-                f"onnxruntime failed on {rows} rows at {self.length} tokens: {error}",
-                remedy="Try fewer rows (--draft-n-max) or another --device.",
-            ) from error
+            raise pass_error(error, rows, self.length) from error
         self._scored = rows
 
     def _bind_output(self, name: str, buffer: np.ndarray) -> None:
@@ -170,9 +172,10 @@ class GrowingSession:
         if total <= self._capacity:
             return
         steps = -(-total // GROWTH_TOKENS)
-        self._capacity = min(steps * GROWTH_TOKENS, self._config.context_length)
-        self._past.grow(self._capacity, self.length)
-        self._present.grow(self._capacity, 0)
+        capacity = min(steps * GROWTH_TOKENS, self._config.context_length)
+        self._past.grow(capacity, self.length)
+        self._present.grow(capacity, 0)
+        self._capacity = capacity  # last: memory may be short for one of them
         self._attended = np.ones((1, self._capacity), np.int64)
 
 

@@ -45,10 +45,12 @@ class _Weights:
         if options.threads is not None:
             chosen.intra_op_num_threads = options.threads
         self.bundle = bundle
-        self.config = bundle.config
-        if options.context_length is not None:
-            shorter = min(options.context_length, self.config.context_length)
-            self.config = replace(self.config, context_length=shorter)
+        # Our own graph has a rotation for each position, and the second row of a single one, which
+        # does not count (passes.MIN_ATTENDED), needs one, too.
+        is_growing = bundle.manifest.kv_cache == "growing"
+        longest = bundle.config.context_length - (0 if is_growing else 1)
+        length = min(options.context_length or longest, longest)
+        self.config = replace(bundle.config, context_length=length)
         self._load = partial(
             onnxruntime.InferenceSession,
             sess_options=chosen,

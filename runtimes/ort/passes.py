@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,15 @@ import numpy as np
 import onnxruntime
 
 from edge_spec.architecture import ModelConfig
-from edge_spec.errors import SessionError
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.model import Forward, require_room
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
+# As onnxruntime's arena, the C++ library, and CUDA say it.
+_OUT_OF_MEMORY = re.compile(r"failed to allocate|bad_?alloc|out of memory", re.IGNORECASE)
 MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
 
 
@@ -48,6 +51,7 @@ class Passes:
     ) -> None:
         self.runs = runs
         self._inference = inference
+        self._run_options = onnxruntime.RunOptions()
         self._config = config
         self._cache = cache
         self._last = np.zeros(1, np.int32)  # seqlens_k
@@ -111,8 +115,16 @@ class Passes:
             self._cache.last_writer = None  # none of these rows can be committed
             yield [buffer[0] for buffer in found]
 
+    def interrupt(self) -> None:
+        """A pass ends before its next operation: what an operation does cannot be interrupted."""
+        self._run_options.terminate = True
+
     def close(self) -> None:
+        """Gives its memory back now: whoever holds this may be part of a cycle, which Python may
+        keep for hours."""
         self._bound.clear()
+        self._logits = np.empty((0, self._config.vocab_size), np.float32)
+        self._hidden = np.empty((0, self._config.hidden_size), np.float32)
 
     def _reserve(self, rows: int, start: int) -> None:
         require_room(start, rows, self._config.context_length)
@@ -183,15 +195,22 @@ class Passes:
         bound.binding.bind_cpu_input("attention_bias", bias)
         self._cache.last_writer = self
         try:
-            self._inference.run_with_iobinding(bound.binding)
+            self._inference.run_with_iobinding(bound.binding, self._run_options)
         except Exception as error:
-            raise SessionError(
-                f"onnxruntime failed on {rows} rows at {start} tokens: {error}",
-                remedy="Try fewer rows (--draft-n-max) or another --device.",
-            ) from error
+            raise pass_error(error, rows, start) from error
         finally:
             if sees is not None:
                 bias[0, 0, :, start:] = 0.0
+
+
+def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
+    """What a pass over `rows` rows behind `start` tokens failed with."""
+    what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
+    if _OUT_OF_MEMORY.search(str(error)):
+        remedy = "Give a shorter --context, or another --device."
+        return DeviceMemoryError(what, remedy=remedy)
+    remedy = "Try fewer rows (--draft-n-max) or another --device."
+    return SessionError(what, remedy=remedy)
 
 
 def _bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:

@@ -58,6 +58,9 @@ class OrtSession:
         self._cache.restore(state, length)
         self._move(length)
 
+    def interrupt(self) -> None:
+        self._passes.interrupt()
+
     def close(self) -> None:
         self._parts.clear()
         self._passes.close()

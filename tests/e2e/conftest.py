@@ -12,7 +12,7 @@ import pytest
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
-MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
 
 @pytest.fixture(scope="session")

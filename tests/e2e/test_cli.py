@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,10 @@ def test_generate_answers_on_stdout_alone(edge_spec):
     done = edge_spec("generate", "What is the capital of France?", *FAR)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Paris" in done.stdout
+
+
+def test_the_version_is_that_of_the_package(edge_spec):
+    assert edge_spec("--version").stdout == f"edge-spec {metadata.version('edge-spec')}\n"
 
 
 def test_the_prompt_can_come_through_a_pipe(edge_spec):
@@ -218,8 +223,9 @@ def test_the_documented_options_are_those_of_the_help(edge_spec):
         "plan",
         "pull",
         "tune-skip",
+        "verify",
     ):
         shown = edge_spec(name, "--help", COLUMNS="200", NO_COLOR="1").stdout
         offered |= set(re.findall(r"--[a-z][a-z-]+", shown))
-    offered -= {"--help", "--no-raw", "--check", "--no-mmap", "--open", "--no-flash-attention"}
-    assert documented - {"--debug"} == offered
+    offered -= {"--help", "--no-raw", "--check", "--no-mmap", "--no-flash-attention"}
+    assert documented - {"--debug", "--version"} == offered

@@ -32,7 +32,7 @@ KEY = "the-key-of-this-test"
 # The key is known to the test; all else is as `edge-spec desktop` does it.
 MAIN = f"""
 import secrets, sys
-from edge_spec.cli.main import main
+from edge_spec.cli.start import main
 secrets.token_urlsafe = lambda num_bytes: {KEY!r}
 sys.argv[0] = "edge-spec"
 main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from edge_spec import plugins
 from edge_spec.bundle import MANIFEST, Bundle, list_files, read_manifest, write_manifest
 from edge_spec.doctor.examine import examine
 from edge_spec.doctor.finding import Finding, Level
-from edge_spec.errors import DeviceError, UsageError
+from edge_spec.errors import DeviceError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import ExportOptions, RuntimeOptions
 from edge_spec.pair_bundle import read_pair
@@ -25,6 +26,8 @@ from edge_spec.preparation import prepare
 from edge_spec.sources import Source
 
 Exported = Callable[..., Bundle]
+# The template of the tiny models does not ask for an answer.
+NO_QUESTION = "a prompt ends without '<|im_start|>assistant'"
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -32,8 +35,12 @@ def quiet(what: str, fraction: float) -> None:
 
 
 def faults(path: Path, *, open_models: bool = False) -> list[Finding]:
-    found = examine(path, quiet, open_models=open_models)
-    return [finding for finding in found if finding.level is not Level.OK]
+    _, found = examine(path, quiet, open_models=open_models)
+    return [
+        finding
+        for finding in found
+        if finding.level is not Level.OK and NO_QUESTION not in finding.found
+    ]
 
 
 def the_fault(path: Path, *, open_models: bool = False) -> Finding:
@@ -63,12 +70,12 @@ def rewrite(bundle: Path, **changes: Any) -> None:
 
 def test_a_pair_as_it_was_written_has_no_fault(pair: Path) -> None:
     pytest.importorskip("llama_cpp")
-    found = examine(pair, quiet)
-    assert {finding.level for finding in found} == {Level.OK}, found
+    assert faults(pair, open_models=True) == []
+    _, found = examine(pair, quiet, open_models=True)
     checks = [finding.check for finding in found]
     assert sorted(set(checks)) == [
         *("architecture", "chat template", "end of text", "files", "manifest", "opens"),
-        *("profiles", "scores", "tokenizer", "vocabulary"),
+        *("profiles", "scores", "tokenizer", "turns", "vocabulary"),
     ]
     assert checks.count("opens") == 4 and checks.count("scores") == 2
     assert len(found) <= 20 and all(len(finding.found) < 120 for finding in found)
@@ -79,16 +86,49 @@ def test_a_bundle_and_a_gguf_file_are_examined_too(
 ) -> None:
     pytest.importorskip("llama_cpp")
     for path in (exported().path, gguf()):
-        found = examine(path, quiet)
-        assert {finding.level for finding in found} == {Level.OK}, found
+        assert faults(path, open_models=True) == []
+        _, found = examine(path, quiet, open_models=True)
         assert {"files", "architecture", "tokenizer", "opens"} <= {each.check for each in found}
 
 
-def test_what_is_neither_is_refused(hf: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no bundle"):
-        examine(hf(), quiet)
+def test_a_hugging_face_directory_is_examined_and_opened_by_the_reference(
+    hf: Callable[..., Path],
+) -> None:
+    assert faults(hf(), open_models=True) == []
+    _, found = examine(hf(), quiet, open_models=True)
+    (opened,) = (finding for finding in found if finding.check == "opens")
+    assert opened.found == "checkpoint, with reference"
+
+
+def test_what_is_no_model_is_a_fault(gguf: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"no GGUF")
     assert "x.gguf" in the_fault(tmp_path / "x.gguf").found
+    whole = gguf().read_bytes()
+    (tmp_path / "y.gguf").write_bytes(whole[:-100])
+    assert "y.gguf" in the_fault(tmp_path / "y.gguf").found
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in the_fault(tmp_path / "empty").found
+
+
+def test_large_files_are_not_hashed_unless_that_is_asked_for(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = pair / "target/gguf/model.gguf"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    monkeypatch.setattr("edge_spec.doctor.files.HASHED_BYTES", 1000)
+    assert "not hashed" in the_fault(pair).found and the_fault(pair).level is Level.NOTE
+    _, found = examine(pair, quiet, hashes=True)
+    assert "sha256" in found[0].found and found[0].level is Level.FAULT
+    file.write_bytes(content[:-1])
+    assert "bytes, expected" in the_fault(pair).found  # sizes are always compared
+
+
+def test_one_model_of_a_pair_can_be_named_alone(pair: Path) -> None:
+    assert faults(pair / "draft") == []
+    subject, _ = examine(pair / "draft", quiet)
+    assert subject is not None and subject.variants[0].config.num_layers == 1
 
 
 @pytest.mark.parametrize(
@@ -184,24 +224,6 @@ def test_a_proof_that_does_not_hold_is_a_fault(pair: Path) -> None:
     assert (found.check, found.level) == ("vocabulary", Level.FAULT)
 
 
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{% for", "does not compile"),
-        ("{{ raise_exception('no') }}", "refuses these messages: no"),
-    ],
-)
-def test_a_template_that_leaves_its_sandbox_or_fails_is_a_fault(
-    exported: Exported, tmp_path: Path, template: str, told: str
-) -> None:
-    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
-    rewrite(bundle, chat_template=template)
-    found = the_fault(bundle)
-    assert (found.check, found.level) == ("chat template", Level.FAULT)
-    assert told in found.found
-
-
 def test_another_template_in_one_variant_is_a_fault(pair: Path) -> None:
     rewrite(pair / "target/onnx", chat_template="{{ messages }}")
     relist(pair, "target", "onnx")
@@ -221,15 +243,15 @@ def test_a_model_that_never_ends_is_warned_of_and_an_end_beyond_the_vocabulary_r
 def test_profiles_are_read_and_have_to_be_this_models(pair: Path) -> None:
     source = Source(str(pair), quiet)
     key = profile_key(source, prepare(source, "ort", LoadOptions(), quiet), RuntimeOptions())
-    save_profile(key, Profile((ContextCosts(32, {1: 0.1}),), 100.0, 0.0, 0.0, rounds=5, spread=0.0))
+    profile = Profile((ContextCosts(32, {1: 0.1}),), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
+    save_profile(key, profile)
     file = pair / "profiles" / key.path.name
     shutil.copy(key.path, file)
     assert faults(pair) == []
     file.rename(pair / "profiles/mine.json")
     assert f"looked for as {key.path.name}" in the_fault(pair).found
-    document = json.loads((pair / "profiles/mine.json").read_text())
-    document["key"]["identity"] = "another"
-    (pair / "profiles/mine.json").write_text(json.dumps(document))
+    save_profile(replace(key, identity="another"), profile)
+    shutil.copy(replace(key, identity="another").path, pair / "profiles/mine.json")
     assert "of another model" in the_fault(pair).found
     (pair / "profiles/mine.json").write_text("{}")
     assert "no profile of this version" in the_fault(pair).found

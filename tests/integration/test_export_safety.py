@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from edge_spec import storage
 from edge_spec.bundle import open_bundle
 from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
@@ -113,6 +114,7 @@ def test_a_bundle_survives_when_the_next_cannot_take_its_place(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
+    monkeypatch.setattr(storage, "swapped", lambda work, final: False)
     with pytest.raises(OSError, match="no space left"):
         write(checkpoint(), out, "int4")
     assert open_bundle(out).manifest.quantization == "fp32"

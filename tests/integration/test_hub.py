@@ -24,13 +24,13 @@ from edge_spec.cli.main import run
 from edge_spec.draft_choice import chosen_drafts
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
 from edge_spec.hub import download
-from edge_spec.hub.cache import find_cached
+from edge_spec.hub.cache import find_cached, link
 from edge_spec.hub.pull import open_model, pull
 from edge_spec.hub.reference import HubReference
 from edge_spec.model import ExportOptions
 from edge_spec.sources import Source
 
-MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 PROMPT = "the inn and the"
 
 
@@ -388,6 +388,22 @@ def test_without_a_network_a_model_that_is_not_here_is_an_error_that_says_so(
         Source("hf:org/small", quiet).path  # noqa: B018
 
 
+def test_a_link_that_another_process_makes_meanwhile_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, file = tmp_path / "blob", tmp_path / "snapshot" / "file"
+    blob.write_text("content")
+    make = Path.symlink_to
+
+    def at_once(self: Path, target: str) -> None:
+        make(self, target)
+        make(self, target)
+
+    monkeypatch.setattr(Path, "symlink_to", at_once)
+    link(blob, file)
+    assert file.is_symlink() and file.read_text() == blob.read_text() == "content"
+
+
 def test_half_a_model_in_the_cache_is_no_model(hub: Any, models: Path) -> None:
     hub.add("org/large", models / "large")
     model = fetch("hf:org/large")
@@ -473,7 +489,7 @@ def test_draft_auto_finds_conversions_that_the_drafts_runtime_reads(
     hub: Any, models: Path, tmp_path: Path
 ) -> None:
     with edge_spec.load(str(models / "small"), runtime="ort"):
-        (bundle,) = (tmp_path / "own" / "bundles").iterdir()
+        (bundle,) = filter(Path.is_dir, (tmp_path / "own" / "bundles").iterdir())
     large = Source(str(models / "large"), quiet)
     assert draft_choice.suggest_draft(large, "ort") == str(bundle)
     assert draft_choice.suggest_draft(large, "reference") is None

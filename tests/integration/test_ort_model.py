@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_spec.bundle import MANIFEST, Bundle, open_bundle
@@ -17,6 +18,7 @@ from edge_spec.model import RuntimeOptions
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.storage import sha256_file
+from edge_spec.tree import TokenTree
 
 Exported = Callable[..., Bundle]
 
@@ -102,12 +104,19 @@ def test_a_device_has_a_short_and_a_long_name(name: str, exported: Exported) -> 
     OrtRuntime().open(exported(), RuntimeOptions(providers=(name,)))
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, 128), (64, 64), (10_000, 128)])
-def test_a_context_is_no_longer_than_the_model_has(
+@pytest.mark.parametrize(("asked", "given"), [(None, 127), (64, 64), (10_000, 127)])
+def test_a_context_is_one_shorter_than_the_model_has_at_most(
     asked: int | None, given: int, exported: Exported
 ) -> None:
     model = OrtRuntime().open(exported(), RuntimeOptions(context_length=asked))
     assert model.config.context_length == given
+
+
+def test_the_last_token_of_the_context_is_scored(exported: Exported) -> None:
+    model = OrtRuntime().open(exported(), RuntimeOptions())
+    session = model.open_session()
+    session.prefill([1] * (model.config.context_length - 1))
+    assert np.isfinite(session.forward(TokenTree.chain(2, [])).logits).all()
 
 
 def test_float_rows_hardly_depend_on_the_width(

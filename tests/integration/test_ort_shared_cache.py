@@ -30,7 +30,7 @@ def model(
 ) -> OrtModel:
     """Of three layers."""
     directory = tmp_path_factory.mktemp("shared")
-    made = tiny.build("llama-llama3", num_hidden_layers=3, max_position_embeddings=CONTEXT)
+    made = tiny.build("llama-llama3", num_hidden_layers=3, max_position_embeddings=CONTEXT + 1)
     source = open_checkpoint(tiny.write_hf(made, directory / "hf"))
     options = ExportOptions(request.param, check=False)
     OnnxExporter().export(source, directory / "out", options, lambda what, part: None)

@@ -3,6 +3,7 @@ stays up."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -220,7 +221,15 @@ def test_a_model_that_fails_is_told_and_the_next_answer_works(
     left[0] = 3
     streamed = client.post(CHAT, json={**body, "stream": True})
     assert streamed.status_code == 200
-    *_, failed, done, end = streamed.text.split("\n\n")
+    *written, failed, done, end = streamed.text.split("\n\n")
     assert "Plug it in." in failed and (done, end) == ("data: [DONE]", "")
+    told = "".join(_content(event) for event in written)
     monkeypatch.undo()
-    assert client.post(CHAT, json=body).status_code == 200
+    whole = client.post(CHAT, json=body)
+    assert whole.status_code == 200
+    assert told and whole.json()["choices"][0]["message"]["content"].startswith(told)
+
+
+def _content(event: str) -> str:
+    choices = json.loads(event.removeprefix("data: "))["choices"]
+    return "".join(choice["delta"].get("content", "") for choice in choices)

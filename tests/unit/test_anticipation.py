@@ -19,6 +19,7 @@ from edge_spec.decoder import Decoder, Limits
 from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Budget
+from edge_spec.errors import DeviceMemoryError
 from edge_spec.metrics import RoundStats
 from edge_spec.model import Forward
 from edge_spec.sampling import Sampler, SamplingParams
@@ -201,13 +202,16 @@ def test_what_a_drafter_raises_that_is_not_guarded_ends_the_text() -> None:
     pair.anticipation.close()
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (MemoryError(), DeviceMemoryError)],
+)
 def test_after_an_interrupt_nobody_uses_the_draft_and_the_next_text_is_right(
-    kind: type[BaseException], decode: Any
+    error: BaseException, told: type[BaseException], decode: Any
 ) -> None:
     pair = Pair(TARGET)
-    pair.target.error = kind()
-    with pytest.raises(kind):
+    pair.target.error = error
+    with pytest.raises(told):
         pair.text()
     assert pair.anticipation._running is not None and pair.anticipation._running.done()
     pair.target.error = None

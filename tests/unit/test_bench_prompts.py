@@ -34,6 +34,12 @@ def test_the_first_turn_is_taken(tmp_path: Path) -> None:
     assert read_prompts(path) == [Prompt("7", "any name", "Why?"), Prompt("b", "qa", "One?")]
 
 
+def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("Why?\n\n  How? \n", encoding="utf-8")
+    assert read_prompts(path) == [Prompt("1", "mine", "Why?"), Prompt("3", "mine", "How?")]
+
+
 def test_each_category_gives_its_first_prompts(tmp_path: Path) -> None:
     lines = [f'{{"id": {i}, "category": "{"ab"[i % 2]}", "prompt": "x"}}' for i in range(6)]
     assert [prompt.id for prompt in read_prompts(written(tmp_path, *lines), 2)] == list("0123")

@@ -18,11 +18,11 @@ from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
 from edge_spec.decoder import Origin
 from edge_spec.drafters.suffix import SuffixDrafter
-from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
+from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
 from edge_spec.metrics import DraftCounts, Stats
 from edge_spec.results import GenerationResult, Token
 from edge_spec.sampling import SamplingParams
-from edge_spec.testing import ScriptedModel, random_logits
+from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -364,3 +364,68 @@ def test_help_and_the_page_about_chat_list_every_command() -> None:
     rows = [f"| `{each.usage.replace('|', chr(92) + '|')}` | {each.help} |" for each in COMMANDS]
     assert "\n".join(rows) in page
     assert all(command.usage in help_text() for command in COMMANDS)
+
+
+def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(talk: Any) -> None:
+    conversation = talk(max_tokens=60)
+    typed(conversation, "/system Be brief.")
+    told = []
+    for number in range(12):
+        told.append(conversation.make_room(f"question {number}"))
+        say(conversation, f"question {number}")
+    notes = [note for note in told if note]
+    assert told[0] is None and notes and "oldest" in notes[0] and "512" in notes[0]
+    assert len(conversation.said) == 24  # nothing is lost
+    seen = conversation.asked_messages
+    assert seen[0]["role"] == "system" and seen[1]["role"] == "user"
+    assert seen[1:] == conversation.said[conversation.left_out :]
+    typed(conversation, "/reset")
+    assert conversation.left_out == 0
+
+
+def test_an_answer_after_turns_were_left_out_is_that_of_the_shorter_prompt(
+    talk: Any, remembers_all: Any
+) -> None:
+    model = remembers_all()
+    conversation, fresh = talk(model, max_tokens=60), talk(model, max_tokens=60)
+    while conversation.make_room("more") is None:
+        say(conversation, "more")
+    seen = [*conversation.asked_messages, {"role": "user", "content": "more"}]
+    answer = say(conversation, "more")
+    assert answer.text == fresh.engine.chat(seen, max_tokens=60).text != ""
+
+
+def test_retry_in_a_full_context_keeps_the_message_in_its_place(talk: Any) -> None:
+    conversation = talk(max_tokens=60)
+    while conversation.make_room("more") is None:
+        say(conversation, "more")
+    first = say(conversation, "more")
+    assert conversation.make_room("more", again=True) is None
+    assert conversation.answer("more", lambda chunk: None, again=True).text == first.text
+
+
+def test_each_turn_of_json_says_how_much_was_left_out(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("more\n" * 8))
+    talk_in_lines(talk(max_tokens=60), as_json=True)
+    out, errors = capsys.readouterr()
+    left_out = [each["left_out"] for each in json.loads(out)["turns"]]
+    assert left_out[0] == 0 < left_out[-1]
+    assert errors.count("is full") == len(set(left_out)) - 1
+
+
+@pytest.mark.parametrize(("at", "kept"), [(1, False), (5, True)])
+def test_what_was_answered_before_the_model_failed_stays(
+    talk: Any, remembers_all: Any, at: int, kept: bool
+) -> None:
+    fault = Fault(FaultKind.RAISES, "forward", at)
+    conversation = talk(FaultyModel(remembers_all(), [fault]))
+    shown: list[str] = []
+    with pytest.raises(SessionError):
+        conversation.answer("hello", lambda chunk: shown.append(chunk.text))
+    said = [message["content"] for message in conversation.said]
+    assert said == (["hello", "".join(shown)] if kept else [])
+    assert [turn["finish_reason"] for turn in conversation.turns] == ["error"] * kept
+    assert conversation.running is None
+    assert say(conversation, "again").finish_reason == "length"

@@ -15,6 +15,7 @@ from prompt_toolkit.formatted_text import fragment_list_to_text
 from rich.cells import cell_len
 from rich.text import Text
 
+from edge_spec.apps.chat import keyboard
 from edge_spec.apps.chat.conversation import Conversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
@@ -264,6 +265,19 @@ def test_paths_are_completed(completer: CommandCompleter, tmp_path: Any) -> None
     document = Document(f"/load {tmp_path}/ta")
     found = list(completer.get_completions(document, CompleteEvent()))
     assert [completion.text for completion in found] == ["lk.json"]
+
+
+def test_a_long_history_loses_its_older_half(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(keyboard, "_MAX_HISTORY_BYTES", 1000)
+    history = open_history()
+    for index in range(40):
+        history.append_string(f"line {index}\nof two")
+    kept = list(open_history().load_history_strings())
+    assert kept == [f"line {index}\nof two" for index in range(39, 39 - len(kept), -1)]
+    assert 5 <= len(kept) <= 15
 
 
 def test_the_history_is_the_users_own_and_may_fail(

@@ -9,6 +9,7 @@ import pytest
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.decoder import DecodedToken, Decoder, Limits
 from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.errors import SessionError
 from edge_spec.sampling import Sampler, SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -69,7 +70,7 @@ def test_an_error_in_forward_leaves_the_cache_as_told(rounds_before: int) -> Non
         return forward(tree)
 
     session.forward = failing
-    with pytest.raises(RuntimeError):
+    with pytest.raises(SessionError, match="RuntimeError: broken"):
         for tokens in rounds:
             told += tokens
     assert told_only(session, told)

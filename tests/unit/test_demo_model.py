@@ -87,7 +87,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.suffix != ".lock"
     }
 
 

@@ -19,7 +19,7 @@ from edge_spec.load_options import LoadOptions
 from edge_spec.model import RuntimeOptions
 from edge_spec.placement.devices import Device, Listing, devices_of, list_devices
 
-MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
 RUNTIMES = """
 import os

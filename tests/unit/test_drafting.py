@@ -142,3 +142,20 @@ def test_an_engine_names_the_drafters_that_it_can_have(
     for name in set(engine.drafters) - {"ngram-cache"}:  # which needs a file
         engine.set_drafter(name)
         engine.generate(PROMPT, max_tokens=2)
+
+
+def test_all_guesses_are_verified_for_a_while_and_plain_answers_may_lie_within(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    """The model never writes what suffix lookup guesses, which a policy soon notices."""
+    engine = make_engine(remembers_all())
+    engine.set_drafter("suffix")
+    expected = engine.generate(PROMPT, max_tokens=8)
+    with engine.verifying_all_guesses():
+        with engine.without_drafting():
+            assert engine.generate(PROMPT, max_tokens=8).stats.draft_n == 0
+        engine.set_drafter("none")  # from the end of the block on
+        eager = engine.generate(PROMPT, max_tokens=8)
+        assert eager.text == expected.text and eager.stats.draft_n > expected.stats.draft_n
+    assert engine.drafter == "none"
+    assert engine.generate(PROMPT, max_tokens=8).stats.draft_n == 0

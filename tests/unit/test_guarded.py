@@ -11,7 +11,7 @@ import pytest
 
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, TextCounts
 from edge_spec.drafters.suffix import SuffixDrafter
 from edge_spec.sampling import SamplingParams
 from edge_spec.testing import ScriptedModel, random_logits
@@ -67,6 +67,19 @@ def tree_with(**arrays: Any) -> Any:
     return fault
 
 
+def sampled_from(*probs: float) -> Any:
+    def fault(tree: TokenTree) -> TokenTree:
+        chain = TokenTree.chain(int(tree.tokens[0]), [1])
+        return replace(chain, draft_probs=(None, np.array(probs)))
+
+    return fault
+
+
+def named_by_nobody(tree: TokenTree) -> TokenTree:
+    chain = TokenTree.chain(int(tree.tokens[0]), [1])
+    return replace(chain, proposed_by=("", None))  # type: ignore[arg-type]
+
+
 def needed_below_what_is_not(tree: TokenTree) -> TokenTree:
     pending = int(tree.tokens[0])
     return replace(TokenTree.chain(pending, [1, 2], [0.1, 0.1]), needed=(True, False, True))
@@ -87,6 +100,13 @@ FAULTS = [
     ("propose", tree_with(confidence=[1.0])),
     ("propose", tree_with(tokens=[0.0, 1.0])),
     ("propose", needed_below_what_is_not),
+    ("propose", named_by_nobody),
+    ("propose", tree_with(tokens=[[0], [1]])),
+    # A sample that is verified against what is no distribution would bend the text's.
+    ("propose", sampled_from(0.2, 0.2, 0.2, 0.2, np.nan)),
+    ("propose", sampled_from(0.2, 0.4, 0.2, 0.2, 0.2)),
+    ("propose", sampled_from(0.2, 0.9, 0.2, 0.2, -0.5)),
+    ("propose", sampled_from(0.5, 0.5)),
 ]
 
 
@@ -161,3 +181,65 @@ def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
     guarded.begin([0])
     assert len(guarded.propose(0, Budget(2, 3))) == (1 if dropped else 3)
     assert (guarded.fault is not None) == dropped
+
+
+class BrokenInPassing(SuffixDrafter):
+    """Fails where it is asked nothing about the text."""
+
+    anticipates = property(lambda self: raises(None))
+    was_ready = property(lambda self: raises(None))
+    text_counts = property(lambda self: raises(None))
+
+    def snapshot(self) -> Any:
+        raises(None)
+
+    def restore(self, state: Any) -> None:
+        raises(None)
+
+    def learnt(self) -> Any:
+        raises(None)
+
+    def relearn(self, counts: Any) -> None:
+        raises(None)
+
+    def sibling_acceptance(self) -> Any:
+        return [float("nan")]
+
+    def attach(self, model: Any, session: Any) -> None:
+        raises(None)
+
+    def anticipate(self, stopped: Any) -> None:
+        raises(None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "otherwise"),
+    [
+        (lambda each: each.snapshot(), {}),
+        (lambda each: each.restore({"a": np.zeros(1)}), None),
+        (lambda each: each.learnt(), {}),
+        (lambda each: each.relearn({}), None),
+        (lambda each: each.sibling_acceptance(), ()),
+        (lambda each: each.attach(None, None), None),
+        (lambda each: each.attach_again(None, None), None),
+        (lambda each: each.text_counts, TextCounts()),
+    ],
+)
+def test_a_drafter_may_fail_in_whatever_it_is_asked(ask: Any, otherwise: Any) -> None:
+    guarded = GuardedDrafter(BrokenInPassing(), VOCAB)
+    assert ask(guarded) == otherwise
+    assert guarded.fault is not None
+    guarded.begin(PROMPT)
+    assert len(guarded.propose(1, Budget(3, 4))) == 1
+
+
+def test_what_a_snapshot_does_not_fit_is_told(monkeypatch: Any) -> None:
+    guarded = GuardedDrafter(BrokenInPassing(), VOCAB)
+
+    def refuses(drafter: Any, state: Any) -> None:
+        raise KeyError("text")
+
+    monkeypatch.setattr(BrokenInPassing, "restore", refuses)
+    with pytest.raises(KeyError):
+        guarded.restore({"a": np.zeros(1)})
+    assert guarded.fault is None

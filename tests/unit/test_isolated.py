@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_spec.placement.isolated import IsolatedError, isolated
+from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
 
 DRIVERS = """
 import os, sys, time
@@ -30,6 +34,11 @@ def aborts():
 
 def ends():
     os._exit(3)
+
+def waits(path):
+    with open(path, "w") as pipe:
+        print("here", file=pipe, flush=True)
+        time.sleep(1000)
 
 def hangs():
     sys.stdin.close()
@@ -89,3 +98,31 @@ def test_no_module_comes_from_the_working_directory(
     (hostile / "json.py").write_text("raise SystemExit('taken over')")
     monkeypatch.chdir(hostile)
     assert isolated(drivers.adds, timeout_s=60) == {"sum": ""}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
+def test_work_ends_when_its_lifeline_is_closed(drivers: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool, Lifeline() as lifeline:
+        asked = pool.submit(isolated, drivers.waits, str(pipe), timeout_s=60, lifeline=lifeline)
+        open_pipe = pipe.open()
+        assert open_pipe.readline() == "here\n"
+    with open_pipe:
+        assert open_pipe.read() == ""  # nobody has it open any more
+    with pytest.raises(IsolatedError, match=r"SIGKILL|exit status 1"):
+        asked.result()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
+def test_work_ends_with_a_process_that_is_killed(drivers: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = (
+        "from pretended_drivers import waits; from edge_spec.placement.isolated import isolated; "
+        f"isolated(waits, {str(pipe)!r}, timeout_s=60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as asking, pipe.open() as open_pipe:
+        assert open_pipe.readline() == "here\n"
+        asking.kill()
+        assert open_pipe.read() == ""

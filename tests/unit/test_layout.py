@@ -19,7 +19,7 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # design.md section 2, lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "constraint", "endpoint", "grammar", "tree", "sampling", "storage"}
-    | {"draws", "scores"}
+    | {"context_room", "draws", "scores", "kept_file", "locks", "swap"}
     | {
         "bundle",
         "template",
@@ -28,15 +28,25 @@ LAYERS = (
         "processor",
         "quiet_import",
         "snapshot_file",
+        "template_budget",
+        "template_sandbox",
         "tokenizer",
     }
     | {"vocabulary"},
     {"model", "drafters.protocol"},
     {"drafters", "verify", "control", "metrics", "demo_model", "hub", "plugins", "sources"}
-    | {"testing"},
-    {"anticipation", "cascade", "decoder", "self_speculation", "speculation", "load_options"},
+    | {"target", "watch"},
+    {
+        "anticipation",
+        "cascade",
+        "decoder",
+        "self_speculation",
+        "speculation",
+        "load_options",
+        "target",
+    },
     {"answer_options", "asking", "drafting", "results", "pair_history", "parts", "shared"}
-    | {"generation", "snapshot", "engine"},
+    | {"generation", "snapshot", "engine", "testing"},
     {
         "async_engine",
         "bench",
@@ -46,9 +56,10 @@ LAYERS = (
         "opening",
         "pair_export",
         "placement",
+        "proof",
     }
     | {"preparation"},
-    {"cli"},
+    {"cli", "__main__"},
 )
 # Siblings of one row that do not import each other, but for these names.
 SIBLINGS = {"drafters", "verify", "control", "metrics"}

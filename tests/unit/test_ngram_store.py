@@ -21,6 +21,7 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_spec import kept_file
 from edge_spec.drafters import ngram_store
 from edge_spec.drafters.ngram_store import Followers, NgramStore, pack
 from edge_spec.errors import UsageError
@@ -56,10 +57,12 @@ def warnings() -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger(ngram_store.__name__)
-    log.addHandler(handler)
+    logs = [logging.getLogger(module.__name__) for module in (ngram_store, kept_file)]
+    for log in logs:
+        log.addHandler(handler)
     yield lines
-    log.removeHandler(handler)
+    for log in logs:
+        log.removeHandler(handler)
 
 
 class Table:
@@ -366,10 +369,10 @@ def test_a_failed_write_leaves_the_old_file_and_loses_nothing(
     before = path.read_bytes()
 
     @contextmanager
-    def full_disk(final: Path) -> Iterator[Any]:
+    def full_disk(final: Path, mode: int) -> Iterator[Any]:
         if moment == "opening":
             raise NO_SPACE
-        with atomic_file(final) as work:
+        with atomic_file(final, mode) as work:
             yield work if moment == "renaming" else SimpleNamespace(open=lambda mode: FullDisk())
             raise NO_SPACE
 
@@ -380,7 +383,7 @@ def test_a_failed_write_leaves_the_old_file_and_loses_nothing(
             store.add((1, 2), 3)
             assert not store.save()
     assert path.read_bytes() == before
-    assert len(warnings) == 1 and "No space left" in warnings[0]
+    assert len(warnings) == 1 and "no space left" in warnings[0].lower()
     assert store.lookup((1, 2), 4) == (9, [(3, 9)])
     assert store.save()
     assert open_store(path).lookup((1, 2), 4) == (9, [(3, 9)])
@@ -391,8 +394,8 @@ def test_a_failure_after_the_rename_does_not_count_twice(
     path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def fails_late(final: Path) -> Iterator[Path]:
-        with atomic_file(final) as work:
+    def fails_late(final: Path, mode: int) -> Iterator[Path]:
+        with atomic_file(final, mode) as work:
             yield work
         raise OSError(errno.EINVAL, "directories cannot be synced")
 
@@ -431,8 +434,8 @@ def test_an_interrupted_save_leaves_the_old_file(
     before = path.read_bytes()
 
     @contextmanager
-    def interrupted(final: Path) -> Iterator[Path]:
-        with atomic_file(final) as work:
+    def interrupted(final: Path, mode: int) -> Iterator[Path]:
+        with atomic_file(final, mode) as work:
             yield work
             raise KeyboardInterrupt
 

@@ -74,13 +74,13 @@ def test_only_the_widths_equal_to_the_widest_are_invariant() -> None:
 
 @pytest.mark.parametrize("context_length", [1, 2, 3, 5, 16, 20, 31, 40])
 @pytest.mark.parametrize("widths", [MARGIN_WIDTHS, EXACT_WIDTHS])
-def test_a_small_context_leaves_at_least_its_widest_width(
+def test_a_small_context_leaves_at_least_one_width(
     context_length: int, widths: tuple[int, ...]
 ) -> None:
     model = NoisyModel(lambda width: 0.01 * width, context_length)
     numerics = measure_numerics(model, widths)
-    assert len(numerics.invariant_widths) == 1  # every width differs: the widest one measured
-    assert numerics.invariant_widths[0] in widths
+    [width] = numerics.invariant_widths  # every width differs
+    assert width in widths and (width == 1) == (max(1, context_length // 2) < widths[1])
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8])
@@ -173,3 +173,37 @@ def test_a_model_without_trees_is_scored_in_chains() -> None:
     model.capabilities = type(model.capabilities)(64, False, True, False)
     model.open_session = lambda: ChainsOnly(model)
     assert measure_numerics(model).branch_margin == 0
+
+
+class RowNoise(NoisySession):
+    """Adds noise(row, rows) to the likeliest logit of each row."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        model: Any = self._model
+        added = [model.row_noise(row, len(tree)) for row in range(len(tree))]
+        logits[np.arange(len(tree)), logits.argmax(axis=1)] += np.array(added, np.float32)
+        return Forward(logits)
+
+
+def with_row_noise(noise: Any) -> Any:
+    model: Any = NoisyModel(lambda width: 0)
+    model.row_noise = noise
+    model.open_session = lambda: RowNoise(model)
+    return model
+
+
+def test_widths_whose_rows_depend_on_their_place_are_not_invariant() -> None:
+    """Padded plain steps score every token in row 0, guesses are scored in the rows behind it."""
+    numerics = measure_numerics(
+        with_row_noise(lambda row, width: 0.1 * row if width > 1 else 0.3), EXACT_WIDTHS
+    )
+    assert numerics.invariant_widths == (1,)
+
+
+def test_the_largest_group_of_equal_widths_is_chosen_not_the_widest() -> None:
+    """Kernels may change with the width twice; padding to the widest would cost most."""
+    numerics = measure_numerics(
+        with_row_noise(lambda row, width: 0.3 * (width == 1) + 0.1 * (width > 6)), EXACT_WIDTHS
+    )
+    assert numerics.invariant_widths == (2, 3, 4, 6)

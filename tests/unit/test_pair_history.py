@@ -7,12 +7,17 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
+from edge_spec.kept_file import write_sealed
 from edge_spec.metrics import Stats
 from edge_spec.pair_history import SETUP_ROUNDS, PairHistory
+
+ANY = TypeAdapter(Any)
 
 
 def answer(right: int, wrong: int) -> Stats:
@@ -58,7 +63,8 @@ def test_few_rounds_say_nothing(tmp_path: Path) -> None:
 
 def test_a_file_that_knows_no_setup_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "pair.json"
-    path.write_text('{"chat": {"setup": [0, 0], "recent": [200, 1]}}')
+    recent_alone = {"setup": {}, "recent": {"rounds": 200, "right": 1}}
+    write_sealed(path, ANY, {"version": 1, "domains": {"chat": recent_alone}})
     assert PairHistory(path).findings() == []
 
 
@@ -80,17 +86,41 @@ def test_domains_are_counted_apart_and_survive_the_process(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{", '{"chat": {"setup": [1, 2], "recent": [0, 0]}}', '{"chat": {"setup": "ab"}}'],
+    "domain", [{"setup": {"rounds": 1, "right": 2}}, {"setup": "ab"}, {"recent": {"rounds": -1}}]
 )
-def test_a_damaged_file_begins_anew(content: str, tmp_path: Path) -> None:
+def test_a_damaged_file_begins_anew(
+    domain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "pair.json"
-    path.write_text(content)
-    history = PairHistory(path)
-    assert history.findings() == []
-    history.observe("chat", answer(3, 1))
+    write_sealed(path, ANY, {"version": 1, "domains": {"chat": domain}})
+    history = after(path, 0.8, 0.3)
+    assert len(caplog.messages) == 1 and "domains.chat" in caplog.text
     history.save()
-    assert PairHistory(path).findings() == []
+    assert PairHistory(path).findings() == history.findings() != []
+
+
+def test_what_two_processes_count_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    first, second = PairHistory(path), PairHistory(path)
+    for history, domain in ((first, "chat"), (second, "code"), (second, "chat")):
+        history.observe(domain, answer(200, 50))
+        history.save()
+    counts = {name: each["setup"] for name, each in json.loads(path.read_text())["domains"].items()}
+    assert counts["chat"] == {"rounds": 500.0, "right": 400.0}
+    assert counts["code"] == {"rounds": 250.0, "right": 200.0}
+
+
+def test_what_another_process_has_learnt_of_late_outweighs_no_long_use(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    after(path, 0.8, 0.8).save()
+    first, second = PairHistory(path), PairHistory(path)
+    first.observe("chat", answer(3, 1))
+    for _ in range(100):
+        second.observe("chat", answer(300, 100))
+    first.save()
+    second.save()
+    recent = json.loads(path.read_text())["domains"]["chat"]["recent"]
+    assert 800 <= recent["rounds"] <= 1300
 
 
 def test_a_place_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:

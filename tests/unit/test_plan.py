@@ -118,6 +118,20 @@ def test_what_is_no_plan_is_refused_in_one_line(
     assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_plan_that_was_edited_is_refused_until_its_seal_is_deleted(
+    source: Source, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    save_plan(plan_of(source, BEST), file)
+    plan = json.loads(file.read_text())
+    file.write_text(file.read_text().replace('"suffix"', '"jacobi"'))
+    with pytest.raises(UsageError, match=r"sha256 differs.*delete its sha256"):
+        read_plan(file)
+    del plan["sha256"]
+    file.write_text(json.dumps(plan))
+    assert read_plan(file) == plan_of(source, BEST)
+
+
 def test_a_damaged_plan_in_the_cache_is_passed_over_and_one_line_says_so(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
+from edge_spec.kept_file import write_sealed
 from edge_spec.model import Capabilities, Forward
 from edge_spec.placement.measure import WIDTHS, Effort, measure, measuring
 from edge_spec.placement.profile import (
@@ -262,9 +264,11 @@ def test_another_version_of_the_library_makes_it_anew_and_says_so(
     assert len(list(KEY.path.parent.glob("*.json"))) == 1
 
 
-def damaged(change: Callable[[Any], Any]) -> str:
+def changed(change: Callable[[Any], Any]) -> None:
+    """Seals what is not a profile as if it were one."""
     content = json.loads(KEY.path.read_text())
-    return json.dumps(change(content))
+    del content["sha256"]
+    write_sealed(KEY.path, TypeAdapter(Any), change(content))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def damaged(change: Callable[[Any], Any]) -> str:
     [
         lambda content: content | {"version": 2},
         lambda content: {"key": content["key"], "profile": content["profile"]},
-        lambda content: [],
+        lambda content: {"key": []},
         lambda content: content | {"profile": {}},
         lambda content: content | {"profile": content["profile"] | {"contexts": []}},
         lambda content: (
@@ -294,13 +298,22 @@ def test_a_damaged_profile_is_made_anew_and_one_line_says_so(
     change: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_profile(KEY, PROFILE)
-    KEY.path.write_text(damaged(change))
+    changed(change)
     with caplog.at_level(logging.WARNING):
         assert load_profile(KEY) is None
         assert load_learnt(KEY) == {}  # nor does another reader say so again
     assert len(caplog.messages) == 1 and "\n" not in caplog.messages[0]
     save_profile(KEY, PROFILE)
     assert load_profile(KEY) == PROFILE
+
+
+def test_a_profile_that_nobody_sealed_is_damaged_too(caplog: pytest.LogCaptureFixture) -> None:
+    save_profile(KEY, PROFILE)
+    body = KEY.path.read_text().partition("\n")[2]
+    for content in ("{" + body, KEY.path.read_text().replace("learnt", "learns")):
+        KEY.path.write_text(content)
+        assert load_profile(KEY) is None
+        assert "sha256" in caplog.messages[-1]
 
 
 def test_a_file_that_is_no_json_is_damaged_too(caplog: pytest.LogCaptureFixture) -> None:

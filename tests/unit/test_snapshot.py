@@ -161,7 +161,7 @@ def test_a_draft_does_not_read_the_text_again(make: Any, path: Path) -> None:
     third.restore(path)
     read = []
     for each in (engine, other, third):
-        smaller = each.parts.drafts[0].model
+        smaller = each.parts.drafts[0].model.watched
         before = smaller.num_prefilled
         write(each, prompt, 1)
         read.append(smaller.num_prefilled - before)

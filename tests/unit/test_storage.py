@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_spec.storage import atomic_directory, atomic_file, cache_directory, sha256_file
+from edge_spec import storage
+from edge_spec.storage import atomic_directory, atomic_file, cache_directory, recover, sha256_file
+from edge_spec.swap import swapped
 
 
 def write_old(final: Path) -> None:
@@ -67,6 +71,7 @@ def test_a_rename_that_fails_leaves_the_old_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     # As on Windows, where a directory with an open file cannot be renamed.
+    monkeypatch.setattr(storage, "swapped", lambda work, final: False)
     write_old(tmp_path / "bundle")
     before, rename = listing(tmp_path), Path.rename
 
@@ -90,6 +95,59 @@ def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> N
         with atomic_directory(final) as earlier:
             (earlier / "other.bin").write_text("earlier")
     assert listing(tmp_path) == {"bundle": None, "bundle/model.bin": "later"}
+
+
+def test_where_directories_cannot_be_swapped_one_replaces_the_other_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "swapped", lambda work, final: False)
+    write_old(tmp_path / "bundle")
+    with atomic_directory(tmp_path / "bundle") as work:
+        (work / "other.bin").write_text("new")
+    assert listing(tmp_path) == {"bundle": None, "bundle/other.bin": "new"}
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs a system that swaps")
+def test_two_directories_change_places(tmp_path: Path) -> None:
+    write_old(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    assert swapped(tmp_path / "a", tmp_path / "b")
+    assert listing(tmp_path) == {"a": None, "b": None, "b/model.bin": "old"}
+    assert not swapped(tmp_path / "a", tmp_path / "missing")
+
+
+def test_what_a_kill_between_two_renames_took_away_is_found_again(tmp_path: Path) -> None:
+    write_old(tmp_path / ".bundle.x.part.old")
+    write_old(tmp_path / ".bundled.x.part.old")  # another one's
+    recover(tmp_path / "bundle")
+    recover(tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "model.bin").read_text() == "old"
+    assert (tmp_path / ".bundled.x.part.old").exists()
+
+
+def test_a_link_stays_and_leads_to_the_new_directory(tmp_path: Path) -> None:
+    write_old(tmp_path / "bundle")
+    (tmp_path / "link").symlink_to("bundle")
+    with atomic_directory(tmp_path / "link") as work:
+        (work / "other.bin").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert listing(tmp_path / "bundle") == {"other.bin": "new"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "link"}
+
+
+def test_what_is_being_written_is_left_alone_and_what_a_kill_left_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    (tmp_path / "models" / ".killed.x.part").mkdir(parents=True)
+    (tmp_path / "models" / ".fresh.x.part").write_text("")  # is locked in a moment
+    os.utime(tmp_path / "models" / ".killed.x.part", times=(time.time() - 120,) * 2)
+    with atomic_file(tmp_path / "models" / "a") as running:
+        os.utime(running, times=(time.time() - 120,) * 2)
+        with atomic_file(tmp_path / "models" / "b"):
+            pass
+        assert running.exists()
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {".fresh.x.part", "a", "b"}
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:

@@ -1,0 +1,10 @@
+"""`python -m edge_spec`: the command line, where the script is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from edge_spec.cli.start import main
+
+sys.argv[0] = "edge-spec"
+main()

@@ -1,0 +1,88 @@
+"""How a command ends early: by a signal, or because nobody reads what it writes.
+
+Imports nothing that takes time: signals are to be handled from the start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from io import TextIOWrapper
+from types import FrameType
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # those that the system has
+_BY_SIGNAL = 128  # is added to its number, as shells do
+INTERRUPTED = _BY_SIGNAL + signal.SIGINT
+READER_LEFT = _BY_SIGNAL + 13  # SIGPIPE, which Windows lacks and Python ignores
+
+
+class EndSignals:
+    """The first signal becomes KeyboardInterrupt, so that files and processes are cleaned up; from
+    then on they do what the system has them do, which ends even a process that hangs."""
+
+    def __init__(self) -> None:
+        self._came: int | None = None
+        self._taken: list[int] = []
+
+    def take(self) -> None:
+        """From now on, but for those that whoever started the process has turned off, as nohup
+        does."""
+        for name in _NAMES:
+            number = getattr(signal, name, None)
+            if number is None:
+                continue
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, self._end)
+                self._taken.append(number)
+
+    @property
+    def status(self) -> int | None:
+        """Of a process that a signal ended; None where none came."""
+        return None if self._came is None else _BY_SIGNAL + self._came
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        for each in self._taken:
+            if signal.getsignal(each) == self._end:
+                signal.signal(each, signal.SIG_DFL)
+        self._came = number
+        raise KeyboardInterrupt
+
+
+def prepare_streams() -> None:
+    """Standard streams that are closed become empty ones: their numbers would go to the next files
+    that are opened, which libraries would then print into. The others take any text."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        stream = os.fdopen(number, "r" if number == 0 else "w", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    for given in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(given, TextIOWrapper):  # bytes or characters that the terminal lacks
+            given.reconfigure(errors="replace")
+
+
+def flush_streams() -> None:
+    """Writes out what is left. Raises OSError, BrokenPipeError where nobody reads it, and then
+    nothing is left that would be written, and complained of, at the end of the process."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        drop_output()
+        raise
+
+
+def drop_output() -> None:
+    """Standard output and error, which cannot be written any more, go nowhere from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,0 +1,22 @@
+"""Where the process of a command begins and ends: signals are handled before anything that takes
+time is imported."""
+
+from __future__ import annotations
+
+import sys
+
+from edge_spec.cli.signals import EndSignals, prepare_streams
+
+
+def main() -> None:
+    """Ends the process with the exit status of `edge_spec.cli.main.run`."""
+    signals = EndSignals()
+    try:
+        signals.take()
+        prepare_streams()
+        from edge_spec.cli.main import run
+
+        status = run(sys.argv[1:], signals)
+    except KeyboardInterrupt:  # while importing
+        status = signals.status or 1
+    sys.exit(status)

@@ -1,0 +1,104 @@
+"""`edge-spec verify [MODEL]`: whether speculation changes what a model writes here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_spec.cli import options
+from edge_spec.errors import EdgeSpecError, UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.bench.prompts import Prompt
+    from edge_spec.proof import Extent, Proof
+
+
+@options.with_groups
+def verify(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with id, category, and prompt or turns, or a .txt with a prompt a "
+            "line; without it, ours."
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Most prompts, from all over the file.")] = 20,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    draws: Annotated[
+        int, typer.Option(help="Texts drawn for the distribution; 0 leaves sampling out.")
+    ] = 1500,
+    runs: Annotated[int, typer.Option(help="How often one request is repeated.")] = 3,
+    html: Annotated[Path | None, typer.Option(help="A file for the report as a page.")] = None,
+    *,
+    loading: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """Hold speculation against plain decoding. Exit status 1: the text is not the model's own."""
+    from json import dumps
+
+    from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
+    from edge_spec.proof import Extent
+    from edge_spec.proof.report import document, html_page, print_report
+    from edge_spec.storage import atomic_file
+
+    extent = Extent(count, max_tokens, draws, runs)
+    entries = read_prompts(prompts or OWN_PROMPTS)
+    if html is not None:
+        _require_writable(html)
+    report = document(_prove(model, loading, entries, extent), loading.device or "default")
+    if html is not None:
+        with atomic_file(html) as file:
+            file.write_text(html_page(report), encoding="utf-8")
+    if json:
+        print(dumps(report, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        print_report(report, Console(highlight=False))
+    if report["verdict"] == "fail":
+        raise typer.Exit(1)
+
+
+def _prove(
+    model: str, loading: options.ModelOptions, prompts: Sequence[Prompt], extent: Extent
+) -> Proof:
+    """In exact mode, too, where texts differ."""
+    from dataclasses import replace
+
+    from edge_spec.cli.opening import open_engine
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.proof import prove, try_exact
+
+    with open_engine(model, loading) as engine, ProgressBar() as progress:
+        proof = prove(engine, prompts, extent, progress)
+    if loading.exact or not proof.differing:
+        return proof
+    try:
+        with (
+            open_engine(model, replace(loading, exact=True)) as engine,
+            ProgressBar() as progress,
+        ):
+            return try_exact(proof, engine, prompts, extent, progress)
+    except EdgeSpecError as error:  # what was found is worth more
+        print(f"edge-spec: exact mode was not tried: {error}", file=sys.stderr)
+        return proof
+
+
+def _require_writable(file: Path) -> None:
+    """Now rather than when all is measured."""
+    from tempfile import TemporaryFile
+
+    try:
+        if file.is_dir():
+            raise IsADirectoryError("it is a directory")
+        with TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file}: {error}", remedy="Give another file to --html."
+        ) from None

@@ -1,0 +1,104 @@
+"""Whether a chat template asks for an answer, and whether that answer will end."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Sequence
+
+from edge_spec.doctor.finding import Finding, fault, ok, warning
+from edge_spec.doctor.subject import Subject
+from edge_spec.doctor.text import CONVERSATION
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.pair_bundle import ROLES
+from edge_spec.pair_export import template_sha256
+from edge_spec.parts import TextFormat
+from edge_spec.template import Message
+
+_SYSTEM: Message = {"role": "system", "content": "Answer in one sentence."}
+_EXPORT_AGAIN = "Export it again."
+_OTHER_TEMPLATE = "Use another conversion of the model, or `generate --raw`."
+
+
+def check_template(subject: Subject) -> Iterator[Finding]:
+    """Each template in its sandbox, on a short conversation; then what the target's says. A draft's
+    is never used."""
+    templates = {str(each): each.text.chat_template for each in subject.roles[ROLES[0]]}
+    first = next(iter(templates.values()))
+    listed = template_sha256(first) if subject.pair is None else subject.pair.chat_template_sha256
+    for name, template in templates.items():
+        if template_sha256(template) != listed:
+            yield fault("chat template", f"that of {name} is another one", _EXPORT_AGAIN)
+            return
+    if first is None:
+        yield warning("chat template", "there is none", "Use `generate --raw`, or a chat model.")
+        return
+    tokens = subject.variants[0].text.chat_prompt(CONVERSATION)
+    outside = [token for token in tokens if not 0 <= token < subject.variants[0].config.vocab_size]
+    if outside:
+        yield fault("chat template", f"it makes the token {outside[0]}", _EXPORT_AGAIN)
+        return
+    yield ok("chat template", f"renders a conversation of {len(tokens)} tokens in its sandbox")
+    yield from _turns(subject.variants[0].text)
+
+
+def _turns(text: TextFormat) -> Iterator[Finding]:
+    """With a question, a system message, and several turns."""
+    system = _system_problem(text)
+    if system is not None:
+        yield warning("system", system, "Say it in the first question instead.")
+    question, answer, follow_up = (str(message["content"]) for message in CONVERSATION)
+    asked, several = text.rendered(CONVERSATION[:1]), text.rendered(CONVERSATION)
+    if question not in asked or not _in_order(several, (question, answer, follow_up)):
+        yield fault("turns", "the template leaves out what was said", _OTHER_TEMPLATE)
+        return
+    _, _, behind_question = asked.rpartition(question)
+    before_answer, _, behind_answer = several.partition(question)[2].partition(answer)
+    found = list(_turn_problems(text, behind_question, before_answer, behind_answer))
+    yield from found
+    if not found:
+        yield ok("turns", "asks for an answer, which ends in an end of text")
+
+
+def _turn_problems(
+    text: TextFormat, behind_question: str, before_answer: str, behind_answer: str
+) -> Iterator[Finding]:
+    """behind_question: of a prompt; before_answer, behind_answer: up to the answer that a prompt of
+    several turns has, and from there on."""
+    asked, wanted = behind_question.rstrip(), before_answer.rstrip()
+    if wanted.startswith(asked) and wanted != asked:
+        yield warning(
+            "turns",
+            f"a prompt ends without {_short(wanted.removeprefix(asked))}, which begins an answer",
+            _OTHER_TEMPLATE,
+        )
+    turn_end = behind_answer.partition(str(CONVERSATION[2]["content"]))[0]
+    ends = [name for name in map(text.tokenizer.token_text, text.eos_ids) if name]
+    if ends and not any(end in turn_end for end in ends):
+        yield warning(
+            "turns",
+            f"an answer ends in {_short(turn_end)}, but a text in {' or '.join(map(_short, ends))}:"
+            " answers may not end",
+            "Add its token to eos_token_id in generation_config.json, or use --stop.",
+        )
+
+
+def _system_problem(text: TextFormat) -> str | None:
+    try:
+        rendered = text.rendered((_SYSTEM, CONVERSATION[0]))
+    except UnsupportedModelError as error:
+        return error.message
+    return None if str(_SYSTEM["content"]) in rendered else "the template leaves it out"
+
+
+def _in_order(rendered: str, parts: Sequence[str]) -> bool:
+    at = 0
+    for part in parts:
+        at = rendered.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def _short(text: str) -> str:
+    return reprlib.repr(text.strip())

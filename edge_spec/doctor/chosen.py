@@ -1,0 +1,85 @@
+"""What opening a model, or a pair, would open here, found without doing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge_spec import plugins
+from edge_spec.doctor.pairing import Tokens
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import Progress, RuntimeOptions
+from edge_spec.placement.pinning import planned
+from edge_spec.preparation import Prepared, find_prepared
+from edge_spec.sources import Source
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One model; prepared is None where it would be converted first."""
+
+    role: str
+    source: Source
+    runtime: str
+    options: RuntimeOptions
+    prepared: Prepared | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """asked: the draft, whether or not a plan leaves it out; options: as that plan completes
+    them; tokens: of the pair; openings: the target, and the draft where it is used."""
+
+    source: Source
+    asked: Source | None
+    options: LoadOptions
+    tokens: Tokens | None
+    openings: list[Opening] = field(default_factory=list)
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        return [each.prepared for each in self.openings if each.prepared is not None]
+
+    @property
+    def is_retokenized(self) -> bool:
+        return self.tokens is not None and not self.tokens.compared.is_same
+
+    @property
+    def draft_tokens(self) -> float:
+        """Of the draft, for each of the target's."""
+        return self.tokens.ratio if self.is_retokenized and self.tokens else 1.0
+
+    @property
+    def plan_command(self) -> str:
+        """Converts what has to be, and measures what passes take."""
+        return self._command("plan")
+
+    @property
+    def trial_command(self) -> str:
+        """Measures what speculation gains. A plan has no forecast of a draft with other tokens."""
+        return self._command("bench" if self.is_retokenized else "plan")
+
+    def _command(self, name: str) -> str:
+        draft = "" if self.asked is None else f" --draft {self.asked.model}"
+        return f"edge-spec {name} {self.source.model}{draft}"
+
+    @property
+    def is_converted(self) -> bool:
+        return len(self.prepared) == len(self.openings)
+
+
+def choose(
+    source: Source, draft: Source | None, tokens: Tokens | None, progress: Progress
+) -> Chosen:
+    """Raises an EdgeSpecError where a runtime cannot have a model."""
+    asked = LoadOptions(drafts=() if draft is None else (draft.model,))
+    options = planned(source, asked, progress)
+    chosen = Chosen(source, draft, options, tokens)
+    places = [("target", source, options.runtime, options.runtime_options, options.providers)]
+    if draft is not None and options.drafts:
+        how = options.draft_runtime_options
+        places.append(("draft", draft, options.draft_runtime, how, options.draft_providers))
+    for role, each, runtime, how, providers in places:
+        named = plugins.auto_runtime(each.formats) if runtime == "auto" else runtime
+        prepared = find_prepared(each, named, options, progress, providers)
+        chosen.openings.append(Opening(role, each, named, how, prepared))
+    return chosen

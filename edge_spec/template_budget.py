@@ -1,0 +1,237 @@
+"""What a chat template may use of time and memory, and what each of its operations would take.
+
+- Every value that a template makes weighs at most `Limits.value`: its characters and items, one
+  that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
+- All of them together have at most `Limits.total` characters and items of their own.
+- The processor time of the thread is looked at every few steps.
+
+The bounds grow with the conversation, so none that people have comes near them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
+from dataclasses import dataclass
+from string import Formatter
+from types import MappingProxyType
+from typing import Any
+
+from jinja2.utils import Namespace
+
+_MAX_WIDTH = 10_000  # of padding and indentation
+_MAX_BITS = 4096  # of an integer
+_MAX_DIGITS = 300  # that a number is rounded to
+_MAX_ATTRIBUTE_CHARACTERS = 200
+_MAX_SEARCH = 10**9  # characters compared; searches from the right have no better bound
+_STEPS_A_LOOK = 64  # at the clock
+_ITEMS_A_STEP = 4096
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_SEQUENCES = (str, bytes, list, tuple)
+_VIEWS = (KeysView, ValuesView, ItemsView)  # of mappings
+_WIDE = re.compile(r"\d{5}|%[#0\- +]*\d*\.?\*")  # of a text with "%" in it
+_WIDE_FIELD = re.compile(r"\d{5}|[{]")
+
+
+class LimitError(Exception):
+    """What a template did too much of; the text completes "the chat template ..."."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    value: int  # characters and items
+    total: int
+    seconds: float
+
+    @classmethod
+    def of(cls, num_characters: int) -> Limits:
+        """For a conversation of so many characters."""
+        return cls(
+            value=1_000_000 + 16 * num_characters,
+            total=32_000_000 + 256 * num_characters,
+            seconds=2 + 4e-6 * num_characters,
+        )
+
+
+class Budget:
+    """What one run may still use. Its methods raise LimitError where that is over."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._end_s = time.thread_time() + limits.seconds
+        self._steps: float = 0
+        self._made = 0
+        # Containers by id, with what they weigh; held, so that no id comes twice.
+        self._weights: dict[int, tuple[Any, int]] = {}
+
+    def step(self, num_steps: float = 1) -> None:
+        self._steps += num_steps
+        if self._steps >= _STEPS_A_LOOK:
+            self._steps = 0
+            if time.thread_time() > self._end_s:
+                raise LimitError(f"ran for more than {self._limits.seconds:.0f} s")
+
+    def require(self, size: int) -> None:
+        """size: of a value that is still to be made."""
+        if size > self._limits.value:
+            raise LimitError(f"makes a value of more than {self._limits.value:,} characters")
+
+    def made(self, value: Any) -> Any:
+        """The value, counted."""
+        if isinstance(value, str | bytes):
+            self.require(len(value))
+        elif isinstance(value, _CONTAINERS):
+            self.require(self.weight(value))
+        else:
+            return value
+        return self.copied(value)
+
+    def copied(self, value: Any) -> Any:
+        """As `made`, for what weighs no more than a value that was counted."""
+        if isinstance(value, _SEQUENCES):
+            size = len(value)
+            self._made += size
+            if self._made > self._limits.total:
+                raise LimitError(f"makes values of more than {self._limits.total:,} characters")
+            self.step(1 + size / _ITEMS_A_STEP)
+        return value
+
+    def weight(self, value: Any) -> int:
+        """Characters and items, those that appear twice counted twice."""
+        if isinstance(value, str | bytes):
+            return len(value) + 1
+        if isinstance(value, Namespace):  # its content changes, and may be itself
+            raise LimitError("uses a namespace as a value")
+        if isinstance(value, _VIEWS):
+            return 1 + sum(map(self.weight, value))
+        if not isinstance(value, _CONTAINERS):
+            return 1
+        known = self._weights.get(id(value))
+        if known is not None:
+            return known[1]
+        items: Iterable[Any] = value
+        if isinstance(value, dict):
+            items = (part for pair in value.items() for part in pair)
+        total = 1 + sum(map(self.weight, items))
+        self._weights[id(value)] = (value, total)
+        return total
+
+    def text(self, value: Any) -> str:
+        """As jinja2 writes it."""
+        if isinstance(value, str):
+            return value
+        self.require(self.weight(value))
+        made: str = self.made(str(value))
+        return made
+
+
+def check_fields(budget: Budget, text: str, *args: Any, **kwargs: Any) -> None:
+    """Of str.format and str.format_map."""
+    fields = [field for field in Formatter().parse(text) if field[1] is not None]
+    for _, _, width, _ in fields:
+        if _WIDE_FIELD.search(width or ""):
+            raise LimitError("formats with a width of more than 9,999")
+    largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
+    budget.require(len(fields) * largest)
+
+
+def check_attributes(*values: Any) -> None:
+    """Of filters that take the name of one: each dot in it is a step to make for every item."""
+    if any(isinstance(v, str) and len(v) > _MAX_ATTRIBUTE_CHARACTERS for v in values):
+        raise LimitError("names an attribute that is too long")
+
+
+def check_width(*values: Any) -> None:
+    if any(isinstance(value, int) and abs(value) > _MAX_WIDTH for value in values):
+        raise LimitError(f"asks for a width of more than {_MAX_WIDTH:,}")
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits > _MAX_BITS:
+        raise LimitError(f"computes with numbers of more than {_MAX_BITS:,} bits")
+
+
+def _check_product(budget: Budget, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() + right.bit_length())
+    for value, count in ((left, right), (right, left)):
+        if isinstance(count, int) and isinstance(value, str | list | tuple):
+            size = len(value) if isinstance(value, str) else budget.weight(value)
+            budget.require(size * max(count, 0))
+
+
+def _check_power(budget: Budget, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() * abs(right))
+
+
+def _check_sum(budget: Budget, left: Any, right: Any) -> None:
+    if isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
+        budget.require(len(left) + len(right))
+
+
+def _check_format(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(value, str) and "%" in value:
+        if _WIDE.search(value):
+            raise LimitError("formats with a width of more than 9,999")
+        largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
+        budget.require(len(value) + value.count("%") * largest)
+
+
+def check_join(budget: Budget, items: Any, d: Any = "", attribute: Any = None) -> None:
+    """items: no iterator."""
+    check_attributes(attribute)
+    count = len(items) if hasattr(items, "__len__") else 0
+    budget.require(budget.weight(items) + count * budget.weight(d))
+
+
+def check_replace(budget: Budget, text: Any, old: Any = "", new: Any = "", *count: Any) -> None:
+    text, old, new = (budget.text(value) for value in (text, old, new))
+    budget.require(len(text) + text.count(old) * len(new))
+
+
+def check_search(text: str, part: Any = "", *args: Any) -> None:
+    """From the right."""
+    if isinstance(part, str) and len(text) * len(part) > _MAX_SEARCH:
+        raise LimitError("searches for too long a text")
+
+
+def _check_indent(budget: Budget, text: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
+    check_width(width)
+    added = width if isinstance(width, int) else len(width)
+    text = budget.text(text)
+    budget.require(len(text) + len(text.splitlines()) * added)
+
+
+def _check_round(budget: Budget, value: Any, precision: Any = 0, *args: Any, **kw: Any) -> None:
+    if isinstance(precision, int) and abs(precision) > _MAX_DIGITS:
+        raise LimitError(f"rounds to more than {_MAX_DIGITS} digits")
+
+
+def _check_total(budget: Budget, items: Any, attribute: Any = None, start: Any = 0) -> None:
+    check_attributes(attribute)
+    if not isinstance(start, int | float):
+        raise LimitError("sums what is no number")
+
+
+def _check_names(budget: Budget, items: Any, *args: Any, **kwargs: Any) -> None:
+    check_attributes(*args, *kwargs.values())
+
+
+OPERATORS: Mapping[str, Callable[[Budget, Any, Any], None]] = MappingProxyType(
+    {"*": _check_product, "**": _check_power, "+": _check_sum, "%": _check_format}
+)
+_NAMING = ("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "unique")
+FILTERS: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {
+        **dict.fromkeys(_NAMING, _check_names),
+        "format": _check_format,
+        "indent": _check_indent,
+        "join": check_join,
+        "replace": check_replace,
+        "round": _check_round,
+        "sum": _check_total,
+    }
+)

@@ -1,0 +1,319 @@
+"""Where a chat template runs: jinja2's sandbox, with a Budget of time and memory.
+
+The sandbox keeps a template from what it must not touch, but not from running for ever or filling
+the memory: a loop of loops, `'x' * 10**10`, a list of twice itself until its text has no end.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError, TemplateAssertionError
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from edge_spec.template_budget import (
+    FILTERS,
+    OPERATORS,
+    Budget,
+    LimitError,
+    Limits,
+    check_fields,
+    check_join,
+    check_replace,
+    check_search,
+    check_width,
+)
+
+MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
+_MAX_OPERANDS = 8  # of a sum that is written at once, which is not counted
+
+# No chat template needs these, and they make much of little.
+_NO_FILTERS = (
+    *("batch", "center", "filesizeformat", "pprint", "slice", "striptags", "urlize"),
+    *("wordwrap", "xmlattr"),
+)
+# What these return is small, or was there before.
+_UNCOUNTED = frozenset(
+    {"abs", "attr", "count", "d", "default", "first", "float", "int", "last", "length"}
+)
+_COMPARING = (
+    *("in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<="),
+    *("gt", ">", "greaterthan", "ge", ">="),
+)
+_NO_TEXT_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})
+_PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
+_FROM_THE_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
+_SHORTENING = frozenset(
+    {"endswith", "lstrip", "removeprefix", "removesuffix", "rstrip", "split", "startswith"}
+    | {"strip"}
+)
+# Names that no template can spell.
+_STEP, _MADE, _COPIED, _JOINED = "a step", "a value", "a copy", "a joined text"
+
+
+class _Generator(CodeGenerator):
+    """Leaves the sums alone that _Bounding has marked."""
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
+        if not hasattr(node, "is_counted_elsewhere"):
+            return super().visit_Add(node, frame)
+        self.write("(")
+        self.visit(node.left, frame)
+        self.write(" + ")
+        self.visit(node.right, frame)
+        self.write(")")
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """An environment whose templates raise LimitError where their Budget ends."""
+
+    intercepted_binops = frozenset(OPERATORS)
+    code_generator_class = _Generator
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols"],
+            finalize=lambda value: value if type(value) is str else self._budget.text(value),
+            optimized=False,  # it would compute before there is a budget
+        )
+        self._running = threading.local()  # its budget: of the run in this thread
+        self.concat = self._joined  # type: ignore[method-assign]
+        del self.globals["lipsum"]
+        for name in _NO_FILTERS:
+            del self.filters[name]
+        self.filters["tojson"] = self._json
+        for name in self.filters.keys() - _UNCOUNTED:
+            self.filters[name] = self._bounded(name, self.filters[name])
+        tests: dict[str, Any] = self.tests
+        for name in _COMPARING:
+            tests[name] = self._counted(tests[name])
+        self.tests[_STEP] = self._step
+        self.filters[_JOINED] = self._joined
+        self.filters[_MADE] = lambda value: self._budget.made(value)
+        self.filters[_COPIED] = lambda value: self._budget.copied(value)
+
+    def compiled(self, source: str) -> Template:
+        """Raises LimitError for a source that is too long, and whatever jinja2 and Python's
+        compiler raise for one that is none."""
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise LimitError(f"has more than {MAX_SOURCE_CHARACTERS:,} characters")
+        code = self.compile(_Bounding().visit(self.parse(source)))
+        return Template.from_code(self, code, self.make_globals(None))
+
+    def render(self, template: Template, limits: Limits, **variables: Any) -> str:
+        """The text. Raises LimitError, and whatever the template does."""
+        self._running.budget = budget = Budget(limits)
+        try:
+            parts, size = [], 0
+            for part in template.generate(**variables):
+                size += len(part)
+                budget.require(size)
+                parts.append(part)
+            return "".join(parts)
+        finally:
+            del self._running.budget
+
+    @property
+    def _budget(self) -> Budget:
+        budget: Budget = self._running.budget
+        return budget
+
+    def _step(self, value: object) -> bool:
+        self._running.budget.step()
+        return True
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        budget = __self._budget
+        budget.step()
+        if isinstance(__obj, BuiltinMethodType | MethodType):
+            # jinja2 adds these for functions that take its context.
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            if type(__obj.__self__) is str and __obj.__name__ in _SHORTENING:
+                return budget.copied(__obj(*args, **kwargs))
+            args = __self._checked(__obj, args, kwargs)
+        return budget.made(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        budget = self._budget
+        OPERATORS[operator](budget, left, right)
+        return budget.made(self.binop_table[operator](left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        format = wrapped
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            check_fields(self._budget, value.__self__, *args, **kwargs)
+            return format(*args, **kwargs)
+
+        return update_wrapper(bounded, value)
+
+    def _json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """As models were trained with it: transformers' own, which escapes nothing for HTML."""
+        check_width(indent)
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        if indent is None:
+            return encoder.encode(value)
+        return self._joined(self._read(encoder.iterencode(value)))
+
+    def _joined(self, parts: Iterable[str]) -> str:
+        """What a block or a macro has written, or the operands of `~`."""
+        budget = self._budget
+        parts = [budget.text(part) for part in parts]
+        budget.require(sum(map(len, parts)))
+        joined: str = budget.made("".join(parts))
+        return joined
+
+    def _checked(
+        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """The arguments of a method of one of Python's own types; an iterator is read."""
+        owner, name = method.__self__, method.__name__
+        if isinstance(owner, int) or (isinstance(owner, str) and name in _NO_TEXT_METHODS):
+            raise SecurityError(f"{type(owner).__name__}.{name} is not for templates")
+        if not isinstance(owner, str):
+            return args
+        if name in _PADDING:
+            check_width(*args, *kwargs.values())
+        elif name in _FROM_THE_RIGHT:
+            check_search(owner, *args, *kwargs.values())
+        elif name == "join" and args:
+            args = (self._read(args[0]), *args[1:])
+            check_join(self._budget, args[0], owner)
+        elif name == "replace":
+            check_replace(self._budget, owner, *args, **kwargs)
+        return args
+
+    def _read(self, items: Any) -> Any:
+        """An iterator's items as a list, each counted."""
+        if isinstance(items, str | Undefined | Sequence | Mapping):
+            return items
+        budget = self._budget
+        read: list[Any] = []
+        size = 0
+        for item in items:
+            size += budget.weight(item)
+            budget.require(size)
+            budget.step()
+            read.append(item)
+        return read
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter with its arguments looked at before and its result behind."""
+        passes = hasattr(function, "jinja_pass_arg")
+        check = FILTERS.get(name)
+
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            budget = self._budget
+            budget.step()
+            first, own = (args[:1], args[1:]) if passes else ((), args)
+            if name == "join":
+                own = (self._read(own[0]), *own[1:])
+            if check is not None:
+                check(budget, *own, **kwargs)
+            budget.require(budget.weight(own[0]))
+            return budget.made(function(*first, *own, **kwargs))
+
+        return update_wrapper(bounded, function)
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self._running.budget.step()
+            return function(*args)
+
+        return counted
+
+
+class _Bounding(NodeTransformer):
+    """Has a template count what it makes and how often its loops go round."""
+
+    def __init__(self) -> None:
+        self._kept = 0  # parts around this one whose text is not written at once
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        visited = self._visit_kept(node) if node.recursive else self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_step(), lineno=node.lineno))
+        if node.test is not None:
+            node.test = nodes.And(_step(), node.test, lineno=node.lineno)
+        return visited
+
+    def _visit_kept(self, node: nodes.Node) -> nodes.Node:
+        self._kept += 1
+        self.generic_visit(node)
+        self._kept -= 1
+        return node
+
+    visit_Macro = visit_CallBlock = visit_FilterBlock = visit_AssignBlock = _visit_kept  # noqa: N815
+    visit_Block = _visit_kept  # noqa: N815
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        """What is written at once is counted then; sums of it are if they are long."""
+        if not self._kept:
+            for value in node.nodes:
+                sums = _sums(value)
+                if len(sums) < _MAX_OPERANDS:
+                    for one in sums:
+                        one.is_counted_elsewhere = True  # type: ignore[attr-defined]
+        return self.generic_visit(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(nodes.Tuple(node.nodes, "load"), _JOINED)
+
+    def _made(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _MADE)
+
+    visit_Dict = _made  # noqa: N815
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        constant = all(isinstance(item, nodes.Const) for item in node.items)
+        return node if constant else self._made(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        return self._made(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, _COPIED) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802
+        raise TemplateAssertionError("autoescape is not for prompts", node.lineno)
+
+
+def _sums(node: nodes.Node) -> list[nodes.Add]:
+    """The operators of a + b + c."""
+    if not isinstance(node, nodes.Add):
+        return []
+    return [node, *_sums(node.left), *_sums(node.right)]
+
+
+def _step() -> nodes.Test:
+    return nodes.Test(nodes.Const(None), _STEP, [], [], None, None)
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)

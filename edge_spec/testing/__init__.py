@@ -1,0 +1,36 @@
+"""Parts for tests of drafters, runtimes and applications; nothing here is used at run time.
+
+`ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
+runtime has to pass. `FaultyModel` and `FaultyDrafter` fail at a chosen call, and `check_faults`
+has everything fail that an engine asks.
+"""
+
+from edge_spec.testing.faults import (
+    DRAFTER_CALLS,
+    SESSION_CALLS,
+    Fault,
+    FaultKind,
+    FaultyDrafter,
+    FaultyModel,
+)
+from edge_spec.testing.matrix import FaultCase, FaultReport, check_faults
+from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
+from edge_spec.testing.session import SessionReport, check_session
+
+__all__ = [
+    "DRAFTER_CALLS",
+    "SESSION_CALLS",
+    "Fault",
+    "FaultCase",
+    "FaultKind",
+    "FaultReport",
+    "FaultyDrafter",
+    "FaultyModel",
+    "NextLogits",
+    "ScriptedModel",
+    "ScriptedSession",
+    "SessionReport",
+    "check_faults",
+    "check_session",
+    "random_logits",
+]

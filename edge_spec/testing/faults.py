@@ -1,0 +1,307 @@
+"""Faults that happen at a chosen call: of a model's sessions, or of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from threading import Event
+from typing import TypeVar, cast
+
+import numpy as np
+
+from edge_spec.drafters.protocol import (
+    Anticipating,
+    Attached,
+    Branching,
+    Budget,
+    ChoosingAlike,
+    Closing,
+    CountingText,
+    Drafter,
+    Keeping,
+    Learning,
+    Preparing,
+    TextCounts,
+)
+from edge_spec.model import (
+    Forward,
+    Model,
+    Restorable,
+    SelfDrafting,
+    Session,
+    SkippingSession,
+)
+from edge_spec.sampling import Sampler
+from edge_spec.tree import TokenTree, Verdict
+
+_Result = TypeVar("_Result")
+
+SESSION_CALLS = ("open_session", "prefill", "forward", "commit", "rollback", "state", "restore")
+DRAFTER_CALLS = (
+    "choose_like",
+    "prepare",
+    "begin",
+    "propose",
+    "observe",
+    "anticipate",
+    "snapshot",
+    "restore",
+    "learnt",
+)
+_SCORING = ("forward", "propose")  # the calls whose result can be wrong
+
+
+class FaultKind(StrEnum):
+    RAISES = "raises"  # RuntimeError
+    MEMORY = "memory"  # MemoryError
+    HANGS = "hangs"  # until `Fault.released` is set, and then goes on as if nothing had been
+    NAN = "nan"  # scores, or what a guess was sampled from, are no numbers
+    SHAPE = "shape"  # one token or row too few
+
+
+@dataclass(eq=False)
+class Fault:
+    """Goes wrong once, at the `at`-th call of `call`, counted over all sessions of a model.
+
+    Raises ValueError for a kind that this call cannot have: only "forward" and "propose" return
+    what can be no number or of a wrong shape.
+    """
+
+    kind: FaultKind
+    call: str
+    at: int = 1
+    released: Event = field(default_factory=Event)  # what one that hangs waits for
+    happened: Event = field(default_factory=Event)
+    num_calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.kind = FaultKind(self.kind)
+        if self.kind in (FaultKind.NAN, FaultKind.SHAPE) and self.call not in _SCORING:
+            raise ValueError(f"{self.call} returns nothing that could be {self.kind}")
+
+    def __str__(self) -> str:
+        return f"{self.call} {self.kind} at call {self.at}"
+
+    def around(self, call: str, work: Callable[[], _Result]) -> _Result:
+        """What `work` returns, unless this is the call that goes wrong."""
+        if call != self.call:
+            return work()
+        self.num_calls += 1
+        if self.num_calls != self.at:
+            return work()
+        self.happened.set()
+        if self.kind is FaultKind.RAISES:
+            raise RuntimeError(f"{call} failed, as it was told to")
+        if self.kind is FaultKind.MEMORY:
+            raise MemoryError
+        if self.kind is FaultKind.HANGS:
+            self.released.wait()
+            return work()
+        return cast(_Result, _spoilt(work(), self.kind))
+
+
+def _spoilt(result: object, kind: FaultKind) -> object:
+    if isinstance(result, Forward):
+        logits = np.full_like(result.logits, np.nan)
+        return Forward(logits if kind is FaultKind.NAN else result.logits[:, :-1])
+    assert isinstance(result, TokenTree)
+    rows = len(result)
+    if kind is FaultKind.SHAPE:
+        return replace(result, tokens=result.tokens.astype(np.float32)[:, None])
+    if result.draft_probs:
+        sampled_from = [None if q is None else q * np.nan for q in result.draft_probs]
+        return replace(result, draft_probs=tuple(sampled_from))
+    return replace(result, confidence=np.full(rows, np.nan, np.float32))
+
+
+class FaultyModel:
+    """Another model whose sessions go wrong. Use it in the place of the other, which it closes.
+
+    part_faults: of the parts that its sessions open for self-speculation.
+    """
+
+    def __init__(
+        self, model: Model, faults: Sequence[Fault], part_faults: Sequence[Fault] = ()
+    ) -> None:
+        self.capabilities = model.capabilities
+        self.config = model.config
+        self._model = model
+        self._faults = faults
+        self._part_faults = part_faults
+
+    def open_session(self) -> Session:
+        session = _around(self._faults, "open_session", self._model.open_session)
+        return faulty_session(session, self._faults, self._part_faults)
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def faulty_session(
+    session: Session, faults: Sequence[Fault], part_faults: Sequence[Fault] = ()
+) -> Session:
+    """With the optional methods that the session has."""
+    if isinstance(session, SelfDrafting):
+        return _SelfDrafting(session, faults, part_faults)
+    kind = _Restorable if isinstance(session, Restorable) else FaultySession
+    return kind(session, faults)
+
+
+def _around(faults: Sequence[Fault], call: str, work: Callable[[], _Result]) -> _Result:
+    for fault in faults:
+        work = _bound(fault, call, work)
+    return work()
+
+
+def _bound(fault: Fault, call: str, work: Callable[[], _Result]) -> Callable[[], _Result]:
+    return lambda: fault.around(call, work)
+
+
+class FaultySession:
+    """Another session, whose faults come before what the call would have done."""
+
+    def __init__(self, session: Session, faults: Sequence[Fault]) -> None:
+        self._session = session
+        self._faults = faults
+
+    @property
+    def length(self) -> int:
+        return self._session.length
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        _around(self._faults, "prefill", lambda: self._session.prefill(tokens))
+
+    def forward(self, tree: TokenTree) -> Forward:
+        return _around(self._faults, "forward", lambda: self._session.forward(tree))
+
+    def commit(self, rows: Sequence[int]) -> None:
+        _around(self._faults, "commit", lambda: self._session.commit(rows))
+
+    def rollback(self, length: int) -> None:
+        _around(self._faults, "rollback", lambda: self._session.rollback(length))
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _Restorable(FaultySession):
+    def state(self) -> dict[str, np.ndarray]:
+        assert isinstance(self._session, Restorable)
+        return _around(self._faults, "state", self._session.state)
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        session = self._session
+        assert isinstance(session, Restorable)
+        _around(self._faults, "restore", lambda: session.restore(state, length))
+
+
+class _SelfDrafting(_Restorable):
+    def __init__(
+        self, session: Session, faults: Sequence[Fault], part_faults: Sequence[Fault]
+    ) -> None:
+        super().__init__(session, faults)
+        self._part_faults = part_faults
+
+    def open_exit(self, num_layers: int) -> Session:
+        assert isinstance(self._session, SelfDrafting)
+        return FaultySession(self._session.open_exit(num_layers), self._part_faults)
+
+    def open_skipping(self, skipped: frozenset[int]) -> SkippingSession:
+        assert isinstance(self._session, SelfDrafting)
+        return _Skipping(self._session.open_skipping(skipped), self._part_faults)
+
+
+class _Skipping(FaultySession):
+    def __init__(self, session: SkippingSession, faults: Sequence[Fault]) -> None:
+        super().__init__(session, faults)
+        self._part = session
+
+    @property
+    def skipped(self) -> frozenset[int]:
+        return self._part.skipped
+
+    @skipped.setter
+    def skipped(self, skipped: frozenset[int]) -> None:
+        self._part.skipped = skipped
+
+    def influence(self, tokens: Sequence[int]) -> np.ndarray:
+        return self._part.influence(tokens)
+
+
+class FaultyDrafter:
+    """Another drafter that goes wrong once; what it cannot do, it still cannot."""
+
+    def __init__(self, drafter: Drafter, fault: Fault) -> None:
+        self.name = drafter.name
+        self._drafter = drafter
+        self._fault = fault
+
+    def attach(self, model: Model, session: Session) -> None:
+        if isinstance(self._drafter, Attached):
+            self._drafter.attach(model, session)
+
+    def choose_like(self, sampler: Sampler) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, ChoosingAlike):
+            self._fault.around("choose_like", lambda: drafter.choose_like(sampler))
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, Preparing):
+            self._fault.around("prepare", lambda: drafter.prepare(prompt))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._fault.around("begin", lambda: self._drafter.begin(prompt))
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        return self._fault.around("propose", lambda: self._drafter.propose(pending, budget))
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._fault.around("observe", lambda: self._drafter.observe(tree, out, verdict))
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        return self._drafter.sibling_acceptance() if isinstance(self._drafter, Branching) else ()
+
+    @property
+    def anticipates(self) -> bool:
+        return isinstance(self._drafter, Anticipating) and self._drafter.anticipates
+
+    @property
+    def was_ready(self) -> bool:
+        return isinstance(self._drafter, Anticipating) and self._drafter.was_ready
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, Anticipating):
+            self._fault.around("anticipate", lambda: drafter.anticipate(stopped))
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        drafter = self._drafter
+        if not isinstance(drafter, Keeping):
+            return {}
+        return self._fault.around("snapshot", drafter.snapshot)
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, Keeping):
+            self._fault.around("restore", lambda: drafter.restore(state))
+
+    def learnt(self) -> dict[str, np.ndarray]:
+        drafter = self._drafter
+        if not isinstance(drafter, Learning):
+            return {}
+        return self._fault.around("learnt", drafter.learnt)
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if isinstance(self._drafter, Learning):
+            self._drafter.relearn(counts)
+
+    @property
+    def text_counts(self) -> TextCounts:
+        counts = self._drafter
+        return counts.text_counts if isinstance(counts, CountingText) else TextCounts()
+
+    def close(self) -> None:
+        if isinstance(self._drafter, Closing):
+            self._drafter.close()

@@ -1,0 +1,240 @@
+"""How commands end early: by a signal, or because a stream is closed. Each signal is sent when the
+command has said something, and what it then does cannot end by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+termios = pytest.importorskip("termios", reason="needs signals and terminals of POSIX")
+import pty  # noqa: E402
+
+pytestmark = pytest.mark.model
+
+TIMEOUT_S = 60.0
+REFERENCE = ["--runtime", "reference"]  # starts soonest
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A GGUF file of a model that answers at once."""
+    path = Path(__file__).parents[1] / "fixtures" / "tiny_models.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", path)
+    assert spec is not None and spec.loader is not None
+    models: Any = importlib.util.module_from_spec(spec)
+    sys.modules["tiny_models"] = models
+    spec.loader.exec_module(models)
+    return str(models.write_gguf(models.build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+
+
+@pytest.fixture
+def start(command: list[str], demo_gguf: Path) -> Iterator[Start]:
+    """Starts `edge-spec ARGUMENTS`, all of whose streams are pipes."""
+    started = []
+
+    def run(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes]:
+    """The exit status after a signal, and what was still written to standard error."""
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("number", SIGNALS[1:])  # test_cli.py has the other
+def test_an_answer_is_ended(start: Start, number: int) -> None:
+    process = start("generate", "Tell a long story.", "--max-tokens", "1000")
+    assert process.stdout is not None and process.stdout.read(1)
+    assert ended(process, number) == (128 + number, b"")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_chat_that_waits_for_a_message_is_ended(start: Start, tiny: str, number: int) -> None:
+    process = start("chat", tiny, *REFERENCE)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"/draft\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith(b"Speculation")
+    assert ended(process, number) == (128 + number, b"")
+
+
+@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 0), (1, 0)])
+def test_a_server_is_ended_as_soon_as_it_says_that_it_serves(
+    start: Start, tiny: str, number: int, status: int
+) -> None:
+    process = start("serve", tiny, "--port", "0", "--json", "--parallel", "1", *REFERENCE)
+    assert process.stdout is not None and process.stdout.readline().startswith(b"{")
+    assert ended(process, number) == (status, b"")
+
+
+@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 0), (1, 129)])
+def test_a_sidecar_is_ended(start: Start, tiny: str, number: int, status: int) -> None:
+    process = start("serve", tiny, "--stdio", *REFERENCE)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "stats"}\n')
+    process.stdin.flush()
+    assert b'"id"' in process.stdout.readline()
+    process.send_signal(number)
+    assert process.wait(TIMEOUT_S) == status
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "smollm2", *REFERENCE],
+        ["plan", "smollm2", "--refresh"],
+        ["export", "smollm2", "out/bundle"],
+        ["export", "smollm2", "out/model.gguf", "--format", "gguf", "--quant", "Q8_0"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:1] + arguments[3:4]),
+)
+def test_long_work_is_ended_and_leaves_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    process = start(*arguments)
+    assert process.stderr is not None and process.stderr.readline().endswith(b"...\n")
+    status, errors = ended(process, signal.SIGTERM)
+    assert status == 143
+    assert all(line.endswith(b"...") for line in errors.splitlines())  # steps, and no complaint
+    assert not list((tmp_path / "out").iterdir())
+
+
+SLOW = """
+import sys
+print("importing", flush=True)
+sys.stdin.read()
+"""
+HANGS = """
+import sys
+try:
+    print("importing", flush=True)
+    sys.stdin.read()
+finally:
+    print("ending", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_is_still_being_imported_is_ended(
+    start: Start, tmp_path: Path, number: int
+) -> None:
+    (tmp_path / "typer.py").write_text(SLOW)
+    process = start("--help", PYTHONPATH=str(tmp_path))
+    assert process.stdout is not None and process.stdout.readline() == b"importing\n"
+    assert ended(process, number) == (128 + number, b"")
+
+
+def test_a_second_signal_ends_what_does_not_end_by_itself(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(HANGS)
+    process = start("--help", PYTHONPATH=str(tmp_path))
+    assert process.stdout is not None and process.stdout.readline() == b"importing\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == b"ending\n"
+    assert ended(process, signal.SIGINT) == (-signal.SIGINT, b"")
+
+
+def test_what_was_turned_off_stays_off(start: Start, tmp_path: Path) -> None:
+    """As nohup does with SIGHUP."""
+    ignores = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN); sys.exit()"
+    (tmp_path / "typer.py").write_text(ignores)
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start("--help", PYTHONPATH=str(tmp_path))
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert process.communicate(timeout=TIMEOUT_S)[0] == b"True\n"
+
+
+def test_a_reader_that_leaves_ends_a_command_without_a_word(start: Start, tiny: str) -> None:
+    for arguments in (["--help"], ["generate", tiny, "a", "--raw", *REFERENCE]):
+        process = start(*arguments)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(TIMEOUT_S) == 141
+
+
+def in_shell(command: list[str], redirections: str, *arguments: str) -> tuple[int, str]:
+    """The exit status and standard error."""
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirections}', "sh", *command, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-"])
+def test_closed_streams_are_as_empty_ones(command: list[str], tiny: str, closed: str) -> None:
+    answered = ("generate", tiny, "a", "--raw", "--max-tokens", "2", *REFERENCE)
+    assert in_shell(command, closed, *answered) == (0, "")
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import sys; sys.exit(open(sys.executable).fileno())")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {command[-1]}"
+    status, _ = in_shell([sys.executable, "-c", code], "<&- >&- 2>&-", "--help")
+    assert status > 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
+    status, errors = in_shell(command, "> /dev/full", "--help")
+    assert status == 1 and "No space left" in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_is_as_it_was_before(command: list[str], tiny: str, number: int) -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with subprocess.Popen(
+        [*command, "chat", tiny, *REFERENCE],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm"},
+    ) as process:
+        shown = b""
+        while b"acc" not in shown and b"| tiny" not in shown:  # the line below the input
+            assert select.select([ours], [], [], TIMEOUT_S)[0], shown
+            shown += os.read(ours, 65536)
+            if shown.endswith(b"\x1b[6n"):  # where the cursor is
+                os.write(ours, b"\x1b[1;1R")
+        assert termios.tcgetattr(theirs) != before
+        status, errors = ended(process, number)
+        assert (status, errors) == (128 + number, b"")
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)

@@ -1,0 +1,101 @@
+"""`edge-spec doctor` finds chat templates that do not ask, end, or keep what was said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_spec.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.doctor.examine import examine
+from edge_spec.doctor.finding import Finding, Level
+
+Exported = Callable[..., Bundle]
+NO_SYSTEM = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+ASKING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def template_of(turn: str, asking: str = ASKING, each: str = "messages") -> str:
+    return "{% for m in " + each + " %}" + turn + "{% endfor %}" + asking
+
+
+def findings(exported: Exported, tmp_path: Path, template: str) -> list[Finding]:
+    """All that is not well with a bundle that has this template."""
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
+    (bundle / MANIFEST).unlink()
+    write_manifest(bundle, **(described | {"chat_template": template}))
+    _, found = examine(bundle, lambda what, fraction: None)
+    return [each for each in found if each.level is not Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% for", "does not compile"),
+        ("{{ raise_exception('no') }}", "refuses these messages: no"),
+    ],
+)
+def test_a_template_that_leaves_its_sandbox_or_fails_is_a_fault(
+    exported: Exported, tmp_path: Path, template: str, told: str
+) -> None:
+    (found,) = findings(exported, tmp_path, template)
+    assert (found.check, found.level) == ("chat template", Level.FAULT)
+    assert told in found.found
+
+
+@pytest.mark.parametrize(
+    ("template", "check", "level", "told"),
+    [
+        (template_of(TURN, ""), "turns", Level.WARNING, "'<|im_start|>assistant', which begins"),
+        (
+            template_of("<|im_start|>{{ m.role }}\n{{ m.content }}\n\n"),
+            *("turns", Level.WARNING, "but a text in '<|im_end|>': answers may not end"),
+        ),
+        (
+            template_of(TURN, each="messages[:1]"),
+            *("turns", Level.FAULT, "leaves out what was said"),
+        ),
+        (
+            template_of(
+                "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}" + TURN
+            ),
+            *("system", Level.WARNING, "refuses these messages: none"),
+        ),
+        (
+            template_of("{% if m.role != 'system' %}" + TURN + "{% endif %}"),
+            *("system", Level.WARNING, "the template leaves it out"),
+        ),
+    ],
+    ids=["no-question", "no-end", "turns-lost", "system-refused", "system-lost"],
+)
+def test_a_template_that_neither_asks_nor_ends_nor_keeps_what_was_said_is_told(
+    exported: Exported, tmp_path: Path, template: str, check: str, level: Level, told: str
+) -> None:
+    (found,) = findings(exported, tmp_path, template)
+    assert (found.check, found.level) == (check, level)
+    assert told in found.found and found.remedy
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        template_of(TURN),
+        template_of(TURN, "<|im_start|>assistant\n<think>\n"),  # begins the answer itself
+        "{{ bos_token }}"
+        + template_of(
+            "{% if m.role == 'assistant' %} {{ m.content }}<|im_end|>"
+            "{% else %}[INST] {{ m.content }} [/INST]{% endif %}",
+            "",
+        ),
+    ],
+    ids=["chatml", "thinking", "instructions"],
+)
+def test_templates_as_they_are_published_have_no_fault(
+    exported: Exported, tmp_path: Path, template: str
+) -> None:
+    assert findings(exported, tmp_path, template) == []

@@ -1,0 +1,97 @@
+"""`edge-spec doctor` examines the machine and what edge-spec keeps on it, and changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_spec.bundle import Bundle
+from edge_spec.cli.doctor import lines
+from edge_spec.doctor.diagnose import Report, Request, diagnose
+from edge_spec.doctor.finding import Finding, Level, warning
+from edge_spec.placement.devices import Device
+
+CPU = Device("ort", "cpu", "cpu", "the processor")
+
+
+def examined(devices: tuple[Device, ...] = (CPU,)) -> Report:
+    """Of a model that is not there, so that only the machine is looked at."""
+    return diagnose(Request("nowhere"), lambda what, fraction: None, lambda: list(devices))
+
+
+def found(report: Report, group: str, check: str) -> Finding:
+    return next(each for each in report.findings if (each.group, each.check) == (group, check))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_devices_and_why_others_cannot_be_used() -> None:
+    missing = Device("coreml", None, None, "", fault="it needs macOS")
+    broken = Device("llamacpp", "cuda0", "gpu", "A GPU", fault="the driver is too old")
+    report = examined((missing, broken, CPU))
+    assert found(report, "machine", "devices").found == "llamacpp cuda0: the driver is too old"
+    told = [each.found for each in report.findings if each.check == "runtimes"]
+    assert told == ["ort (cpu)", "not coreml: it needs macOS"]
+    alone = found(examined((missing,)), "machine", "runtimes")
+    assert (alone.level, alone.found) == (Level.FAULT, "none can be used")
+
+
+def test_a_disk_that_is_almost_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=5_000_000)
+    monkeypatch.setattr("edge_spec.doctor.machine.shutil.disk_usage", lambda path: usage)
+    assert found(examined(), "machine", "disk").level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("profiles/x.json", "plans/x.json", "pairs/x.json", "ngrams/x.ngrams"),
+        *("corpora/x.corpus", "bundles/x.gguf", "bundles/x/manifest.json"),
+    ],
+)
+def test_what_the_cache_holds_and_cannot_be_read_is_a_warning(cache: Path, name: str) -> None:
+    file = cache / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b'{"a": 1}')
+    damaged = found(examined(), "caches", name.split("/")[0])
+    assert damaged.level is Level.WARNING and damaged.remedy.startswith("Delete it")
+    assert file.read_bytes() == b'{"a": 1}'
+
+
+def test_a_conversion_that_lost_bytes_is_a_warning(
+    exported: Callable[..., Bundle], cache: Path
+) -> None:
+    kept = Path(shutil.copytree(exported().path, cache / "bundles/x"))
+    assert found(examined(), "caches", "kept").level is Level.OK
+    (kept / "model.onnx").write_bytes(b"short")
+    assert "expected" in found(examined(), "caches", "bundles").found
+
+
+def test_what_a_kill_left_is_noted(cache: Path) -> None:
+    (cache / "bundles").mkdir(parents=True)
+    (cache / "bundles/.x.gguf.abc.part").write_bytes(bytes(2_000_000))
+    assert "1 of work that was interrupted" in found(examined(), "caches", "leftovers").found
+
+
+def test_lines_are_folded_at_the_terminals_width_and_not_in_a_pipe() -> None:
+    text = "the draft reads 64 tokens, the target 8192, " * 3
+    long = warning("context", text, "Give --context 64.")
+    for columns, indent in ((80, 19), (40, 4)):  # below the text, or near the edge
+        folded = list(lines(long, 7, columns))
+        assert len(folded) > 2 and all(len(line) <= columns for line in folded)
+        assert all(len(line) - len(line.lstrip()) == indent for line in folded[1:])
+        assert folded[-1].strip() == "-> Give --context 64."
+    (whole,) = lines(long, 7, None)
+    assert whole == f"  warning context  {text}-> Give --context 64."
+
+
+def test_what_a_model_says_never_reaches_the_terminal_as_a_command() -> None:
+    (line,) = lines(warning("tokens", "eos \x1b[2J\n\x07!", "Use\x1b another."), 6, None)
+    assert line == "  warning tokens  eos ?[2J ?! -> Use? another."

@@ -1,0 +1,280 @@
+"""`edge-spec doctor` says whether a pair will work here and pay, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.control.cost import RowCosts
+from edge_spec.doctor.chosen import choose
+from edge_spec.doctor.diagnose import Report, Request, diagnose
+from edge_spec.doctor.finding import Finding, Level
+from edge_spec.doctor.speed import Costs, break_even, expected_speedup
+from edge_spec.metrics import Stats
+from edge_spec.pair_history import SETUP_ROUNDS, PairHistory, history_path
+from edge_spec.placement.devices import Device
+from edge_spec.placement.memory import Memory
+from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
+from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.sources import Source
+
+CPU = Device("ort", "cpu", "cpu", "the processor")
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def examined(
+    model: Path | str, draft: Path | str | None = None, devices: tuple[Device, ...] = (CPU,)
+) -> Report:
+    request = Request(str(model), None if draft is None else str(draft))
+    return diagnose(request, quiet, lambda: list(devices))
+
+
+def found(report: Report, group: str, check: str) -> Finding:
+    """The worst where there are several."""
+    order = list(Level)
+    matching = [each for each in report.findings if (each.group, each.check) == (group, check)]
+    return max(matching, key=lambda each: order.index(each.level))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bundle(exported: Callable[..., Bundle], tmp_path: Path) -> Callable[..., Path]:
+    """bundle(name, swapped=(), **changes): a copy whose manifest says something else, with the
+    ids of two tokens exchanged."""
+
+    def make(name: str, swapped: tuple[str, ...] = (), **changes: Any) -> Path:
+        path = Path(shutil.copytree(exported().path, tmp_path / name))
+        manifest = read_manifest(path)
+        if swapped:
+            document = json.loads((path / "tokenizer.json").read_text())
+            ids, (one, other) = document["model"]["vocab"], swapped
+            ids[one], ids[other] = ids[other], ids[one]
+            (path / "tokenizer.json").write_text(json.dumps(document))
+        architecture = manifest.architecture | changes.pop("architecture", {})
+        described = manifest.model_dump(exclude={"files", "tokenizer_sha256"})
+        (path / MANIFEST).unlink()
+        write_manifest(path, **(described | {"architecture": architecture} | changes))
+        return path
+
+    return make
+
+
+def test_a_pair_bundle_is_examined_with_its_own_draft_and_nothing_is_opened(
+    pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_nothing(*arguments: object) -> None:
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr(type(plugins.load_runtime("ort")), "open", open_nothing)
+    report = examined(pair)
+    assert list(report.grouped) == [
+        *("machine", "target", "draft", "pair", "memory", "speed", "caches")
+    ]
+    assert report.verdict == "warnings"  # a draft of one of two layers is not small
+    assert found(report, "pair", "size").level is Level.WARNING
+    assert found(report, "pair", "tokens").found == "the same 265 ids"
+    assert found(report, "pair", "context").level is Level.OK
+    assert found(report, "memory", "together").level is Level.OK
+    assert found(report, "speed", "break-even").remedy.startswith(f"Run edge-spec plan {pair}")
+    assert len(report.findings) < 40
+    json.dumps(report.numbers)
+    assert not cache.exists()  # nor anything written
+
+
+def test_other_tokens_are_listed_and_what_they_cost(bundle: Callable[..., Path]) -> None:
+    report = examined(bundle("target"), bundle("draft", ("t", "e")))
+    tokens = found(report, "pair", "tokens")
+    assert tokens.level is Level.WARNING and tokens.found.startswith("2 of 265 ids")
+    shown = [each.found for each in report.findings if each.check == "tokens"][1]
+    assert "'t' | 'e'" in shown and "'e' | 't'" in shown
+    numbers: Any = report.numbers["vocabulary"]
+    assert (numbers["drafting"], numbers["num_different"]) == ("retokenized", 2)
+    assert (numbers["num_shared_texts"], len(numbers["different"])) == (265, 2)
+    assert numbers["draft_tokens_per_target_token"] == 1.0
+    assert "edge-spec bench" in found(report, "speed", "expected").remedy  # no plan has a forecast
+
+
+def test_other_ends_of_one_vocabulary_are_a_warning(bundle: Callable[..., Path]) -> None:
+    report = examined(bundle("target"), bundle("draft", eos_ids=(263,)))
+    special = found(report, "pair", "specials")
+    assert special.level is Level.WARNING and special.found.startswith(
+        "eos 264: '<|im_end|>' | 263"
+    )
+
+
+def test_a_shorter_context_of_the_draft_is_a_warning(bundle: Callable[..., Path]) -> None:
+    draft = bundle("draft", architecture={"context_length": 64})
+    context = found(examined(bundle("target"), draft), "pair", "context")
+    assert context.level is Level.WARNING and "behind 64 nothing is guessed" in context.found
+
+
+@pytest.mark.parametrize(
+    ("free", "level", "told"),
+    [(3000, Level.OK, "free"), (1500, Level.WARNING, "it fits with 4096"), (1, Level.FAULT, "not")],
+)
+def test_memory_is_compared_with_what_is_free(
+    bundle: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    level: Level,
+    told: str,
+) -> None:
+    """A cache of 200 kB a token, whatever the runtime would say."""
+
+    def memory(self: object, source: object, options: object, num_tokens: int) -> Memory:
+        return Memory(100_000_000, 200_000 * num_tokens, 0)
+
+    monkeypatch.setattr(type(plugins.load_runtime("ort")), "memory", memory)
+    monkeypatch.setattr("edge_spec.placement.forecast.free_bytes", lambda: free * 1_000_000)
+    report = examined(bundle("target", architecture={"context_length": 8192}))
+    together = found(report, "memory", "together")
+    assert together.level is level and told in together.found
+    numbers: Any = report.numbers["memory"]
+    assert numbers["total_bytes"] == 100_000_000 + 8192 * 200_000
+    assert numbers["fits"] == (level is Level.OK)
+
+
+def test_what_is_not_converted_yet_has_no_forecast(gguf: Callable[..., Path], cache: Path) -> None:
+    report = examined(gguf())
+    forecast = found(report, "memory", "forecast")
+    assert forecast.level is Level.NOTE and forecast.remedy.endswith(f"edge-spec plan {gguf()}.")
+    assert not cache.exists()  # nothing was converted
+
+
+def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
+    costs = RowCosts({1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 3.0})
+    assert break_even(1, Costs(costs, 0.0)) == pytest.approx(0.2, abs=1e-3)
+    # a + a^2 = 0.4
+    assert break_even(2, Costs(costs, 0.0)) == pytest.approx(0.3062, abs=1e-3)
+    assert break_even(1, Costs(costs, 0.3)) == pytest.approx(0.5, abs=1e-3)
+    assert break_even(1, Costs(costs, 0.8)) == pytest.approx(1.0, abs=1e-3)
+    assert break_even(1, Costs(costs, 0.9)) is None
+    assert expected_speedup(0.0, Costs(costs, 0.3)) == 1.0  # plain rounds are always there
+    assert expected_speedup(1.0, Costs(costs, 0.0)) == pytest.approx(3.0)
+
+
+def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
+    """As if both had been measured here."""
+    chosen = choose(Source(str(model), quiet), Source(str(draft), quiet), None, quiet)
+    for opening, seconds in zip(chosen.openings, (target_s, draft_s), strict=True):
+        assert opening.prepared is not None
+        key = profile_key(opening.source, opening.prepared, opening.options)
+        rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}
+        made = Profile((ContextCosts(256, rows),), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
+        save_profile(key, made)
+
+
+def test_break_even_comes_from_the_profiles_of_both(bundle: Callable[..., Path]) -> None:
+    target, draft = bundle("target"), bundle("draft")
+    profiled(target, draft, 0.01, 0.002)
+    report = examined(target, draft)
+    numbers: Any = report.numbers["break_even"]
+    assert numbers["acceptance"][1] == pytest.approx(0.4, abs=1e-3)  # 0.2 for a row, 0.2 a guess
+    assert (numbers["step_ms"], numbers["draft_step_ms"]) == (10.0, 2.0)
+    assert "1: 40%" in found(report, "speed", "break-even").found
+
+
+def test_a_draft_that_is_slower_than_its_target_is_warned_of(bundle: Callable[..., Path]) -> None:
+    target, draft = bundle("target"), bundle("draft")
+    profiled(target, draft, 0.01, 0.02)
+    report = examined(target, draft)
+    assert found(report, "speed", "step").found == "a step of the draft takes 2.00 of the target's"
+    assert found(report, "speed", "break-even").found == "speculation never pays here"
+
+
+def test_a_damaged_profile_is_named_and_left_where_it_is(bundle: Callable[..., Path]) -> None:
+    target, draft = bundle("target"), bundle("draft")
+    profiled(target, draft, 0.01, 0.002)
+    files = sorted((Path(plan_path(Source(str(target), quiet), None)).parents[1]).glob("*/*.json"))
+    for file in files:
+        file.write_text("{}")
+    report = examined(target, draft)
+    assert found(report, "caches", "profiles").level is Level.WARNING
+    assert found(report, "speed", "break-even").level is Level.NOTE
+    assert all(file.read_text() == "{}" for file in files)
+
+
+def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -> None:
+    target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
+    place = Place("ort", "cpu", None, "fp32", plugins.library_version("ort"))
+    alone = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
+    paired = Placement(place, place, "draft-model", 90.0, 1.1, 0.7)
+    plan = Plan(1, target.model, target.identity, draft.model, draft.identity, (alone, paired))
+    save_plan(plan, plan_path(target, draft))
+    report = examined(target.model, draft.model)
+    drafter = found(report, "speed", "drafter")
+    assert drafter.level is Level.WARNING and "suffix faster" in drafter.found
+    assert report.numbers["speedup"] == {"plan": 1.5, "use": None}
+    assert "1.50 times plain decoding" in found(report, "speed", "plan").found
+
+
+def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> None:
+    target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
+    profiled(target.path, draft.path, 0.01, 0.002)
+    history = PairHistory(history_path(target, draft))
+    for right in (0.9, 0.4):  # it has fallen behind
+        counts = Counter({0: round((1 - right) * SETUP_ROUNDS), 1: round(right * SETUP_ROUNDS)})
+        history.observe("chat", Stats(acceptance_histogram=counts))
+    history.save()
+    report = examined(target.model, draft.model)
+    assert "may no longer belong" in found(report, "speed", "acceptance").found
+    assert f"65% of {2 * SETUP_ROUNDS} rounds" in found(report, "speed", "use").found
+    speedup: Any = report.numbers["speedup"]
+    assert speedup["use"] == pytest.approx(1.65 / 1.4, abs=0.01)
+
+
+def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) -> None:
+    draft = bundle("draft")
+    (draft / "model.onnx").write_bytes(b"")
+    report = examined(bundle("target"), draft)
+    assert report.verdict == "faults"
+    assert found(report, "draft", "files").level is Level.FAULT
+    assert not {"pair", "memory", "speed"} & set(report.grouped)
+    assert not any(
+        each.check == "chat template" and each.group == "draft" for each in report.findings
+    )
+
+
+def test_a_model_that_its_runtime_cannot_have_is_a_fault(bundle: Callable[..., Path]) -> None:
+    report = examined(bundle("target", format="nothing-reads-this"))
+    assert found(report, "target", "runtime").level is Level.FAULT
+
+
+def test_nothing_is_fetched(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, bundle: Callable[..., Path]
+) -> None:
+    def fetch(*arguments: object) -> None:
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr("edge_spec.sources.open_model", fetch)
+    monkeypatch.setattr("edge_spec.sources.demo_model.fetch_demo_model", fetch)
+    monkeypatch.setattr("edge_spec.sources.demo_model.find_demo_model", lambda: None)
+    report = examined("smollm2")
+    assert (report.verdict, found(report, "target", "model").level) == ("ok", Level.NOTE)
+    report = examined(bundle("target"), "smollm2")
+    assert found(report, "draft", "model").level is Level.FAULT  # this one was asked for
+    report = examined("hf:org/name")
+    assert report.verdict == "faults"
+    assert found(report, "target", "model").remedy == "Fetch it: edge-spec pull hf:org/name."
+
+
+def test_a_path_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    report = examined(tmp_path / "nowhere.gguf")
+    assert "no such file" in found(report, "target", "model").found

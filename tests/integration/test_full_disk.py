@@ -1,0 +1,230 @@
+"""On a full disk every writer leaves the old file and nothing else, and says so in one line."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.bundle import open_bundle
+from edge_spec.drafters.corpus_file import build_index
+from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.errors import EdgeSpecError, StorageError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.gguf import GgufExporter
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
+from edge_spec.model import ExportOptions
+from edge_spec.pair_history import PairHistory, Stats
+from edge_spec.placement.plan import Place, Placement, Plan, save_plan
+from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_learnt, save_profile
+from edge_spec.preparation import prepare
+from edge_spec.self_speculation import ChosenPart, save_parts
+from edge_spec.snapshot_file import Description, Snapshot, write_snapshot
+from edge_spec.sources import Source
+from edge_spec.vocabulary import Vocabulary
+
+resource = pytest.importorskip("resource")
+
+Write = Callable[[Path, int], object]
+
+DISK = "4m"
+LIMIT_BYTES = 600  # of a file: fewer than any of these has
+KEY = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
+PLACE = Place("ort", "cpu", 1, "F32", "1")
+DESCRIBED = Description(
+    model="tiny",
+    fingerprint="",
+    computing="",
+    drafts=(),
+    exact=False,
+    noise=0.0,
+    plain_s=(),
+    learnt={},
+    note=None,
+)
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def plan(folder: Path, version: int) -> None:
+    placements = (Placement(PLACE, None, "none", float(version)),) * 20
+    save_plan(Plan(1, "tiny", "abc", None, None, placements), folder / "plan.json")
+
+
+def profile(folder: Path, version: int) -> None:
+    costs = (ContextCosts(32, {rows: float(version) for rows in range(1, 200)}),)
+    save_profile(KEY, Profile(costs, 1.0, 0.0, 0.0, rounds=3, spread=0.0))
+
+
+def learnt(folder: Path, version: int) -> None:
+    save_learnt(KEY, {"suffix": [float(version)] * 500})
+
+
+def snapshot(folder: Path, version: int) -> None:
+    tokens = np.full(20_000, version, np.int32)
+    write_snapshot(folder / "chat.snapshot", Snapshot(DESCRIBED, tokens, {}, {}))
+
+
+def corpus(folder: Path, version: int) -> None:
+    vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
+    build_index([[version] * 5000], vocabulary, folder / "texts.corpus")
+
+
+WRITERS: dict[str, Write] = {
+    each.__name__: each for each in (plan, profile, learnt, snapshot, corpus)
+}
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A small file system, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(place / "cache"))
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() or path.name.startswith("."))
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in files
+        if path.suffix != ".lock" and path.name != "filler"
+    }
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Files may have no more than LIMIT_BYTES, as by `ulimit -f`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def require_told(error: EdgeSpecError | OSError, *words: str) -> None:
+    assert isinstance(error, EdgeSpecError) and "\n" not in str(error)
+    for word in words:
+        assert word in str(error)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_leaves_the_old_file(name: str, disk: Path) -> None:
+    WRITERS[name](disk, 1)
+    before = contents(disk)
+    fill(disk)
+    with pytest.raises((EdgeSpecError, OSError)) as caught:
+        WRITERS[name](disk, 2)
+    require_told(caught.value, f"no space left on {disk}")
+    assert contents(disk) == before
+    (disk / "filler").unlink()
+    WRITERS[name](disk, 2)
+    assert contents(disk) != before
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_may_not_be_as_large_leaves_the_old_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    WRITERS[name](tmp_path, 1)
+    before = contents(tmp_path)
+    with pytest.raises((EdgeSpecError, OSError)) as caught, limited():
+        WRITERS[name](tmp_path, 2)
+    require_told(caught.value, "is larger than a file may be")
+    assert contents(tmp_path) == before
+
+
+def test_exports_leave_the_old_bundle_and_file(
+    disk: Path, checkpoint: Callable[..., Checkpoint]
+) -> None:
+    bundle, gguf, options = disk / "bundle", disk / "model.gguf", ExportOptions(check=False)
+    OnnxExporter().export(checkpoint(), bundle, options, quiet)
+    GgufExporter().export(checkpoint(), gguf, options, quiet)
+    save_parts(open_bundle(bundle), {"layer-skip": ChosenPart(None, (1,), 0.5, 0.5, 1.0)})
+    before = contents(disk)
+    fill(disk)
+    writers: list[Callable[[], Any]] = [
+        lambda: OnnxExporter().export(checkpoint(), bundle, options, quiet),
+        lambda: GgufExporter().export(checkpoint(), gguf, options, quiet),
+        lambda: prepare(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet),
+    ]
+    for write in writers:
+        with pytest.raises(EdgeSpecError) as caught:
+            write()
+        require_told(caught.value, f"no space left on {disk}")
+        assert contents(disk) == before
+    open_bundle(bundle)
+
+
+def test_what_is_learnt_is_not_saved_and_one_line_says_so(
+    disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = NgramStore(disk / "cache" / "n.ngrams", "tiny", 300)
+    history = PairHistory(disk / "cache" / "pair.json")
+    stats = Stats()
+    stats.acceptance_histogram[1] = 3
+    for _ in range(2):
+        store.add((1,), 2)
+        history.observe("chat", stats)
+        assert store.save()
+        history.save()
+        before = contents(disk)
+        fill(disk)
+        store.add((1,), 2)
+        history.observe("chat", stats)
+        assert not store.save()
+        history.save()
+        assert contents(disk) == before
+        (disk / "filler").unlink()
+    assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
+
+
+def test_a_cache_that_is_a_file_is_told_by_whoever_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Checkpoint]
+) -> None:
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(StorageError, match=r"Not a directory\. .*set EDGE_SPEC_CACHE"):
+        prepare(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet)
+
+
+def test_where_nothing_can_be_kept_answers_are_as_ever_and_one_line_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gguf: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("")
+    options = LoadOptions(runtime="reference", drafter="ngram-cache,suffix")
+    answers = []
+    for cache in ("cache", "file"):
+        monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / cache))
+        with load_engine(str(gguf()), options, quiet) as engine:
+            answers.append(engine.generate("the inn and the inn and", max_tokens=24).text)
+    assert answers[0] == answers[1]
+    assert [line for line in caplog.messages if "cannot be saved" in line] == caplog.messages
+    assert len(caplog.messages) == 1

@@ -1,0 +1,116 @@
+"""Two processes that write the same files at once lose nothing and damage nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.drafters.corpus_file import open_index
+from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
+from edge_spec.snapshot_file import read_snapshot
+from edge_spec.vocabulary import Vocabulary
+
+TIMES = 15
+# Arguments: the process's number, a model. Begins when a line comes in, tells what it converted.
+WRITER = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from edge_spec.drafters.corpus_file import build_index
+from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.load_options import LoadOptions
+from edge_spec.metrics import Stats
+from edge_spec.pair_history import PairHistory
+from edge_spec.placement.profile import (
+    ContextCosts, Profile, ProfileKey, save_learnt, save_profile
+)
+from edge_spec.preparation import prepare
+from edge_spec.snapshot_file import Description, Snapshot, write_snapshot
+from edge_spec.sources import Source
+from edge_spec.vocabulary import Vocabulary
+
+number, model, times = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+folder = Path(os.environ["EDGE_SPEC_CACHE"])
+key = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
+profile = Profile((ContextCosts(32, {1: 1.0}),), 1.0, 0.0, 0.0, rounds=3, spread=0.0)
+vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
+described = Description(model="tiny", fingerprint="", computing="", drafts=(), exact=False,
+                        noise=0.0, plain_s=(), learnt={}, note=None)
+stats = Stats()
+stats.acceptance_histogram.update({0: 1, 1: 3})
+store = NgramStore(folder / "tiny.ngrams", "tiny", 300)
+history = PairHistory(folder / "pair.json")
+told = []
+
+print("ready", flush=True)
+sys.stdin.readline()
+prepare(Source(model, lambda what, fraction: told.append(what)), "ort", LoadOptions(),
+        lambda what, fraction: told.append(what))
+for time in range(times):
+    store.add((1,), 2)
+    store.save()
+    history.observe("chat", stats)
+    history.save()
+    save_profile(key, profile)
+    save_learnt(key, {f"{number} {time}": [1.0]})
+    tokens = np.full(5000, 10 * number + 1, np.int32)
+    write_snapshot(folder / "chat.snapshot", Snapshot(described, tokens, {}, {}))
+    build_index([[number + 1] * 200], vocabulary, folder / "texts.corpus")
+while not store.save():
+    pass
+print(any("Converting" in what for what in told))
+"""
+
+
+@pytest.fixture
+def written(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The cache of two processes that have written at once, and what each has told."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    model = tiny.write_hf(tiny.build(), tmp_path / "tiny")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(number), str(model), str(TIMES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for number in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    return tmp_path / "cache", told
+
+
+def test_nothing_is_lost_or_damaged(written: tuple[Path, list[tuple[str, str]]]) -> None:
+    cache, told = written
+    for _, errors in told:
+        assert "damaged" not in errors and "Error" not in errors, errors
+    assert sorted(out.strip() for out, _ in told) == ["False", "True"]  # one has converted
+    assert NgramStore(cache / "tiny.ngrams", "tiny", 300).lookup((1,), 1).total == 2 * TIMES
+    counts = json.loads((cache / "pair.json").read_text())["domains"]["chat"]["setup"]
+    assert counts == {"rounds": 8.0 * TIMES, "right": 6.0 * TIMES}
+    key = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
+    assert load_profile(key) is not None
+    assert len(load_learnt(key)) == 2 * TIMES
+    assert len(np.unique(read_snapshot(cache / "chat.snapshot").tokens)) == 1
+    index = open_index(cache / "texts.corpus", Vocabulary.of({f"t{i}": i for i in range(300)}))
+    assert max(index.match([token] * 16).length for token in (1, 2)) == 16
+    hidden = [path for path in cache.rglob(".*") if path.is_file() or path.is_dir()]
+    assert not hidden

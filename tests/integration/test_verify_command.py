@@ -1,0 +1,118 @@
+"""`edge-spec verify` as a command: its document, its page, its exit status, its refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.cli.main import run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens", "12"]
+FAST += ["--draws", "200", "--runs", "2"]
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("llama_cpp")
+    spec = importlib.util.spec_from_file_location("tiny_models", FIXTURES / "tiny_models.py")
+    assert spec is not None and spec.loader is not None
+    tiny: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = tiny
+    spec.loader.exec_module(tiny)
+    directory = tmp_path_factory.mktemp("tiny")
+    return str(tiny.write_gguf(tiny.build(), directory / "tiny.gguf"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("the end the end the end\n\nin an an in an an\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("exact", [[], ["--exact"]])
+def test_it_passes_and_writes_a_page(
+    tiny_gguf: str, prompts: str, exact: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    page = tmp_path / "page.html"
+    told = [*FAST, *exact, "--prompts", prompts, "--html", str(page), "--json"]
+    assert run(["verify", tiny_gguf, *told]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "pass" and report["exact"] == bool(exact)
+    assert report["greedy"]["num_prompts"] == 2 and report["greedy"]["num_guesses"] > 0
+    assert report["sampling"]["num_draws"] == 200 and report["sampling"]["passed"]
+    assert report["runtime"] == "llamacpp" and report["drafter"] == "auto"
+    assert "PASS" in page.read_text(encoding="utf-8")
+
+
+def test_a_fault_makes_the_exit_status_1(
+    tiny_gguf: str, prompts: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from edge_spec.verify import verify
+
+    def accepts_any(tree: Any, out: Any, sampler: Any) -> Any:
+        """Broken: the first guess is taken as it is."""
+        from edge_spec.tree import Verdict
+
+        if not tree.children(0):
+            return verify(tree, out, sampler)
+        guess = int(tree.tokens[1])
+        return Verdict((guess, sampler.choose(out.logits[1], [guess]).token), (1,), True)
+
+    monkeypatch.setattr("edge_spec.decoder.verify", accepts_any)
+    assert run(["verify", tiny_gguf, *FAST, "--prompts", prompts, "--draws", "0"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL" in text and "differs" in text  # in exact mode, too
+
+
+@pytest.mark.parametrize(
+    ("told", "fault"),
+    [
+        (["--drafter", "none"], "without a drafter there is nothing to verify"),
+        (["--draws", "5"], "5 draws show nothing"),
+        (["--runs", "1"], "runs is 1"),
+        (["--prompts", "missing.txt"], "cannot read prompts"),
+        (["--html", "missing/page.html"], "cannot write"),
+        (["--context", "16"], "none of 2 prompts fits the context"),
+    ],
+)
+def test_what_cannot_be_verified_is_one_line(
+    tiny_gguf: str, told: list[str], fault: str, capsys: Any
+) -> None:
+    assert run(["verify", tiny_gguf, *FAST, *told]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("...")]
+    assert len(lines) == 1 and fault in lines[0]
+
+
+def test_no_prompts_is_one_line(tiny_gguf: str, tmp_path: Path, capsys: Any) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n")
+    assert run(["verify", tiny_gguf, "--prompts", str(empty)]) == 2
+    assert "has no prompts" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_no_page(
+    tiny_gguf: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edge_spec.proof import sampling
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sampling, "fit", interrupted)  # when nearly all is done
+    page = tmp_path / "page.html"
+    told = ["--prompts", prompts, "--html", str(page)]
+    assert run(["verify", tiny_gguf, *FAST, *told]) == 130
+    assert not list(tmp_path.glob("*page.html*"))

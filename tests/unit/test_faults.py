@@ -1,0 +1,316 @@
+"""What fails is told, what was written stays, and the next answer is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.overlap import DraftOverlap
+from edge_spec.drafters.draft import Draft
+from edge_spec.engine import Engine
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError, UsageError
+from edge_spec.results import FinishReason
+from edge_spec.sampling import SamplingParams
+from edge_spec.testing import (
+    Fault,
+    FaultKind,
+    FaultyModel,
+    ScriptedModel,
+    check_faults,
+    random_logits,
+)
+from edge_spec.tree import TokenTree
+from edge_spec.watch import WatchedModel
+
+VOCAB = 260
+PROMPT = [1, 2, 1, 2, 1, 2, 3]
+OTHER = [5, 6, 5, 6, 5, 7]
+SAMPLED = [
+    SamplingParams(),
+    SamplingParams(temperature=1, seed=3),
+    SamplingParams(temperature=1, seed=3, top_k=4, repetition_penalty=1.1),
+]
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel(random_logits(VOCAB, scale=6.0), VOCAB)
+
+
+def paired(engine: Engine, draft: Draft, overlap: DraftOverlap = DraftOverlap.OFF) -> Any:
+    """The engine's parts, with a draft."""
+    speculator = engine.parts.speculator
+    setting = replace(speculator.setting, drafts=[draft])
+    speculator = replace(speculator, setting=setting, draft_overlap=overlap)
+    return replace(engine.parts, drafts=[draft], speculator=speculator)
+
+
+def ids(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[int]:
+    result = engine.generate(prompt, max_tokens=20, **options)
+    return [token.id for token in result.tokens]
+
+
+@pytest.mark.parametrize(
+    ("drafters", "overlap"),
+    [
+        ("suffix,recycling", DraftOverlap.OFF),
+        ("cascade", DraftOverlap.OFF),
+        ("draft-model", DraftOverlap.ON),
+    ],
+)
+def test_an_engine_survives_every_fault(
+    make_engine: Any, drafters: str, overlap: DraftOverlap
+) -> None:
+    with make_engine(model()) as engine:
+        parts = paired(engine, Draft(model(), VOCAB, anticipates=True), overlap)
+        report = check_faults(
+            parts, [PROMPT, OTHER], [drafters], steps=[2], max_tokens=10, hang_limit_s=0.2
+        )
+    assert [str(case) for case in report.cases if case.lost is not None] == []
+    assert report.injected == report.survived > 30
+    hangs = report.by_kind()["hangs"]["injected"]
+    assert (hangs > 0) == (drafters != "suffix,recycling")
+
+
+def raise_error(drafter: Any, error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("where", "broken", "lost"),
+    [
+        ("edge_spec.target.TargetCalls.__exit__", lambda *error: None, "target"),
+        ("edge_spec.drafters.guarded.GuardedDrafter._drop", raise_error, "suffix"),
+    ],
+)
+def test_a_fault_that_is_not_survived_is_counted(
+    make_engine: Any, monkeypatch: Any, where: str, broken: Any, lost: str
+) -> None:
+    monkeypatch.setattr(where, broken)
+    with make_engine(model()) as engine:
+        report = check_faults(engine.parts, [PROMPT, OTHER], ["suffix"], steps=[2], max_tokens=10)
+    assert 0 < report.survived < report.injected
+    assert {case.part for case in report.cases if case.lost is not None} == {lost}
+
+
+def test_only_what_returns_something_can_return_nonsense() -> None:
+    with pytest.raises(ValueError, match="commit returns nothing"):
+        Fault(FaultKind.NAN, "commit")
+
+
+@pytest.mark.parametrize("params", SAMPLED)
+@pytest.mark.parametrize(
+    ("kind", "told", "words"),
+    [
+        ("raises", SessionError, "RuntimeError: forward failed"),
+        ("memory", DeviceMemoryError, "too little memory"),
+        ("nan", SessionError, "no numbers"),
+        ("shape", SessionError, "scores of shape"),
+    ],
+)
+def test_what_was_written_before_the_target_failed_stays(
+    make_engine: Any, params: SamplingParams, kind: str, told: type[Exception], words: str
+) -> None:
+    with make_engine(model()) as engine:
+        right = ids(engine, sampling=params)
+    with make_engine(FaultyModel(model(), [Fault(FaultKind(kind), "forward", 5)])) as engine:
+        generation = engine.generate(PROMPT, max_tokens=20, sampling=params, stream=True)
+        text = ""
+        with pytest.raises(told, match=words):
+            for chunk in generation:
+                text += chunk.text
+        result = generation.result
+        assert engine.last is result and result.finish_reason is FinishReason.ERROR
+        assert [token.id for token in result.tokens] == right[:4]
+        assert text == result.text == "".join(token.text for token in result.tokens)
+        assert ids(engine, sampling=params) == right
+
+
+def test_text_that_was_held_back_for_a_stop_is_told_before_the_error(
+    make_engine: Any, scripted: Any
+) -> None:
+    script = [ord("a"), ord("b"), ord("c"), ord("d")]
+    faulty = FaultyModel(scripted(len(PROMPT), script), [Fault(FaultKind.RAISES, "forward", 4)])
+    with make_engine(faulty) as engine:
+        generation = engine.generate(PROMPT, max_tokens=9, stop="bcx", stream=True)
+        pieces: list[str] = []
+        with pytest.raises(SessionError):
+            pieces += (chunk.text for chunk in generation)
+        assert "".join(pieces) == generation.result.text == "abc"
+
+
+class OneNan(ScriptedModel):
+    """One token's score is no number, from the third text on that is scored."""
+
+    def __init__(self, bad: float) -> None:
+        sound, self.num_scored = random_logits(VOCAB, scale=6.0), 0
+
+        def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
+            logits = sound(tokens)
+            self.num_scored += 1
+            if self.num_scored >= 3:
+                logits[7] = bad
+            return logits
+
+        super().__init__(next_logits, VOCAB)
+
+
+@pytest.mark.parametrize("params", SAMPLED)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_score_that_is_no_number_ends_the_answer(
+    make_engine: Any, params: SamplingParams, bad: float
+) -> None:
+    with make_engine(OneNan(bad)) as engine:
+        with pytest.raises(SessionError, match="no numbers"):
+            engine.generate(PROMPT, max_tokens=20, sampling=params)
+        assert len(engine.last.tokens) == 2
+
+
+def test_a_bias_that_would_make_every_score_endless_is_refused() -> None:
+    with pytest.raises(UsageError, match="logit_bias"):
+        SamplingParams(logit_bias={1: float("inf")})
+    SamplingParams(logit_bias={1: float("-inf")})
+
+
+def test_a_session_that_cannot_be_closed_either_is_replaced_all_the_same(
+    make_engine: Any, monkeypatch: Any
+) -> None:
+    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, "forward", 3)])
+    with make_engine(faulty) as engine, make_engine(model()) as sound:
+        failed = engine._session
+
+        def close() -> None:
+            raise RuntimeError("the device is gone")
+
+        monkeypatch.setattr(failed, "close", close)
+        with pytest.raises(SessionError):
+            engine.generate(PROMPT, max_tokens=20)
+        assert ids(engine) == ids(sound) and engine._session is not failed
+
+
+@pytest.mark.parametrize("call", ["state", "restore"])
+def test_a_snapshot_of_a_target_that_fails_is_an_error_and_the_next_answer_right(
+    make_engine: Any, tmp_path: Any, call: str
+) -> None:
+    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, call)])
+    with make_engine(faulty) as engine, make_engine(model()) as sound:
+        right = ids(engine)
+        with pytest.raises(SessionError):
+            engine.snapshot(tmp_path / "a")
+            engine.restore(tmp_path / "a")
+        assert ids(engine) == ids(sound) == right
+
+
+def test_an_answer_that_failed_says_so_even_if_nobody_reads_its_end(
+    make_engine: Any, scripted: Any
+) -> None:
+    script = [ord("b"), ord("c"), ord("d")]
+    faulty = FaultyModel(scripted(len(PROMPT), script), [Fault(FaultKind.RAISES, "forward", 3)])
+    with make_engine(faulty) as engine:
+        generation = engine.generate(PROMPT, max_tokens=9, stop="bcx", stream=True)
+        for _ in generation:  # what was held back
+            if generation.result.text:
+                break
+        generation.close()
+        assert (generation.result.text, generation.result.finish_reason) == ("bc", "error")
+
+
+@pytest.fixture
+def hanging() -> Iterator[Fault]:
+    fault = Fault(FaultKind.HANGS, "forward", 3)
+    yield fault
+    fault.released.set()
+
+
+class Closed(ScriptedModel):
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("overlap", [DraftOverlap.OFF, DraftOverlap.ON])
+def test_a_draft_that_hangs_is_never_touched_again(
+    make_engine: Any, hanging: Fault, overlap: DraftOverlap
+) -> None:
+    inner = Closed(random_logits(VOCAB, scale=6.0), VOCAB)
+    draft = Draft(FaultyModel(inner, [hanging]), VOCAB, anticipates=True)
+    draft.model = WatchedModel(draft.model.watched, least_s=1, first_s=1)
+    draft.close_session()
+    draft = draft.fork()
+    with make_engine(model()) as engine:
+        parts, right = paired(engine, draft, overlap), ids(engine)
+    engine = Engine(replace(parts, speculation=parts.speculator.choose("draft-model")))
+    assert ids(engine) == right and ids(engine) == right
+    (drafter,) = engine.parts.speculation.drafters
+    assert drafter.fault is not None and "a pass hung for" in drafter.fault
+    assert hanging.num_calls == 3
+    engine.close()
+    assert not inner.is_closed  # one of its passes still runs
+    hanging.released.set()
+
+
+def test_a_target_that_hangs_ends_one_answer_where_a_time_out_was_given(
+    make_engine: Any, hanging: Fault
+) -> None:
+    with make_engine(model()) as engine:
+        right = ids(engine)
+    watched = WatchedModel(FaultyModel(model(), [hanging]), 0.2, 60, 0, remedy="Ask again.")
+    with make_engine(watched) as engine:
+        with pytest.raises(HungError, match="a pass hung for"):
+            ids(engine)
+        assert engine.last.finish_reason == "error"
+        assert [token.id for token in engine.last.tokens] == right[:2]
+        assert ids(engine) == right
+    hanging.released.set()
+
+
+class InterruptedWait:
+    """A lock whose first wait a signal ends, as Python's own may."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._waits = iter([True])
+        self.release = lock.release
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking and next(self._waits, False):
+            raise KeyboardInterrupt
+        return bool(self._lock.acquire(blocking, timeout))
+
+
+def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
+    ended, right = Event(), random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        assert ended.wait(10)
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    session._worker._done = InterruptedWait(session._worker._done)
+    with pytest.raises(KeyboardInterrupt):
+        session.forward(TokenTree.chain(1))
+    ended.set()
+    session.prefill([4, 5])
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((4, 5, 1))).all()
+    session.close()
+
+
+def test_a_drafter_that_asks_a_draft_that_hung_is_dropped_at_once(hanging: Fault) -> None:
+    watched = WatchedModel(FaultyModel(model(), [hanging]), least_s=0.2, first_s=2)
+    session = watched.open_session()
+    pending = TokenTree.chain(1)
+    session.forward(pending), session.forward(pending)
+    for call in (
+        lambda: session.forward(pending),
+        lambda: session.rollback(0),
+        lambda: session.prefill([1]),
+    ):
+        with pytest.raises(EdgeSpecError, match="a pass hung for"):
+            call()
+    session.close()  # does not wait
+    assert hanging.num_calls == 3
