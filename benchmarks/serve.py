@@ -37,7 +37,7 @@ from edge_spec.engine import Engine
 HUGE_BYTES = 10_000_000
 MISCHIEF_S = 1.0  # between two of one client: the server is tested, not what a flood takes
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from statistics import median
 
 from common import report
 
-_MAIN = "import sys; from edge_spec.cli.main import main; sys.argv[0] = 'edge-spec'; main()"
+_MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 _FILL = """
 import edge_spec
 with edge_spec.load(drafter="none") as llm:

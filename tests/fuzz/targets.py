@@ -1,0 +1,250 @@
+"""What hostile bytes reach: one function for each reader, named as its folder in corpus/.
+
+Each takes the content of a file, or of a line, and does with it what the program would. Any
+EdgeSpecError of a sane length is right; any other exception, too much memory or time is a finding.
+Loaded by path, not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType, ModuleType
+
+from edge_spec.apps.sidecar import messages
+from edge_spec.bench.prompts import read_prompts
+from edge_spec.bundle import open_bundle
+from edge_spec.drafters.corpus_file import MAGIC, open_index
+from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.errors import EdgeSpecError
+from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.exporters.gguf_published import open_published
+from edge_spec.exporters.safetensors_reader import read_safetensors
+from edge_spec.hub.reference import HubReference
+from edge_spec.pair_bundle import find_member
+from edge_spec.placement.plan import read_plan
+from edge_spec.placement.profile import read_key
+from edge_spec.snapshot_file import read_snapshot
+from edge_spec.template import ChatTemplate
+from edge_spec.tokenizer import Tokenizer
+from edge_spec.vocabulary import Vocabulary
+
+MAX_MESSAGE_CHARACTERS = 2000
+GGUF_BYTES = 1 << 20  # what a header is followed by: zeros, which take no space
+TEXT = "Why is the sky blue?\n\u20ac \U0001f600 <|im_end|> 12345"
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi <b>"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello."},
+    {"role": "user", "content": "Rain in Oslo?"},
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+VOCABULARY = Vocabulary("0" * 64, 300)
+# Files of a Hugging Face directory that a byte of the input chooses from.
+DESCRIPTIONS = (
+    *("config.json", "tokenizer_config.json", "generation_config.json"),
+    *("model.safetensors.index.json", "tokenizer.json"),
+)
+
+
+def attempt(target: Callable[[bytes], None], data: bytes) -> None:
+    """Raises AssertionError for an error that is no line of a sane length, and whatever the target
+    raises that is no EdgeSpecError."""
+    try:
+        target(data)
+    except EdgeSpecError as error:
+        assert len(str(error)) <= MAX_MESSAGE_CHARACTERS, f"{len(str(error))} characters of error"
+
+
+def gguf(data: bytes) -> None:
+    path = _written("model.gguf", data)
+    with path.open("r+b") as file:
+        file.truncate(max(GGUF_BYTES, len(data)))
+    published = open_published(path)
+    tokenizer = Tokenizer(published.tokenizer_json())
+    tokenizer.decode(tokenizer.encode(TEXT))
+    _rendered(published.chat_template)
+
+
+def safetensors(data: bytes) -> None:
+    for tensor in read_safetensors(_written("model.safetensors", data)).values():
+        tensor.float32()
+
+
+def directory(data: bytes) -> None:
+    model = _workspace() / "directory"
+    if not model.exists():
+        tiny = load_fixture("tiny_models")
+        tiny.write_hf(tiny.build(**SMALL), model)
+    name = DESCRIPTIONS[data[0] % len(DESCRIPTIONS)] if data else DESCRIPTIONS[0]
+    before = (model / name).read_bytes() if (model / name).exists() else None
+    (model / name).write_bytes(data[1:])
+    try:
+        checkpoint = open_checkpoint(model)
+        checkpoint.config.rope_frequencies()
+        Tokenizer(checkpoint.tokenizer_json()).encode(TEXT)
+        _rendered(checkpoint.chat_template)
+    finally:
+        (model / name).unlink() if before is None else (model / name).write_bytes(before)
+
+
+def manifest(data: bytes) -> None:
+    _written("tokenizer.json", b"{}")
+    _written("manifest.json", data)
+    bundle = open_bundle(_workspace())
+    bundle.config.rope_frequencies()
+    _rendered(bundle.manifest.chat_template)
+
+
+def pair(data: bytes) -> None:
+    _written("pair.json", data)
+    try:
+        member = find_member(_workspace())
+        if member is not None:
+            member.path(member.member.formats[0])
+    finally:
+        (_workspace() / "pair.json").unlink()
+
+
+def tokenizer(data: bytes) -> None:
+    opened = Tokenizer(data.decode("utf-8", "replace"), bos_id=1)
+    ids = opened.encode(TEXT)
+    opened.decode(ids)
+    opened.vocabulary()
+    stream = opened.stream()
+    "".join(stream.push(token) for token in (*ids, 0, 1, 2**31))
+    stream.finish()
+
+
+def template(data: bytes) -> None:
+    _rendered(data.decode("utf-8", "replace"))
+
+
+def prompts(data: bytes) -> None:
+    read_prompts(_written("prompts.jsonl", data), 3)
+
+
+def snapshot(data: bytes) -> None:
+    """data: a header, a zero byte and the arrays; its checksum is made right."""
+    header, _, arrays = data.partition(b"\0")
+    start = struct.pack("<16sQQ", b"edge-spec chat\0\0", 1, len(header))
+    digest = hashlib.sha256(start + bytes(32) + header + arrays).digest()
+    read_snapshot(_written("chat.snapshot", start + digest + header + arrays))
+
+
+def corpus_index(data: bytes) -> None:
+    """data: a header, a zero byte and the rest; its checksum is made right."""
+    header, _, rest = data.partition(b"\0")
+    start = struct.pack("<8sII32s", MAGIC, 1, len(header), hashlib.sha256(header).digest())
+    index = open_index(_written("texts.index", start + header + rest), VOCABULARY)
+    for _, found in index.following(index.match([5, 6])):
+        index.following(found)
+
+
+def ngram_store(data: bytes) -> None:
+    """data: what its checksum is of."""
+    path = _written("ngrams", b"ESNGRAM\n" + hashlib.sha256(data).digest() + data)
+    logging.disable()  # it says of each that it is damaged
+    store = NgramStore(path, VOCABULARY.sha256, VOCABULARY.size)
+    for _ in range(2):
+        store.lookup([1, 2, 3], 4)
+        store.add([1, 2, 3], 4)
+
+
+def profile(data: bytes) -> None:
+    read_key(_written("profile.json", _sealed(data)))
+
+
+def plan(data: bytes) -> None:
+    read_plan(_written("plan.json", _sealed(data)))
+
+
+def _sealed(data: bytes) -> bytes:
+    """A JSON object with its checksum made right."""
+    digest = hashlib.sha256(b"{" + data[1:]).hexdigest().encode()
+    return b'{"sha256": "' + digest + b'",\n' + data[1:]
+
+
+def sidecar(data: bytes) -> None:
+    kinds = (messages.ToChat, messages.ToGenerate, messages.ToSetDrafter, messages.ToRestore)
+    try:
+        request = messages.Request.parse(data)
+    except messages.RpcError:
+        return
+    for kind in kinds:
+        try:
+            asked = request.read(kind)
+            if isinstance(asked, messages.ToChat | messages.ToGenerate):
+                asked.options.answer_options()
+        except (messages.RpcError, EdgeSpecError) as error:
+            json.dumps(messages.failure(request.id, error))
+
+
+def reference(data: bytes) -> None:
+    parsed = HubReference.parse("hf:" + data.decode("utf-8", "replace"))
+    for part in (parsed.repository, parsed.revision, parsed.file or "x"):
+        assert ".." not in part.split("/") and not part.startswith("/") and "\\" not in part
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
+    {
+        target.__name__: target
+        for target in (
+            *(gguf, safetensors, directory, manifest, pair, tokenizer, template, prompts),
+            *(snapshot, corpus_index, ngram_store, profile, plan, sidecar, reference),
+        )
+    }
+)
+# Of tiny_models.py's models, what fits into a corpus.
+SMALL = MappingProxyType(
+    {
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+    }
+)
+
+
+@cache
+def load_fixture(name: str) -> ModuleType:
+    """A module of tests/fixtures."""
+    path = Path(__file__).parents[1] / "fixtures" / f"{name}.py"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _directory() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="edge-spec-fuzz-")  # removed when the process ends
+
+
+def _workspace() -> Path:
+    return Path(_directory().name)
+
+
+def _written(name: str, data: bytes) -> Path:
+    path = _workspace() / name
+    path.write_bytes(data)
+    return path
+
+
+def _rendered(source: str | None) -> None:
+    if source is not None:
+        opened = ChatTemplate(source, "<s>", "</s>")
+        for tools in ((), TOOLS):
+            opened.render(MESSAGES, tools)
