@@ -128,8 +128,10 @@ def test_answers_of_a_given_form_are_the_plain_ones(engine: Engine) -> None:
     assert all(text.startswith('{"a": ') for text in plain)
     for drafters in ("auto", ",".join(FREE)):
         assert texts(drafters) == plain
-        assert engine.last is not None
-        assert engine.last.stats.drafters["grammar"].draft_n_accepted > 0
+        with engine.verifying_all_guesses():  # what pays on a model this small is up to the machine
+            assert texts(drafters) == plain
+            assert engine.last is not None
+            assert engine.last.stats.drafters["grammar"].draft_n_accepted > 0
 
 
 @pytest.mark.parametrize("drafters", ["recycling", "lookahead", ",".join(FREE)])
