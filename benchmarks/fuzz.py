@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +26,10 @@ from typing import Any
 from edge_spec.bench.machine import describe_machine
 
 FOLDER = Path(__file__).parents[1] / "tests" / "fuzz"
+sys.path.insert(0, str(FOLDER))
+
+from stored import CORPUS, store  # noqa: E402
+
 MAX_INPUT_BYTES = 16_384
 MAX_INPUT_S = 10
 MAX_MEMORY_MIB = 2048
@@ -35,30 +38,13 @@ _EXECUTED = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
 _PULSE = re.compile(r"^#(\d+)\s", re.MULTILINE)
 
 
-def load_targets() -> Any:
-    spec = spec_from_file_location("targets", FOLDER / "targets.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def store(name: str, data: bytes) -> bool:
-    """Whether the corpus did not have it."""
-    path = FOLDER / "corpus" / name / hashlib.sha256(data).hexdigest()[:16]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    path.write_bytes(data)
-    return is_new
-
-
 def fuzz(name: str, arguments: list[str], findings: Path) -> None:
     """Runs in a process of its own and does not return; writes one input for each place that
     raises into `findings`."""
     import atheris
 
     with atheris.instrument_imports(include=["edge_spec", "jinja2"], enable_loader_override=False):
-        targets = load_targets()
+        import targets
     seen: set[str] = set()
 
     def one(data: bytes) -> None:
@@ -120,7 +106,7 @@ def run(name: str, seconds: float, keep: int) -> dict[str, int]:
             done = subprocess.run(
                 [
                     *(sys.executable, __file__, "--one", name, str(found)),
-                    *(str(fresh), str(FOLDER / "corpus" / name)),
+                    *(str(fresh), str(CORPUS / name)),
                     *(f"-max_total_time={left}", f"-timeout={MAX_INPUT_S}"),
                     *(f"-max_len={MAX_INPUT_BYTES}", f"-rss_limit_mb={MAX_MEMORY_MIB}"),
                     *(f"-artifact_prefix={found}/", "-print_final_stats=1"),
@@ -147,7 +133,7 @@ def run(name: str, seconds: float, keep: int) -> dict[str, int]:
         small = (path for path in fresh.iterdir() if path.stat().st_size <= MAX_KEPT_BYTES)
         for path in sorted(small, key=lambda path: path.stat().st_size)[:keep]:
             store(name, path.read_bytes())
-    files = len(list((FOLDER / "corpus" / name).iterdir()))
+    files = len(list((CORPUS / name).iterdir()))
     return {"executions": executions, "corpus_files": files, "crashes": findings}
 
 
@@ -160,7 +146,9 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=0, help="new inputs of each target to keep")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    names = options.targets.split(",") if options.targets else sorted(load_targets().TARGETS)
+    from targets import TARGETS
+
+    names = options.targets.split(",") if options.targets else sorted(TARGETS)
     results = {}
     for name in names:
         results[name] = run(name, options.seconds, options.keep)

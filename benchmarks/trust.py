@@ -174,7 +174,7 @@ PROOFS: dict[str, Proof] = {
     ),
     "fuzz": Proof(
         "Hostile files are refused in one line",
-        "benchmarks/fuzz.py --seconds 8 --json {json}",
+        "benchmarks/fuzz.py --seconds 20 --json {json}",
         _fuzz,
         lambda found: not sum(each["crashes"] for each in found["targets"].values()),
         "tests/fuzz/test_corpus.py",

@@ -13,11 +13,12 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FrameType
 
-FOLDER = Path(__file__).parent
+import targets
+from stored import CORPUS
+
 MAX_BYTES = 1 << 30  # of address space more than at the start
 MAX_S = 10.0  # of processor time for an input
 MAX_MUTATED_BYTES = 16_384
@@ -49,7 +50,7 @@ def mutated(data: bytes, other: bytes, draw: random.Random) -> bytes:
 
 
 def inputs(name: str, num_mutations: int) -> Iterator[tuple[str, bytes]]:
-    files = sorted((FOLDER / "corpus" / name).iterdir())
+    files = sorted((CORPUS / name).iterdir())
     contents = [file.read_bytes() for file in files]
     yield from zip((file.name for file in files), contents, strict=True)
     draw = random.Random(name)
@@ -59,10 +60,6 @@ def inputs(name: str, num_mutations: int) -> Iterator[tuple[str, bytes]]:
 
 
 def main(num_mutations: int, names: Sequence[str]) -> None:
-    spec = spec_from_file_location("targets", FOLDER / "targets.py")
-    assert spec is not None and spec.loader is not None
-    targets = module_from_spec(spec)
-    spec.loader.exec_module(targets)
     _bound_memory()
     for name in names:
         found, count = "", 0

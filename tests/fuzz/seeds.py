@@ -9,31 +9,15 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
-
-FOLDER = Path(__file__).parent
-
-
-def load_targets() -> Any:
-    spec = spec_from_file_location("targets", FOLDER / "targets.py")
-    assert spec is not None and spec.loader is not None
-    targets = module_from_spec(spec)
-    spec.loader.exec_module(targets)
-    return targets
+import targets
+from stored import store
 
 
-def store(name: str, data: bytes) -> None:
-    folder = FOLDER / "corpus" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-
-
-def models(targets: Any) -> Iterator[tuple[str, bytes]]:
+def models() -> Iterator[tuple[str, bytes]]:
     tiny = targets.load_fixture("tiny_models")
     with TemporaryDirectory() as scratch:
         for variant in ("llama-llama3", "qwen3"):
@@ -168,7 +152,6 @@ def described() -> Iterator[tuple[str, bytes]]:
 
 
 if __name__ == "__main__":
-    targets = load_targets()
-    for source in (models(targets), texts(), described()):
+    for source in (models(), texts(), described()):
         for name, data in source:
             store(name, data)

@@ -2,7 +2,7 @@
 
 Each takes the content of a file, or of a line, and does with it what the program would. Any
 EdgeSpecError of a sane length is right; any other exception, too much memory or time is a finding.
-Loaded by path, not imported.
+Only for scripts of this folder and benchmarks/fuzz.py: needs the package, and no fuzzer.
 """
 
 from __future__ import annotations
