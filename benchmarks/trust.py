@@ -202,7 +202,7 @@ def main() -> None:
         _keep(record, name, json.loads(Path(path).read_text("utf-8")))
         chosen = [each for each in chosen if each != name]
     for name in chosen:
-        print(f"{name}: {PROOFS[name].shown}", flush=True)
+        print(f"{name}: {PROOFS[name].shown.format(prompts=arguments.prompts)}", flush=True)
         _keep(record, name, _run(PROOFS[name], arguments.prompts))
     page = PAGE.read_text("utf-8")
     with atomic_file(PAGE) as file:
@@ -250,7 +250,18 @@ def with_table(page: str, record: dict[str, Any]) -> str:
     _, _, after = rest.partition(END)
     lines = ["| promise | how to see it yourself | last figures | held by |", "|---|---|---|---|"]
     lines += [_row(proof, record.get(name)) for name, proof in PROOFS.items()]
+    lines += ["", _machines(record)]
     return before + BEGIN + "\n".join(lines) + "\n" + END + after
+
+
+def _machines(record: dict[str, Any]) -> str:
+    ran: dict[str, list[str]] = {}
+    for name in PROOFS.keys() & record.keys():
+        ran.setdefault(f"{record[name]['cores']} cores, {record[name]['cpu']}", []).append(name)
+    rows = {
+        on: f" ({', '.join(sorted(names))})" if len(ran) > 1 else "" for on, names in ran.items()
+    }
+    return f"Run on: {'; '.join(on + rows[on] for on in sorted(ran))}. Not measured on a GPU."
 
 
 def _row(proof: Proof, kept: dict[str, Any] | None) -> str:

@@ -74,9 +74,9 @@ def _print(report: Report) -> None:
             for line in lines(finding, width, columns):
                 console.print(Text(line, style=_COLORS.get(level, "")))
     levels = [str(finding.level) for finding in report.findings]
-    counts = ", ".join(f"{levels.count(level)} {level}s" for level in ("fault", "warning", "note"))
-    summary = _summary(report)
-    console.print(Text(f"{counts}{summary}"))
+    counts = {level: levels.count(level) for level in ("fault", "warning", "note")}
+    found = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items())
+    console.print(Text(f"{found}{_summary(report)}"))
 
 
 def _summary(report: Report) -> str:

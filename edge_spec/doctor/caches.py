@@ -57,7 +57,7 @@ def check_caches(cache: Path) -> Iterator[Finding]:
         ]
         size = sum(map(_num_bytes, found))
         total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
-        counts.append(f"{len(found)} {kind.directory}{total}")
+        counts.append(f"{kind.directory} {len(found)}{total}")
         problems += [(path, why) for path in found if (why := _problem(kind, path)) is not None]
     for path, why in problems[:_SHOWN]:
         yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)

@@ -47,6 +47,7 @@ def test_what_a_row_names_exists(trust: ModuleType) -> None:
 def test_a_broken_promise_is_shown_as_broken(trust: ModuleType) -> None:
     found = {"rounds": 9, "kills": 8, "misloads": 1, "by_operation": {"export": 9}}
     kept = {"figures": trust.PROOFS["kills"].figures(found), "day": "2026-01-01", "commit": "abc"}
+    kept |= {"cores": 2, "cpu": "A"}
     kept["holds"] = trust.PROOFS["kills"].holds(found)
     page = trust.with_table(PAGE.read_text("utf-8"), {"kills": kept})
     [row] = [line for line in page.splitlines() if "benchmarks/kills.py" in line]
@@ -54,3 +55,17 @@ def test_a_broken_promise_is_shown_as_broken(trust: ModuleType) -> None:
     assert "not measured" in next(
         line for line in page.splitlines() if "benchmarks/soak.py" in line
     )
+
+
+def test_rows_of_two_machines_say_which_is_whose(trust: ModuleType) -> None:
+    row = {"figures": "", "holds": True, "day": "", "commit": "", "cores": 2}
+    record = {
+        "kills": {**row, "cpu": "A"},
+        "fuzz": {**row, "cpu": "B"},
+        "soak": {**row, "cpu": "B"},
+    }
+    page = PAGE.read_text("utf-8")
+    told = "Run on: 2 cores, A (kills); 2 cores, B (fuzz, soak). Not measured on a GPU."
+    assert told in trust.with_table(page, record)
+    del record["kills"]
+    assert "Run on: 2 cores, B. Not measured on a GPU." in trust.with_table(page, record)
