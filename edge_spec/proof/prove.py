@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edge_spec.bench.measuring import make_plan
 from edge_spec.bench.prompts import Prompt
-from edge_spec.control.numerics import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.control.numerics import EXACT_WIDTHS, Numerics, measure_numerics, measured_widths
 from edge_spec.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.model import Progress
@@ -127,9 +127,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         determinism=Determinism(
             runs=extent.num_runs,
             differing=tuple(differing),
-            widths=tuple(
-                width for width in EXACT_WIDTHS if width <= engine.parts.model.capabilities.max_rows
-            ),
+            widths=tuple(measured_widths(engine.parts.model, EXACT_WIDTHS)),
             invariant_widths=numerics.invariant_widths,
             tie_margin=noise,
             branch_invariant=numerics.branch_invariant,
