@@ -29,6 +29,7 @@ class LoadOptions:
     draft_overlap: DraftOverlap = DraftOverlap.AUTO  # drafting while the target verifies
     draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
     corpora: tuple[Path, ...] = ()  # texts that answers may quote, or their indices
+    keeps_ngrams: bool = True  # of answers, for later runs, where ngram-cache is a drafter
     exit_layer: int | None = None  # of early exit; None: searched
     window: WindowSize | None = None  # of lookahead; None: its default
     fill: Fill | None = None  # how Jacobi's first guesses are made; None: its default

@@ -163,6 +163,7 @@ def _setting(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
         ngram_file=cache_directory() / "ngrams" / f"{source.name}-{source.identity}.ngrams",
+        keeps_ngrams=options.keeps_ngrams,
         corpora=[
             open_corpus(path, tokenizer, cache_directory(), progress) for path in options.corpora
         ],

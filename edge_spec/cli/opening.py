@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge_spec.cli.options import ModelOptions, SamplingOptions
 from edge_spec.cli.progress import ProgressBar
 from edge_spec.draft_choice import chosen_drafts
@@ -19,12 +21,14 @@ def open_engine(
     options: ModelOptions,
     measure_when_idle: bool = False,
     report: Progress | None = None,
+    keeps_ngrams: bool = True,
 ) -> Engine:
     """report: instead of a bar on stderr. Raises an EdgeSpecError."""
     with ProgressBar() as bar:
         progress = report or bar
         drafts = asked_drafts(Source(model, progress), options)
-        return load_engine(model, _load_options(options, drafts), progress, measure_when_idle)
+        loading = replace(_load_options(options, drafts), keeps_ngrams=keeps_ngrams)
+        return load_engine(model, loading, progress, measure_when_idle)
 
 
 def asked_drafts(source: Source, options: ModelOptions) -> tuple[str, ...]:

@@ -38,7 +38,10 @@ def verify(
     loading: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
-    """Hold speculation against plain decoding. Exit status 1: the text is not the model's own."""
+    """Hold speculation against plain decoding.
+
+    Exit status 1: the text is not the model's own, or what was tried does not show that it is.
+    """
     from json import dumps
 
     from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
@@ -51,16 +54,16 @@ def verify(
     if html is not None:
         _require_writable(html)
     report = document(_prove(model, loading, entries, extent), loading.device or "default")
-    if html is not None:
-        with atomic_file(html) as file:
-            file.write_text(html_page(report), encoding="utf-8")
     if json:
         print(dumps(report, ensure_ascii=False))
     else:
         from rich.console import Console
 
         print_report(report, Console(highlight=False))
-    if report["verdict"] == "fail":
+    if html is not None:  # after what was measured has been told
+        with atomic_file(html) as file:
+            file.write_bytes(html_page(report).encode("utf-8", "xmlcharrefreplace"))
+    if report["verdict"] != "pass":
         raise typer.Exit(1)
 
 
@@ -74,13 +77,17 @@ def _prove(
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.proof import prove, try_exact
 
-    with open_engine(model, loading) as engine, ProgressBar() as progress:
+    # What is asked here says nothing of what will be asked.
+    with (
+        open_engine(model, loading, keeps_ngrams=False) as engine,
+        ProgressBar() as progress,
+    ):
         proof = prove(engine, prompts, extent, progress)
     if loading.exact or not proof.differing:
         return proof
     try:
         with (
-            open_engine(model, replace(loading, exact=True)) as engine,
+            open_engine(model, replace(loading, exact=True), keeps_ngrams=False) as engine,
             ProgressBar() as progress,
         ):
             return try_exact(proof, engine, prompts, extent, progress)
@@ -94,8 +101,8 @@ def _require_writable(file: Path) -> None:
     from tempfile import TemporaryFile
 
     try:
-        if file.is_dir():
-            raise IsADirectoryError("it is a directory")
+        if file.exists() and not file.is_file():
+            raise OSError("it is no regular file")
         with TemporaryFile(dir=file.parent):
             pass
     except OSError as error:

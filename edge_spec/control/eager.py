@@ -1,4 +1,4 @@
-"""Verifies whatever is guessed: for proofs, where a guess that is wrong tells as much."""
+"""Verifies whatever is guessed, up to 7 tokens: for proofs, where a wrong guess tells as much."""
 
 from __future__ import annotations
 

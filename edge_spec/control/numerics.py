@@ -52,9 +52,7 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
     padded ones. Twice that and three prefills where the runtime takes other kernels for longer
     texts.
     """
-    # A tiny context leaves room for less.
-    limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
-    widths = [width for width in widths if width <= limit]
+    widths = measured_widths(model, widths)
     longest = model.config.context_length - widths[-1]
     prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
     scores = []
@@ -71,6 +69,12 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
     margin = max((each.margin for each in scores), default=0.0)
     invariant = _invariant(model, scores, widths)
     return Numerics(margin, invariant, max(branch_margins), branch_invariant)
+
+
+def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
+    """Those that fit the model; a tiny context leaves room for less."""
+    limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
+    return [width for width in widths if width <= limit]
 
 
 def _score_widths(model: Model, prompt_tokens: int, widths: Sequence[int]) -> _Scores:

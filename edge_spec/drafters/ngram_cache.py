@@ -47,8 +47,9 @@ class NgramCacheDrafter:
     that outlive the session (`NgramStore`).
 
     path: the file; its directory is made where it is missing. vocabulary: identifies the meaning
-    of token ids. clock: seconds. Files are read when it is made and written in `begin` and
-    `close` only. Raises UsageError for a vocabulary of 2,097,151 tokens or more.
+    of token ids. clock: seconds. keeps: what is written is counted for later runs, too. Files are
+    read when it is made and written in `begin` and `close` only. Raises UsageError for a
+    vocabulary of 2,097,151 tokens or more.
     """
 
     name = "ngram-cache"
@@ -59,10 +60,12 @@ class NgramCacheDrafter:
         vocabulary: str,
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
+        keeps: bool = True,
     ) -> None:
         self._store = NgramStore(path, vocabulary, vocab_size)
         self._acceptance = LearntAcceptance(_PRIORS)
         self._clock = clock
+        self._keeps = keeps
         self._last_save_s = clock()
         self._context: Context = ()  # ends with the pending token
         self._growth = nothing(0)
@@ -93,7 +96,8 @@ class NgramCacheDrafter:
 
     def close(self) -> None:
         """Saves what is new; the drafter stays usable."""
-        self._store.save()
+        if self._keeps:
+            self._store.save()
         self._last_save_s = self._clock()  # also after a failure: not at every answer again
 
     def snapshot(self) -> dict[str, np.ndarray]:

@@ -33,6 +33,7 @@ class Setting:
     vocab_size: int  # of the target
     tokens: Callable[[], Mapping[str, int]] = dict  # its vocabulary: token -> id
     ngram_file: Path | None = None  # where its n-grams are kept from one run to the next
+    keeps_ngrams: bool = True  # those of this run, too
     corpora: Sequence[CorpusIndex] = ()
     draft_n_max: int | None = None  # guesses a round
     window: WindowSize | None = None
@@ -82,7 +83,9 @@ def ngram_cache(setting: Setting) -> Drafter:
             "the drafter ngram-cache needs a file", remedy="Open the model by its name or path."
         )
     vocabulary = Vocabulary.of(setting.tokens()).sha256
-    return NgramCacheDrafter(setting.ngram_file, vocabulary, setting.vocab_size)
+    return NgramCacheDrafter(
+        setting.ngram_file, vocabulary, setting.vocab_size, keeps=setting.keeps_ngrams
+    )
 
 
 def draft_model(setting: Setting) -> Drafter:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edge_spec.bench.measuring import make_plan
 from edge_spec.bench.prompts import Prompt
-from edge_spec.control.numerics import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.control.numerics import EXACT_WIDTHS, Numerics, measure_numerics, measured_widths
 from edge_spec.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.model import Progress
@@ -65,7 +65,8 @@ class Determinism:
 
 @dataclass(frozen=True)
 class Proof:
-    """skipped: ids of prompts that the context has no room for."""
+    """seeded, sampling: None where no samples were asked for, and where a model in exact mode
+    samples by plain steps alone. skipped: ids of prompts that the context has no room for."""
 
     model: str
     runtime: str
@@ -78,9 +79,11 @@ class Proof:
     skipped: tuple[str, ...]
 
     @property
-    def passed(self) -> bool:
+    def passed(self) -> bool | None:
+        """None where nothing failed, but some part shows nothing."""
         parts = (self.greedy, self.seeded, self.sampling, self.determinism)
-        return all(part.passed for part in parts if part is not None)
+        found = {part.passed for part in parts if part is not None}
+        return False if False in found else None if None in found else True
 
     @property
     def differing(self) -> tuple[Difference, ...]:
@@ -108,7 +111,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
     differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
     seeded, sampling = None, None
-    if extent.num_draws:
+    if extent.num_draws and not engine.parts.speculator.replays:
         seeded = replace(comparison, params=_SEEDED).half_eager(
             "Comparing sampled texts", plan.tasks[::2], progress
         )
@@ -124,9 +127,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         determinism=Determinism(
             runs=extent.num_runs,
             differing=tuple(differing),
-            widths=tuple(
-                width for width in EXACT_WIDTHS if width <= engine.parts.model.capabilities.max_rows
-            ),
+            widths=tuple(measured_widths(engine.parts.model, EXACT_WIDTHS)),
             invariant_widths=numerics.invariant_widths,
             tie_margin=noise,
             branch_invariant=numerics.branch_invariant,
@@ -182,8 +183,8 @@ def _measured(engine: Engine) -> Numerics:
 
 
 def _require_guesses(proof: Proof) -> None:
-    guesses = proof.greedy.num_guesses + (proof.seeded.num_guesses if proof.seeded else 0)
-    if not guesses:
+    parts = (proof.greedy, proof.seeded, proof.sampling)
+    if proof.passed is not False and not sum(part.num_guesses for part in parts if part):
         raise UnsupportedModelError(
             f"{proof.drafter} guessed nothing in {proof.greedy.num_prompts} texts, "
             "so nothing is proven",

@@ -19,6 +19,8 @@ Document = dict[str, Any]
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _SHOWN = 8  # differences in a terminal
+_VERDICTS = {True: "pass", False: "fail", None: "inconclusive"}
+_MARKS = {True: ("pass", "green"), False: ("FAIL", "red"), None: ("open", "yellow")}
 
 
 def document(proof: Proof, device: str) -> Document:
@@ -26,7 +28,7 @@ def document(proof: Proof, device: str) -> Document:
     machine = describe_machine()
     versions = machine.pop("versions")
     return {
-        "verdict": "pass" if proof.passed else "fail",
+        "verdict": _VERDICTS[proof.passed],
         "model": proof.model,
         "runtime": proof.runtime,
         "device": device,
@@ -44,21 +46,25 @@ def document(proof: Proof, device: str) -> Document:
 
 def summary(report: Document) -> str:
     """The verdict in a sentence or two, for those who want no more."""
-    left = [each for _, each in _differences(report)]
-    tried = {each["exact_removes"] for each in left} - {None}
-    advice = "--exact removes that" if tried == {True} else "see whether --exact helps"
+    left, sampling = [each for _, each in _differences(report)], report["sampling"]
+    only_texts = not sampling or (sampling["passed"] and not sampling["within_noise_only"])
+    removed = only_texts and {each["exact_removes"] for each in left} == {True}
+    advice = "--exact removes that" if removed else "see whether --exact helps"
     if report["verdict"] == "fail":
         advice = "this is a fault: report it" if report["exact"] else advice
         return f"Speculation changes what this model writes; {advice}."
-    sampling = report["sampling"]
-    if not left and not (sampling and sampling["within_noise_only"]):
+    if report["verdict"] == "inconclusive":
+        names = " and ".join(name for name, passed, _ in checks(report) if passed is None)
+        return f"No fault was found, but what was tried shows nothing for {names}."
+    if not left and only_texts:
         return "Speculation changes nothing: the text is the model's own."
     ties = "rounding" if not left else f"{len(left)} near tie{'s' if len(left) > 1 else ''}"
     return f"Equal up to {ties}, within this machine's numeric noise; {advice}."
 
 
-def checks(report: Document) -> list[tuple[str, bool, str]]:
-    """Name, whether it passed, and its figures, of each check that was made."""
+def checks(report: Document) -> list[tuple[str, bool | None, str]]:
+    """Name, whether it passed, and its figures, of each check that was made. None: it shows
+    nothing."""
     found = [("greedy text", report["greedy"]["passed"], _told(report["greedy"]))]
     if report["seeded"]:
         found.append(("sampled text", report["seeded"]["passed"], _told(report["seeded"])))
@@ -94,18 +100,18 @@ def print_report(report: Document, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    passed = report["verdict"] == "pass"
     console.print(
         Text(_printable(f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"))
         + Text(", exact" if report["exact"] else "")
     )
-    verdict = Text(report["verdict"].upper(), style="bold green" if passed else "bold red")
+    colour = {"pass": "green", "fail": "red"}.get(report["verdict"], "yellow")
+    verdict = Text(report["verdict"].upper(), style=f"bold {colour}")
     console.print(verdict + Text(f"  {summary(report)}", style="not bold default"))
     console.print()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, is_good, figures in checks(report):
-        style = "green" if is_good else "red"
-        table.add_row(Text("pass" if is_good else "FAIL", style=style), name, Text(figures))
+    for name, passed, figures in checks(report):
+        mark, colour = _MARKS[passed]
+        table.add_row(Text(mark, style=colour), name, Text(figures))
     console.print(table)
     _print_differences(report, console)
     machine = report["machine"]
@@ -133,6 +139,7 @@ def html_page(report: Document) -> str:
         summary=summary(report),
         checks=checks(report),
         differences=list(_differences(report)),
+        marks={passed: mark for passed, (mark, _) in _MARKS.items()},
     )
 
 
@@ -151,12 +158,12 @@ def _texts(texts: Texts) -> Document:
 
 def _sampling(sampling: Sampling) -> Document:
     return {
-        "num_draws": sampling.num_draws,
         "num_tokens": sampling.num_tokens,
         "origins": sampling.origins,
         **asdict(sampling.fit),
         "noise_bound": sampling.noise_bound,
-        "within_noise_only": sampling.passed and not sampling.fit.passed,
+        "told_apart": sampling.told_apart,
+        "within_noise_only": sampling.within_noise and not sampling.fit.passed,
         "passed": sampling.passed,
     }
 

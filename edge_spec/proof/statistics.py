@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from math import erfc, exp, lgamma, log, sqrt
+from math import erfc, exp, expm1, lgamma, log, sqrt
 
-FALSE_ALARM = 1e-6  # of both tests together, about half of it each
-# Where cells expect few draws, the statistic has a heavier tail than the chi-squared distribution:
-# right draws are below 1e-5 about 2.5 times as often as they should be.
-_LEAST_P_VALUE = FALSE_ALARM / 10
-_MIN_EXPECTED = 5.0  # of a cell's draws: the usual condition of the chi-squared test
+FALSE_ALARM = 1e-6  # of both tests together, at most half of it each
+# Counts have a heavier tail than the chi-squared distribution, the more so the fewer are expected.
+# With these two, right draws fail 1.2e-7 of the time at most: two cells, computed exactly.
+LEAST_P_VALUE = 1e-9
+MIN_EXPECTED = 20.0  # draws of a cell
 
 Cell = tuple[int, ...]
 
@@ -24,6 +24,7 @@ class Fit:
     """Of counts to probabilities. `total_variation_bound` is exceeded by right draws with a
     probability of at most FALSE_ALARM / 2."""
 
+    num_draws: int
     chi_squared: float
     degrees_of_freedom: int
     p_value: float
@@ -34,8 +35,25 @@ class Fit:
     @property
     def passed(self) -> bool:
         return (
-            self.p_value >= _LEAST_P_VALUE
+            self.p_value >= LEAST_P_VALUE
             and self.total_variation <= self.total_variation_bound
+            and not self.num_impossible
+        )
+
+    def passed_within(self, change: float, distance: float) -> bool:
+        """Whether the draws may come from probabilities q that are each up to exp(change) times as
+        large or as small as p, and all together at most `distance` away in total variation.
+
+        The root of the statistic is a norm of counts - n p, so it is at most that of counts - n q
+        and that of n (q - p) together. The square of the latter is n times the sum of
+        (q - p)^2 / p, where |q - p| / p <= exp(change) - 1 and the |q - p| sum up to 2 distance.
+        """
+        most = expm1(change)
+        room = sqrt(self.num_draws * most * min(most, 2 * distance))
+        statistic = exp(-change) * max(0.0, sqrt(self.chi_squared) - room) ** 2
+        return (
+            chi_squared_tail(statistic, self.degrees_of_freedom) >= LEAST_P_VALUE
+            and self.total_variation <= self.total_variation_bound + distance
             and not self.num_impossible
         )
 
@@ -51,6 +69,7 @@ def fit(counts: Mapping[Cell, int], probabilities: Mapping[Cell, float]) -> Fit:
         for cell, probability in probabilities.items()
     )
     return Fit(
+        num_draws=num_draws,
         chi_squared=statistic,
         degrees_of_freedom=degrees,
         p_value=chi_squared_tail(statistic, degrees),
@@ -95,7 +114,7 @@ def _chi_squared(
     expects enough, chosen without a look at the counts."""
     cells = [(p * num_draws, i, counts.get(c, 0)) for i, (c, p) in enumerate(probabilities.items())]
     heapify(cells)
-    while len(cells) > 1 and cells[0][0] < _MIN_EXPECTED:
+    while len(cells) > 1 and cells[0][0] < MIN_EXPECTED:
         expected, _, count = heappop(cells)
         other = cells[0]
         heapreplace(cells, (other[0] + expected, other[1], other[2] + count))

@@ -53,8 +53,10 @@ class Texts:
         )
 
     @property
-    def passed(self) -> bool:
-        return all(difference.near_tie for difference in self.differing)
+    def passed(self) -> bool | None:
+        """None without guesses, which shows nothing."""
+        equal = all(difference.near_tie for difference in self.differing)
+        return equal if self.num_guesses or not equal else None
 
 
 @dataclass(frozen=True)

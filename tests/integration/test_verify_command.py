@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -94,6 +95,44 @@ def test_what_cannot_be_verified_is_one_line(
     assert run(["verify", tiny_gguf, *FAST, *told]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("...")]
     assert len(lines) == 1 and fault in lines[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_page_takes_the_place_of_no_pipe_or_device(
+    tiny_gguf: str, tmp_path: Path, capsys: Any
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run(["verify", tiny_gguf, *FAST, "--html", str(pipe)]) == 2
+    assert "it is no regular file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+
+
+def test_half_a_character_in_a_prompts_id_loses_no_report(
+    tiny_gguf: str, tmp_path: Path, capsys: Any
+) -> None:
+    """JSON may have such ids; no encoding has them."""
+    prompts, page = tmp_path / "prompts.jsonl", tmp_path / "page.html"
+    entries = [
+        {"id": "a", "category": "any", "prompt": "the end the end the end"},
+        {"id": "\udc81", "category": "any", "prompt": "the end " * 999},
+    ]
+    prompts.write_text("\n".join(map(json.dumps, entries)), encoding="ascii")
+    told = [*FAST, "--draws", "0", "--prompts", str(prompts), "--html", str(page)]
+    assert run(["verify", tiny_gguf, *told]) == 0
+    assert "PASS" in capsys.readouterr().out
+    assert "&#56449;" in page.read_text(encoding="utf-8")
+
+
+def test_what_is_asked_is_not_remembered(
+    tiny_gguf: str, prompts: str, tmp_path: Path, capsys: Any
+) -> None:
+    told = ["--drafter", "ngram-cache", "--prompts", prompts, "--draws", "0"]
+    assert run(["verify", tiny_gguf, *FAST, *told]) in (0, 2)  # 2: nothing was guessed
+    assert not list((tmp_path / "cache").rglob("*.ngrams"))
+    generate = ["generate", tiny_gguf, "the end the end", "--raw", "--drafter", "ngram-cache"]
+    assert run([*generate, "--runtime", "llamacpp", "--threads", "1", "--max-tokens", "12"]) == 0
+    assert list((tmp_path / "cache").rglob("*.ngrams"))
 
 
 def test_no_prompts_is_one_line(tiny_gguf: str, tmp_path: Path, capsys: Any) -> None:

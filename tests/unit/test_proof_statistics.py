@@ -8,6 +8,8 @@ from scipy import stats
 
 from edge_spec.proof.statistics import (
     FALSE_ALARM,
+    LEAST_P_VALUE,
+    MIN_EXPECTED,
     chi_squared_tail,
     fit,
     total_variation_bound,
@@ -35,13 +37,13 @@ def drawn(weights: np.ndarray, num_draws: int, seed: int = 0) -> dict[tuple[int,
     return {(i,): int(count) for i, count in enumerate(counts) if count}
 
 
-def test_enough_cells_are_left_and_each_expects_five_draws() -> None:
+def test_enough_cells_are_left_and_each_expects_enough_draws() -> None:
     found = fit(drawn(WEIGHTS, 300), PROBABILITIES)
     kept, left = 0, 0.0
     for expected in sorted(WEIGHTS * 300, reverse=True):
-        kept += expected >= 5
-        left += expected if expected < 5 else 0
-    assert kept - 1 <= found.degrees_of_freedom <= kept - 1 + left / 5
+        kept += expected >= MIN_EXPECTED
+        left += expected if expected < MIN_EXPECTED else 0
+    assert kept - 1 <= found.degrees_of_freedom <= kept - 1 + left / MIN_EXPECTED
 
 
 def test_right_draws_pass_and_their_p_values_are_even() -> None:
@@ -57,12 +59,33 @@ def test_right_draws_pass_and_their_p_values_are_even() -> None:
     assert distances.mean() < found[0].total_variation_bound - slack
 
 
-def test_the_heavier_tail_of_small_cells_is_allowed_for() -> None:
-    expected = np.full(27, 5.0)
-    counts = np.random.default_rng(1).multinomial(135, expected / 135, 400_000)
-    statistics = ((counts - expected) ** 2 / expected).sum(axis=1)
-    rate = np.mean(statistics > stats.chi2.isf(1e-4, 26))
-    assert rate < 3e-4
+@pytest.mark.parametrize("num_draws", [200, 1500, 100_000])
+def test_two_cells_fail_as_rarely_as_promised(num_draws: int) -> None:
+    """Exactly, from the binomial distribution: few expected draws in one cell are the worst."""
+    limit = stats.chi2.isf(LEAST_P_VALUE, 1)
+    for expected in np.geomspace(MIN_EXPECTED, num_draws / 2, 40):
+        away = np.sqrt(limit * expected * (1 - expected / num_draws))
+        right = stats.binom(num_draws, expected / num_draws)
+        rate = right.cdf(np.ceil(expected - away) - 1) + right.sf(np.floor(expected + away))
+        assert rate < FALSE_ALARM / 2
+
+
+@pytest.mark.parametrize("num_cells", [2, 5, 26])
+def test_many_small_cells_fail_as_rarely_as_promised(num_cells: int) -> None:
+    """Exactly, but for counts that are independent (Poisson) rather than of one total."""
+    counts = np.arange(5 * int(MIN_EXPECTED))
+    chances = stats.poisson(MIN_EXPECTED).pmf(counts)
+    squares = ((counts - MIN_EXPECTED) ** 2).astype(int)
+    limit = int(stats.chi2.isf(LEAST_P_VALUE, num_cells) * MIN_EXPECTED)
+    sums = np.zeros(limit + 1)  # how likely each sum of squares is, up to the limit
+    sums[0] = 1
+    for _ in range(num_cells):
+        more = np.zeros_like(sums)
+        for chance, square in zip(chances, squares, strict=True):
+            if square <= limit:
+                more[square:] += chance * sums[: limit + 1 - square]
+        sums = more
+    assert 1 - sums.sum() < FALSE_ALARM / 2
 
 
 def test_a_shift_of_15_percent_fails_however_it_is_spread() -> None:
@@ -77,12 +100,33 @@ def test_a_shift_of_15_percent_fails_however_it_is_spread() -> None:
 
 
 def test_total_variation_fails_alone_where_chi_squared_sees_nothing() -> None:
-    """One cell of two texts is all that chi-squared has, if each expects too few draws."""
-    probabilities = {(i,): 1 / 400 for i in range(400)}
-    counts = {(i,): 5 for i in range(100)}  # 500 draws of a quarter of the texts
-    found = fit(counts, probabilities)
-    assert found.total_variation == pytest.approx(0.75)
-    assert found.total_variation > found.total_variation_bound
+    """Texts that expect ten draws each stand in pairs there, of which one has taken all."""
+    probabilities = {(i,): 1 / 200 for i in range(200)}
+    found = fit({(i,): 20 for i in range(0, 200, 2)}, probabilities)
+    assert found.total_variation == pytest.approx(0.5)
+    assert found.p_value == 1 and not found.num_impossible
+    assert found.total_variation > found.total_variation_bound and not found.passed
+
+
+def test_other_probabilities_pass_within_what_is_allowed_and_no_further() -> None:
+    """Each up to 10 % larger or smaller; one of them is twice as large in the end."""
+    change = np.log(1.1)
+    factors = np.where(np.arange(27) % 2, 1.1, 1 / 1.1)
+    near = WEIGHTS * factors / (WEIGHTS * factors).sum()
+    distance = float(np.abs(near - WEIGHTS).sum() / 2)
+    for seed in range(20):
+        found = fit(drawn(near, 20_000, seed), PROBABILITIES)
+        assert not found.passed and found.passed_within(2 * change, distance)
+        assert not found.passed_within(0.0, distance)  # chi-squared counts, too
+        assert not found.passed_within(2 * change, distance / 10)
+    far = near.copy()
+    far[0] *= 2
+    distance = float(np.abs(far / far.sum() - WEIGHTS).sum() / 2)
+    found = fit(drawn(far / far.sum(), 20_000), PROBABILITIES)
+    assert found.total_variation <= found.total_variation_bound + distance
+    assert not found.passed_within(2 * change, distance)
+    impossible = fit({**drawn(near, 20_000), (99,): 1}, PROBABILITIES)
+    assert not impossible.passed_within(2 * change, distance)
 
 
 def test_what_has_no_probability_must_not_be_drawn() -> None:
