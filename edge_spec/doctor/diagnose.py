@@ -10,7 +10,7 @@ from typing import Any
 from edge_spec.bench.machine import describe_machine
 from edge_spec.doctor.caches import check_caches
 from edge_spec.doctor.chosen import choose
-from edge_spec.doctor.examine import examine, settled
+from edge_spec.doctor.examine import examine, problem, settled
 from edge_spec.doctor.finding import GROUPS, Finding, Level, fault, note
 from edge_spec.doctor.machine import check_devices, check_disk, check_machine
 from edge_spec.doctor.memory import check_memory
@@ -88,7 +88,11 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
     if target is None:
         return
     named = None if request.draft is None else [request.draft]
-    drafts = chosen_drafts(source, named, "auto", is_planned=False)
+    try:
+        drafts = chosen_drafts(source, named, "auto", is_planned=False)
+    except (EdgeSpecError, OSError) as error:
+        report.add(ROLES[1], [problem("model", error)])
+        return
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:

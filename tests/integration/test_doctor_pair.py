@@ -251,6 +251,37 @@ def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) 
     )
 
 
+def test_a_draft_that_is_chosen_is_not_hashed_and_no_damaged_one(
+    bundle: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_nothing(path: Path) -> str:
+        raise AssertionError(f"{path} was hashed")
+
+    target = bundle("target", architecture={"num_layers": 20})
+    for name in ("fits", "damaged"):
+        shutil.copytree(bundle(name), cache / "bundles" / name)
+    (cache / "bundles/damaged/manifest.json").write_text("{")
+    monkeypatch.setattr("edge_spec.draft_choice.list_cached", lambda: [])
+    monkeypatch.setattr("edge_spec.doctor.files.HASHED_BYTES", 0)
+    monkeypatch.setattr("edge_spec.bundle.sha256_file", hash_nothing)
+    report = examined(target, "auto")
+    chosen: Any = report.numbers["draft"]
+    assert chosen["path"] == str(cache / "bundles/fits")
+    assert "manifest.json" in found(report, "caches", "bundles").found
+
+
+def test_a_draft_that_cannot_be_chosen_is_a_fault(
+    bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose_none(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", "bundles")
+
+    monkeypatch.setattr("edge_spec.doctor.diagnose.chosen_drafts", choose_none)
+    report = examined(bundle("target"), "auto")
+    assert "Permission denied" in found(report, "draft", "model").found
+    assert found(report, "caches", "kept").level is Level.OK
+
+
 def test_a_model_that_its_runtime_cannot_have_is_a_fault(bundle: Callable[..., Path]) -> None:
     report = examined(bundle("target", format="nothing-reads-this"))
     assert found(report, "target", "runtime").level is Level.FAULT
