@@ -18,12 +18,14 @@ from edge_spec.doctor.chosen import choose
 from edge_spec.doctor.diagnose import Report, Request, diagnose
 from edge_spec.doctor.finding import Finding, Level
 from edge_spec.doctor.speed import Costs, break_even, expected_speedup
+from edge_spec.load_options import LoadOptions
 from edge_spec.metrics import Stats
 from edge_spec.pair_history import SETUP_ROUNDS, PairHistory, history_path
 from edge_spec.placement.devices import Device
 from edge_spec.placement.memory import Memory
 from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.preparation import prepare
 from edge_spec.sources import Source
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
@@ -155,6 +157,46 @@ def test_what_is_not_converted_yet_has_no_forecast(gguf: Callable[..., Path], ca
     forecast = found(report, "memory", "forecast")
     assert forecast.level is Level.NOTE and forecast.remedy.endswith(f"edge-spec plan {gguf()}.")
     assert not cache.exists()  # nothing was converted
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json", "model.onnx"])
+def test_a_damaged_conversion_is_no_fault_since_it_is_made_anew(
+    hf: Callable[..., Path], cache: Path, name: str
+) -> None:
+    pytest.importorskip("onnxruntime")
+    prepare(Source(str(hf()), quiet), "ort", LoadOptions(), quiet)
+    assert found(examined(hf()), "memory", "together").level is Level.OK
+    (kept,) = (path for path in (cache / "bundles").iterdir() if path.is_dir())
+    (kept / name).write_text("{")
+    report = examined(hf())
+    assert report.verdict == "warnings"
+    assert "is converted for ort first" in found(report, "memory", "forecast").found
+    assert found(report, "caches", "bundles").level is Level.WARNING
+    assert (kept / name).read_text() == "{"
+
+
+def test_a_plan_of_gguf_converts_and_hashes_nothing(
+    hf: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    source = Source(str(hf()), quiet)
+    place = Place("llamacpp", "cpu", None, "Q4_0", plugins.library_version("llamacpp"))
+    placement = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
+    plan = Plan(1, source.model, source.identity, None, None, (placement,))
+    save_plan(plan, plan_path(source, None))
+    prepare(source, "llamacpp", LoadOptions(), quiet)
+    kept = next((cache / "bundles").glob("*.gguf"))
+
+    def hash_nothing(path: Path) -> str:
+        raise AssertionError(f"{path} was hashed")
+
+    monkeypatch.setattr("edge_spec.preparation.sha256_file", hash_nothing)
+    assert "llamacpp" in found(examined(hf()), "memory", "target").found
+    content = kept.read_bytes()[:-100]
+    kept.write_bytes(content)
+    report = examined(hf())
+    assert "is converted for llamacpp first" in found(report, "memory", "forecast").found
+    assert kept.read_bytes() == content
 
 
 def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
