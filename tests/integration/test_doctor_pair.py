@@ -266,6 +266,33 @@ def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -
     assert "1.50 times plain decoding" in found(report, "speed", "plan").found
 
 
+def test_only_what_is_used_of_a_plan_says_whether_speculation_pays(
+    bundle: Callable[..., Path],
+) -> None:
+    target = Source(str(bundle("target")), quiet)
+
+    def keep(library: str, *placements: tuple[str, float, int]) -> Report:
+        place = Place("ort", "cpu", None, "fp32", library)
+        made = tuple(
+            Placement(place, None, drafter, 100.0, speedup, memory_bytes=num_bytes)
+            for drafter, speedup, num_bytes in placements
+        )
+        plan = Plan(1, target.model, target.identity, None, None, made)
+        save_plan(plan, plan_path(target, None))
+        return examined(target.model)
+
+    version = plugins.library_version("ort")
+    best, next_one = ("suffix", 1.5, 10**15), ("none", 1.0, 10)
+    report = keep(version, best, next_one)
+    assert report.numbers["speedup"] == {"plan": 1.0, "use": None}
+    assert found(report, "speed", "drafter").found.startswith("none")
+    assert "drafter none, 1.00 times" in found(report, "speed", "plan").found
+    for report in (keep(version, best), keep("0.0.1", ("suffix", 1.5, 10))):
+        unused = found(report, "speed", "plan")
+        assert unused.level is Level.NOTE and unused.found.startswith("not used")
+        assert report.numbers["speedup"] == {"plan": None, "use": None}
+
+
 def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> None:
     target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
     profiled(target.path, draft.path, 0.01, 0.002)
