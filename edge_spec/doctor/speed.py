@@ -9,7 +9,7 @@ from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.doctor.chosen import Chosen, Opening
 from edge_spec.doctor.finding import Finding, note, ok, warning
 from edge_spec.errors import ModelFileError
-from edge_spec.pair_history import PairHistory, history_path
+from edge_spec.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.drafting import pass_costs
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import (
@@ -162,9 +162,8 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             f"not used as it is here now: {chosen.plan.placements[0]}",
             f"Free memory, or make it anew: {chosen.plan_command}.",
         )
-    history = None
-    if chosen.asked is not None:
-        history = PairHistory(history_path(chosen.source, chosen.asked))
+    history = _history(chosen)
+    if history is not None:
         yield from (
             warning("acceptance", line, "Choose a draft that was made for it.")
             for line in history.findings()
@@ -182,6 +181,18 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
     is_told = costs is None and not chosen.is_retokenized
     if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
         yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
+
+
+def _history(chosen: Chosen) -> PairHistory | None:
+    """A damaged one, which opening it would remove, is left where it is."""
+    if chosen.asked is None:
+        return None
+    path = history_path(chosen.source, chosen.asked)
+    try:
+        check_history(path)
+    except (ModelFileError, OSError):  # there is none, or the check of the caches names it
+        return None
+    return PairHistory(path)
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:

@@ -308,6 +308,18 @@ def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> No
     assert speedup["use"] == pytest.approx(1.65 / 1.4, abs=0.01)
 
 
+def test_a_damaged_history_is_named_and_left_where_it_is(
+    bundle: Callable[..., Path], cache: Path
+) -> None:
+    target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
+    file = history_path(target, draft)
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    report = examined(target.model, draft.model)
+    assert found(report, "caches", "pairs").level is Level.WARNING
+    assert [path for path in cache.rglob("*") if path.is_file()] == [file]
+
+
 def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) -> None:
     draft = bundle("draft")
     (draft / "model.onnx").write_bytes(b"")
