@@ -122,8 +122,8 @@ def _examined(source: Source, role: str, request: Request, report: Report) -> Su
             report.add(role, [_not_here(source, role)])
             return None
         path = source.path
-    except EdgeSpecError as error:
-        report.add(role, [fault("model", error.message, error.remedy)])
+    except (EdgeSpecError, OSError) as error:
+        report.add(role, [problem("model", error)])
         return None
     report.numbers[role] = {"model": source.model, "path": str(path)}
     subject, findings = examine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections import Counter
@@ -390,3 +391,13 @@ def test_nothing_is_fetched(
 def test_a_path_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     report = examined(tmp_path / "nowhere.gguf")
     assert "no such file" in found(report, "target", "model").found
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_long(path: Path) -> None:
+        raise OSError(errno.ENAMETOOLONG, "File name too long", "a name")
+
+    monkeypatch.setattr("edge_spec.sources.recover", too_long)
+    report = examined("a name")
+    assert "File name too long" in found(report, "target", "model").found
+    assert found(report, "caches", "kept").level is Level.OK
