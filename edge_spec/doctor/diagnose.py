@@ -12,7 +12,7 @@ from edge_spec.doctor.caches import check_caches
 from edge_spec.doctor.chosen import choose
 from edge_spec.doctor.examine import examine, problem, settled
 from edge_spec.doctor.finding import GROUPS, Finding, Level, fault, note
-from edge_spec.doctor.machine import check_devices, check_disk, check_machine
+from edge_spec.doctor.machine import CACHE_REMEDY, check_devices, check_disk, check_machine, refusal
 from edge_spec.doctor.memory import check_memory
 from edge_spec.doctor.pairing import check_pair, compare_tokens
 from edge_spec.doctor.speed import check_speed
@@ -109,6 +109,11 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
     except EdgeSpecError as error:
         report.add(ROLES[0], [fault("runtime", error.message, error.remedy)])
         return
+    refused = refusal(cache_directory())
+    if refused is not None and not chosen.is_converted:
+        report.add(
+            ROLES[0], [fault("conversion", f"{refused}: nothing can be converted", CACHE_REMEDY)]
+        )
     if drafting is not None and tokens is not None:
         report.add("pair", check_pair(target.variants[0], drafting, tokens, report.numbers))
     report.add("memory", settled("forecast", check_memory(chosen, report.numbers)))
