@@ -18,7 +18,7 @@ import click
 import pytest
 import typer
 
-from edge_spec.cli.main import app
+from edge_spec.cli.main import app, run
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ".github/workflows/macos.yml"
@@ -135,3 +135,17 @@ def test_options_of_several_commands_are_of_all_that_are_named() -> None:
         for name in lacking & sharing:
             taken = {option for each in COMMANDS[name].params for option in each.opts}
             assert not taken & set(OPTION.findall(first)), f"{name} has some of {first}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_all_that_is_written(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for backticks: nothing in it is taken for markup."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    helps = [getattr(each, "help", None) or "" for each in COMMANDS[name].params]
+    for text in (*(COMMANDS[name].help or "").split("\n\n"), *helps):
+        assert " ".join(text.replace("`", "").split()) in shown
