@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass, field
+from subprocess import list2cmdline
 
 from edge_spec import plugins
 from edge_spec.doctor.pairing import Tokens
@@ -64,8 +67,9 @@ class Chosen:
         return self._command("bench" if self.is_retokenized else "plan")
 
     def _command(self, name: str) -> str:
-        draft = "" if self.asked is None else f" --draft {self.asked.model}"
-        return f"edge-spec {name} {self.source.model}{draft}"
+        draft = [] if self.asked is None else ["--draft", self.asked.model]
+        words = ["edge-spec", name, self.source.model, *draft]
+        return list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
     @property
     def is_converted(self) -> bool:

@@ -111,6 +111,9 @@ def test_lines_are_folded_at_the_terminals_width_and_not_in_a_pipe() -> None:
         assert len(folded) > 2 and all(len(line) <= columns for line in folded)
         assert all(len(line) - len(line.lstrip()) == indent for line in folded[1:])
         assert folded[-1].strip() == "-> Give --context 64."
+    option = warning("step", "it is slow", "Run edge-spec plan --draft-runtime ort.")
+    folds = [" ".join(lines(option, 7, columns)) for columns in range(30, 80)]
+    assert all("edge-spec" in fold and "--draft-runtime" in fold for fold in folds)
     (whole,) = lines(long, 7, None)
     assert whole == f"  warning context  {text}-> Give --context 64."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -251,6 +252,13 @@ def test_a_damaged_profile_is_named_and_left_where_it_is(bundle: Callable[..., P
     assert found(report, "caches", "profiles").level is Level.WARNING
     assert found(report, "speed", "break-even").level is Level.NOTE
     assert all(file.read_text() == "{}" for file in files)
+
+
+def test_a_command_that_is_suggested_can_be_copied(bundle: Callable[..., Path]) -> None:
+    target, draft = bundle("my target"), bundle("my draft")
+    remedy = found(examined(target, draft), "speed", "break-even").remedy
+    words = shlex.split(remedy.removeprefix("Run ").removesuffix("."))
+    assert words == ["edge-spec", "plan", str(target), "--draft", str(draft)]
 
 
 def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -> None:
