@@ -159,7 +159,7 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
     elif chosen.plan is not None:
         yield note(
             "plan",
-            f"not used as it is here now: {chosen.plan.placements[0]}",
+            f"not used here now: {chosen.plan.placements[0]}",
             f"Free memory, or make it anew: {chosen.plan_command}.",
         )
     history = _history(chosen)
