@@ -1,18 +1,24 @@
-"""Prints the section of CHANGELOG.md that a tag is about.
+"""Prints the section of CHANGELOG.md that a tag is about, or a whole page, for another place.
 
     python .github/release_notes.py v0.1.0
+    python .github/release_notes.py v0.1.0 README.md
+
+Links within the repository, which lead nowhere on a release's page and on the package index, become
+addresses of the tag's files, where GITHUB_SERVER_URL and GITHUB_REPOSITORY say whose.
 
 Fails where the tag is not the version of pyproject.toml, or the changelog has no section for it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 def notes(tag: str) -> str:
@@ -26,5 +32,16 @@ def notes(tag: str) -> str:
     return found[0].partition("\n")[2].strip()
 
 
+def with_addresses(text: str, tag: str) -> str:
+    server, repository = (os.environ.get(f"GITHUB_{name}") for name in ("SERVER_URL", "REPOSITORY"))
+    if not server or not repository:
+        return text
+    return LINK.sub(rf"]({server}/{repository}/blob/{tag}/\1)", text)
+
+
 if __name__ == "__main__":
-    print(notes(sys.argv[1]))
+    tag, *pages = sys.argv[1:]
+    text = notes(tag)
+    if pages:
+        text = (ROOT / pages[0]).read_text("utf-8").strip()
+    print(with_addresses(text, tag))

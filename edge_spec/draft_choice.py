@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import is_bundle, open_bundle
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.bundle import is_bundle, open_unhashed, read_manifest
+from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.hub.cache import list_cached
 from edge_spec.preparation import text_of_bundle
 from edge_spec.sources import Source
@@ -38,12 +38,13 @@ class Described:
 
 
 def describe(path: Path) -> Described:
-    """A bundle, GGUF file or Hugging Face directory; its weights stay unread.
+    """A bundle, GGUF file or Hugging Face directory; its weights stay unread, and no file is
+    hashed.
 
     Raises an EdgeSpecError where its shape or its tokens are not known.
     """
     if is_bundle(path):
-        bundle = open_bundle(path)
+        bundle = open_unhashed(path)
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
     opened = plugins.open_published(path) if path.is_file() else plugins.open_checkpoint(path)
     return Described(opened.config, Tokenizer(opened.tokenizer_json(), None).vocabulary())
@@ -95,7 +96,7 @@ def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:
     for model, path in _candidates(draft_runtime):
         try:
             found = describe(path)
-        except EdgeSpecError as error:
+        except (EdgeSpecError, OSError) as error:
             _log.debug("%s cannot draft: %s", model, error)
             continue
         if found.can_draft_for(wanted):
@@ -118,6 +119,16 @@ def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
         yield str(path), path
     reads = plugins.load_runtime(draft_runtime).reads
     for path in sorted((cache_directory() / "bundles").glob("*")):
-        format = open_bundle(path).manifest.format if is_bundle(path) else path.suffix[1:]
-        if format == reads:
+        if _format(path) == reads:
             yield str(path), path
+
+
+def _format(path: Path) -> str | None:
+    """Of a conversion; None where its manifest does not say it."""
+    if not is_bundle(path):
+        return path.suffix[1:]
+    try:
+        return read_manifest(path).format
+    except BundleError as error:
+        _log.debug("%s cannot draft: %s", path, error)
+        return None

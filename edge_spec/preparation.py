@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, read_manifest
+from edge_spec.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, open_unhashed
 from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.load_options import LoadOptions
 from edge_spec.locks import in_turn
@@ -103,22 +103,37 @@ def find_prepared(
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> Prepared | None:
-    """As `prepare`, for a look at the model alone: nothing is converted, and a bundle's files are
-    not hashed. None where it would have to be converted."""
+    """As `prepare`, for a look at the model alone: nothing is converted, written or hashed. None
+    where it would have to be converted, also since a conversion is damaged."""
     if not is_prepared(source, runtime, options, providers):
         return None
     chosen = plugins.load_runtime(runtime, source.formats)
-    if chosen.reads in ("checkpoint", "gguf"):
-        return prepare(source, runtime, options, progress, providers)
     path = source.at(chosen.reads)
-    if not is_bundle(path):
-        compute = compute_for(chosen, providers)
-        export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        path = source.cached(chosen.reads, export_options)
-    bundle = Bundle(path, read_manifest(path))
-    _require_format(bundle, chosen.reads)
+    as_it_is = path.is_file() and options.quantization is None
+    if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
+        return prepare(source, runtime, options, progress, providers)
+    if is_bundle(path):
+        return _described(source, chosen, path)
+    compute = compute_for(chosen, providers)
+    export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
+    with suppress(ModelFileError):
+        if chosen.reads == "gguf":
+            return _described(source, chosen, _gguf_in_cache(source, export_options))
+        return _described(source, chosen, source.cached(chosen.reads, export_options))
+    return None
+
+
+def _described(source: Source, runtime: Runtime, path: Path) -> Prepared:
+    """A bundle or GGUF file as it describes itself. Raises as `find_prepared` does, and
+    ModelFileError for a damaged one as far as that shows without its hash."""
+    if runtime.reads == "gguf":
+        published: Published = plugins.open_published(path)
+        text = text_of_published(published, runtime)
+        return Prepared(source.name, runtime, published, published.config, text, source.profiles)
+    bundle = open_unhashed(path)
+    _require_format(bundle, runtime.reads)
     text = text_of_bundle(bundle)
-    return Prepared(source.name, chosen, bundle, bundle.config, text, source.profiles)
+    return Prepared(source.name, runtime, bundle, bundle.config, text, source.profiles)
 
 
 def joined_types(weight_types: frozenset[str]) -> str:
@@ -138,7 +153,7 @@ def is_prepared(
     export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
     if reads == "gguf":
         as_it_is = source.path.is_file() and options.quantization is None
-        return as_it_is or source.cached(reads, export_options).with_suffix(".gguf").is_file()
+        return as_it_is or _gguf_in_cache(source, export_options).is_file()
     return is_bundle(source.cached(reads, export_options))
 
 
@@ -153,7 +168,7 @@ def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
     if path.is_file() and options.quantization is None:
         return path
     export_options = ExportOptions(options.quantization, options.block_size)
-    cached = source.cached("gguf", export_options).with_suffix(".gguf")
+    cached = _gguf_in_cache(source, export_options)
 
     def convert() -> None:
         checkpoint = plugins.open_checkpoint(path)
@@ -162,6 +177,12 @@ def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
             file.write_text(sha256_file(cached), encoding="ascii")
 
     return _converted(cached, partial(_cached_gguf, cached), convert, progress)
+
+
+def _gguf_in_cache(source: Source, options: ExportOptions) -> Path:
+    """Where the file is kept, whether or not it exists yet."""
+    cached = source.cached("gguf", options)
+    return cached.with_name(f"{cached.name}.gguf")  # a model's name may have dots
 
 
 def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:

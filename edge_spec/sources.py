@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +61,9 @@ class Source:
             return self._demo_file or demo_model.fetch_demo_model(self.progress)
         if self.on_hub is not None:
             return self.on_hub.path
-        path = Path(self.model).expanduser()
+        path = Path(self.model)
+        with suppress(RuntimeError):  # ~name of nobody here: as a shell does, it stays as it is
+            path = path.expanduser()
         recover(path)
         if not path.exists():
             raise ModelFileError(

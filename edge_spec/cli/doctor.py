@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -105,11 +106,10 @@ def lines(finding: Finding, width: int, columns: int | None) -> Iterator[str]:
     import textwrap
 
     behind = " " * (len(head) if columns >= _LEAST_COLUMNS else 4)
-    yield from textwrap.wrap(head + text, columns, subsequent_indent=behind)
+    fold = partial(textwrap.wrap, width=columns, break_on_hyphens=False)  # options stay whole
+    yield from fold(head + text, subsequent_indent=behind)
     if remedy:
-        yield from textwrap.wrap(
-            remedy, columns, initial_indent=behind, subsequent_indent=behind + "   "
-        )
+        yield from fold(remedy, initial_indent=behind, subsequent_indent=behind + "   ")
 
 
 def _printable(text: str) -> str:

@@ -36,6 +36,7 @@ app = typer.Typer(
     help="Language models on your own machine, faster by lossless speculative decoding.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",  # rich's own takes what is in brackets for a style
     pretty_exceptions_enable=False,
 )
 app.command(no_args_is_help=True)(generate)

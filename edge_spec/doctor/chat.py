@@ -17,6 +17,12 @@ from edge_spec.template import Message
 _SYSTEM: Message = {"role": "system", "content": "Answer in one sentence."}
 _EXPORT_AGAIN = "Export it again."
 _OTHER_TEMPLATE = "Use another conversion of the model, or `generate --raw`."
+_ADD_END = "Add its token to eos_token_id in generation_config.json"
+_OTHER_ENDS = {  # by format. `--stop` does not help: such a token has no text
+    "checkpoint": f"{_ADD_END}.",
+    "gguf": "Use a file whose tokenizer.ggml.eos_token_id is its token, or convert the model anew.",
+}
+_CONVERT_AGAIN = f"{_ADD_END} of the model that it was made from, and convert that again."
 
 
 def check_template(subject: Subject) -> Iterator[Finding]:
@@ -38,11 +44,13 @@ def check_template(subject: Subject) -> Iterator[Finding]:
         yield fault("chat template", f"it makes the token {outside[0]}", _EXPORT_AGAIN)
         return
     yield ok("chat template", f"renders a conversation of {len(tokens)} tokens in its sandbox")
-    yield from _turns(subject.variants[0].text)
+    first_variant = subject.variants[0]
+    yield from _turns(first_variant.text, _OTHER_ENDS.get(first_variant.format, _CONVERT_AGAIN))
 
 
-def _turns(text: TextFormat) -> Iterator[Finding]:
-    """With a question, a system message, and several turns."""
+def _turns(text: TextFormat, other_ends: str) -> Iterator[Finding]:
+    """With a question, a system message, and several turns. other_ends: the remedy where a turn
+    ends in another token than a text."""
     system = _system_problem(text)
     if system is not None:
         yield warning("system", system, "Say it in the first question instead.")
@@ -53,33 +61,33 @@ def _turns(text: TextFormat) -> Iterator[Finding]:
         return
     _, _, behind_question = asked.rpartition(question)
     before_answer, _, behind_answer = several.partition(question)[2].partition(answer)
-    found = list(_turn_problems(text, behind_question, before_answer, behind_answer))
-    yield from found
-    if not found:
+    beginning = _beginning_problem(behind_question, before_answer)
+    end = _end_problem(text, behind_answer)
+    if beginning is not None:
+        yield warning("turns", beginning, _OTHER_TEMPLATE)
+    if end is not None:
+        yield warning("turns", end, other_ends)
+    if beginning is None and end is None:
         yield ok("turns", "asks for an answer, which ends in an end of text")
 
 
-def _turn_problems(
-    text: TextFormat, behind_question: str, before_answer: str, behind_answer: str
-) -> Iterator[Finding]:
-    """behind_question: of a prompt; before_answer, behind_answer: up to the answer that a prompt of
-    several turns has, and from there on."""
+def _beginning_problem(behind_question: str, before_answer: str) -> str | None:
+    """behind_question: of a prompt; before_answer: what a prompt of several turns has there."""
     asked, wanted = behind_question.rstrip(), before_answer.rstrip()
-    if wanted.startswith(asked) and wanted != asked:
-        yield warning(
-            "turns",
-            f"a prompt ends without {_short(wanted.removeprefix(asked))}, which begins an answer",
-            _OTHER_TEMPLATE,
-        )
+    if not wanted.startswith(asked) or wanted == asked:
+        return None
+    missing = _short(wanted.removeprefix(asked))
+    return f"a prompt ends without {missing}, which begins an answer"
+
+
+def _end_problem(text: TextFormat, behind_answer: str) -> str | None:
+    """behind_answer: what a prompt of several turns has there."""
     turn_end = behind_answer.partition(str(CONVERSATION[2]["content"]))[0]
     ends = [name for name in map(text.tokenizer.token_text, text.eos_ids) if name]
-    if ends and not any(end in turn_end for end in ends):
-        yield warning(
-            "turns",
-            f"an answer ends in {_short(turn_end)}, but a text in {' or '.join(map(_short, ends))}:"
-            " answers may not end",
-            "Add its token to eos_token_id in generation_config.json, or use --stop.",
-        )
+    if not ends or any(end in turn_end for end in ends):
+        return None
+    named = " or ".join(map(_short, ends))
+    return f"an answer ends in {_short(turn_end)}, but a text in {named}: answers may not end"
 
 
 def _system_problem(text: TextFormat) -> str | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass, field
+from subprocess import list2cmdline
 
 from edge_spec import plugins
 from edge_spec.doctor.pairing import Tokens
+from edge_spec.errors import EdgeSpecError
 from edge_spec.load_options import LoadOptions
 from edge_spec.model import Progress, RuntimeOptions
-from edge_spec.placement.pinning import planned
+from edge_spec.placement.pinning import applied, planned
+from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
 from edge_spec.preparation import Prepared, find_prepared
 from edge_spec.sources import Source
 
@@ -27,12 +32,15 @@ class Opening:
 @dataclass(frozen=True)
 class Chosen:
     """asked: the draft, whether or not a plan leaves it out; options: as that plan completes
-    them; tokens: of the pair; openings: the target, and the draft where it is used."""
+    them; tokens: of the pair; plan: in the cache; placement: the one of it that is used;
+    openings: the target, and the draft where it is used."""
 
     source: Source
     asked: Source | None
     options: LoadOptions
     tokens: Tokens | None
+    plan: Plan | None = None
+    placement: Placement | None = None
     openings: list[Opening] = field(default_factory=list)
 
     @property
@@ -59,8 +67,9 @@ class Chosen:
         return self._command("bench" if self.is_retokenized else "plan")
 
     def _command(self, name: str) -> str:
-        draft = "" if self.asked is None else f" --draft {self.asked.model}"
-        return f"edge-spec {name} {self.source.model}{draft}"
+        draft = [] if self.asked is None else ["--draft", self.asked.model]
+        words = ["edge-spec", name, self.source.model, *draft]
+        return list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
     @property
     def is_converted(self) -> bool:
@@ -73,7 +82,12 @@ def choose(
     """Raises an EdgeSpecError where a runtime cannot have a model."""
     asked = LoadOptions(drafts=() if draft is None else (draft.model,))
     options = planned(source, asked, progress)
-    chosen = Chosen(source, draft, options, tokens)
+    plan = _plan(source, draft)
+    placement = None
+    if plan is not None:
+        completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
+        placement = next((each for each, found in completed if found == options), None)
+    chosen = Chosen(source, draft, options, tokens, plan, placement)
     places = [("target", source, options.runtime, options.runtime_options, options.providers)]
     if draft is not None and options.drafts:
         how = options.draft_runtime_options
@@ -83,3 +97,10 @@ def choose(
         prepared = find_prepared(each, named, options, progress, providers)
         chosen.openings.append(Opening(role, each, named, how, prepared))
     return chosen
+
+
+def _plan(source: Source, draft: Source | None) -> Plan | None:
+    try:
+        return read_plan(plan_path(source, draft))
+    except (EdgeSpecError, OSError):  # there is none, or the check of the caches names it
+        return None

@@ -10,9 +10,9 @@ from typing import Any
 from edge_spec.bench.machine import describe_machine
 from edge_spec.doctor.caches import check_caches
 from edge_spec.doctor.chosen import choose
-from edge_spec.doctor.examine import examine, settled
+from edge_spec.doctor.examine import examine, problem, settled
 from edge_spec.doctor.finding import GROUPS, Finding, Level, fault, note
-from edge_spec.doctor.machine import check_devices, check_disk, check_machine
+from edge_spec.doctor.machine import CACHE_REMEDY, check_devices, check_disk, check_machine, refusal
 from edge_spec.doctor.memory import check_memory
 from edge_spec.doctor.pairing import check_pair, compare_tokens
 from edge_spec.doctor.speed import check_speed
@@ -88,7 +88,11 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
     if target is None:
         return
     named = None if request.draft is None else [request.draft]
-    drafts = chosen_drafts(source, named, "auto", is_planned=False)
+    try:
+        drafts = chosen_drafts(source, named, "auto", is_planned=False)
+    except (EdgeSpecError, OSError) as error:
+        report.add(ROLES[1], [problem("model", error)])
+        return
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:
@@ -105,6 +109,11 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
     except EdgeSpecError as error:
         report.add(ROLES[0], [fault("runtime", error.message, error.remedy)])
         return
+    refused = refusal(cache_directory())
+    if refused is not None and not chosen.is_converted:
+        report.add(
+            ROLES[0], [fault("conversion", f"{refused}: nothing can be converted", CACHE_REMEDY)]
+        )
     if drafting is not None and tokens is not None:
         report.add("pair", check_pair(target.variants[0], drafting, tokens, report.numbers))
     report.add("memory", settled("forecast", check_memory(chosen, report.numbers)))
@@ -118,8 +127,8 @@ def _examined(source: Source, role: str, request: Request, report: Report) -> Su
             report.add(role, [_not_here(source, role)])
             return None
         path = source.path
-    except EdgeSpecError as error:
-        report.add(role, [fault("model", error.message, error.remedy)])
+    except (EdgeSpecError, OSError) as error:
+        report.add(role, [problem("model", error)])
         return None
     report.numbers[role] = {"model": source.model, "path": str(path)}
     subject, findings = examine(

@@ -49,7 +49,7 @@ def examine(
     try:
         subject = open_subject(path, progress, hashes)
     except (EdgeSpecError, OSError) as error:
-        return None, [_problem("model", error)]
+        return None, [problem("model", error)]
     findings: list[Finding] = []
     described = _DESCRIBED | (_CHAT if chats else {})
     for checks in (*_FIRST, described, _OPENING if open_models else {}):
@@ -66,11 +66,11 @@ def settled(name: str, found: Iterator[Finding]) -> list[Finding]:
     try:
         findings.extend(found)
     except (EdgeSpecError, OSError) as error:
-        findings.append(_problem(name, error))
+        findings.append(problem(name, error))
     return findings
 
 
-def _problem(name: str, error: EdgeSpecError | OSError) -> Finding:
+def problem(name: str, error: EdgeSpecError | OSError) -> Finding:
     if isinstance(error, OSError):
         return fault(name, str(error), "Check the disk and the file's permissions.")
     if isinstance(error, MissingDependencyError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from edge_spec.doctor.finding import Finding, fault, note, ok, warning
 from edge_spec.placement.devices import Device
 from edge_spec.placement.memory import format_bytes, free_bytes, total_bytes
 
+CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
 
 
@@ -29,13 +31,27 @@ def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
 
 def check_disk(cache: Path) -> Iterator[Finding]:
     """Where the cache is, or will be."""
-    there = next(path for path in (cache, *cache.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(_nearest(cache)).free
     found = f"{format_bytes(free)} free for {cache}"
-    if free < _LEAST_DISK_BYTES:
+    refused = refusal(cache)
+    if refused is not None:
+        yield warning("disk", f"{refused}: what is learnt is not kept", CACHE_REMEDY)
+    elif free < _LEAST_DISK_BYTES:
         yield warning("disk", found, "Free some, or set EDGE_SPEC_CACHE to another disk.")
     else:
         yield ok("disk", found)
+
+
+def refusal(cache: Path) -> str | None:
+    """Why nothing can be written in the cache, None where something can."""
+    there = _nearest(cache)
+    if not there.is_dir():
+        return f"{there} is no directory"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+
+
+def _nearest(cache: Path) -> Path:
+    return next(path for path in (cache, *cache.absolute().parents) if path.exists())
 
 
 def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:

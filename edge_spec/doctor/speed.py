@@ -8,10 +8,10 @@ from typing import NamedTuple
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.doctor.chosen import Chosen, Opening
 from edge_spec.doctor.finding import Finding, note, ok, warning
-from edge_spec.errors import EdgeSpecError, ModelFileError
-from edge_spec.pair_history import PairHistory, history_path
+from edge_spec.errors import ModelFileError
+from edge_spec.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.drafting import pass_costs
-from edge_spec.placement.plan import Placement, plan_path, read_plan
+from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
     Profile,
@@ -153,13 +153,17 @@ def _percent(share: float | None) -> str:
 def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -> Iterator[Finding]:
     expected: dict[str, object] = {"plan": None, "use": None}
     numbers["speedup"] = expected
-    planned = _planned(chosen)
-    if planned is not None:
-        expected["plan"] = planned.speedup
-        yield ok("plan", _plan_line(planned))
-    history = None
-    if chosen.asked is not None:
-        history = PairHistory(history_path(chosen.source, chosen.asked))
+    if chosen.placement is not None:
+        expected["plan"] = chosen.placement.speedup
+        yield ok("plan", _plan_line(chosen.placement))
+    elif chosen.plan is not None:
+        yield note(
+            "plan",
+            f"not used here now: {chosen.plan.placements[0]}",
+            f"Free memory, or make it anew: {chosen.plan_command}.",
+        )
+    history = _history(chosen)
+    if history is not None:
         yield from (
             warning("acceptance", line, "Choose a draft that was made for it.")
             for line in history.findings()
@@ -175,8 +179,20 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
         yield ok("use", found)
     # Without costs the remedy is the same, but for a draft that no plan knows.
     is_told = costs is None and not chosen.is_retokenized
-    if planned is None and rounds < _MIN_ROUNDS and not is_told:
+    if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
         yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
+
+
+def _history(chosen: Chosen) -> PairHistory | None:
+    """A damaged one, which opening it would remove, is left where it is."""
+    if chosen.asked is None:
+        return None
+    path = history_path(chosen.source, chosen.asked)
+    try:
+        check_history(path)
+    except (ModelFileError, OSError):  # there is none, or the check of the caches names it
+        return None
+    return PairHistory(path)
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:
@@ -188,13 +204,6 @@ def expected_speedup(acceptance: float, costs: Costs) -> float:
             for count in GUESSES
         ),
     )
-
-
-def _planned(chosen: Chosen) -> Placement | None:
-    try:
-        return read_plan(plan_path(chosen.source, chosen.asked)).placements[0]
-    except (EdgeSpecError, OSError):  # there is none, or the check of the caches names it
-        return None
 
 
 def _plan_line(planned: Placement) -> str:

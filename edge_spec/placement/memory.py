@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -10,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from edge_spec.model import RuntimeOptions
 
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,37 @@ def resident_bytes() -> int | None:
 
 
 def free_bytes() -> int | None:
-    """Main memory that can still be used; None where the system does not say."""
-    return _meminfo("MemAvailable")
+    """Main memory that can still be used, in a container of its share; None where the system does
+    not say."""
+    free = _meminfo("MemAvailable")
+    rooms = [limit - used for limit, used in _limits()]
+    return None if free is None else max(0, min([free, *rooms]))
 
 
 def total_bytes() -> int | None:
-    """Main memory; None where the system does not say."""
-    return _meminfo("MemTotal")
+    """Main memory, in a container its share; None where the system does not say."""
+    total = _meminfo("MemTotal")
+    return None if total is None else min([total, *(limit for limit, _ in _limits())])
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Of the control groups (version 2) that this process is in, and what is used of each: contents
+    of files are dropped where memory is wanted."""
+    lines = _GROUP.read_text("utf-8", "replace").splitlines() if _GROUP.exists() else []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if own is None:
+        return
+    group = _GROUPS / own
+    for each in (group, *group.parents):
+        if not each.is_relative_to(_GROUPS):
+            return
+        with suppress(OSError, ValueError, KeyError):  # no limit, or none that we may read
+            limit = int((each / "memory.max").read_text(encoding="ascii"))
+            used = int((each / "memory.current").read_text(encoding="ascii"))
+            stat = dict(
+                line.split() for line in (each / "memory.stat").read_text("ascii").splitlines()
+            )
+            yield limit, used - int(stat["active_file"]) - int(stat["inactive_file"])
 
 
 def _meminfo(name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -99,3 +100,20 @@ def test_templates_as_they_are_published_have_no_fault(
     exported: Exported, tmp_path: Path, template: str
 ) -> None:
     assert findings(exported, tmp_path, template) == []
+
+
+def test_the_remedy_for_another_end_fits_the_kind_of_model(
+    exported: Exported,
+    hf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    template = template_of("<|im_start|>{{ m.role }}\n{{ m.content }}\n\n")
+    model = Path(shutil.copytree(hf(), tmp_path / "model"))
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    _, of_directory = examine(model, lambda what, fraction: None)
+    (bundle,) = findings(exported, tmp_path, template)
+    directory = next(each for each in of_directory if each.level is Level.WARNING)
+    assert directory.remedy.endswith("generation_config.json.")
+    assert bundle.remedy.endswith("and convert that again.")
+    assert directory.found == bundle.found and "--stop" not in directory.remedy + bundle.remedy

@@ -17,9 +17,9 @@ from edge_spec.placement.devices import Device
 CPU = Device("ort", "cpu", "cpu", "the processor")
 
 
-def examined(devices: tuple[Device, ...] = (CPU,)) -> Report:
-    """Of a model that is not there, so that only the machine is looked at."""
-    return diagnose(Request("nowhere"), lambda what, fraction: None, lambda: list(devices))
+def examined(devices: tuple[Device, ...] = (CPU,), model: str = "nowhere") -> Report:
+    """By itself of a model that is not there, so that only the machine is looked at."""
+    return diagnose(Request(model), lambda what, fraction: None, lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
@@ -47,6 +47,29 @@ def test_a_disk_that_is_almost_full_is_a_warning(monkeypatch: pytest.MonkeyPatch
     usage = shutil.disk_usage("/")._replace(free=5_000_000)
     monkeypatch.setattr("edge_spec.doctor.machine.shutil.disk_usage", lambda path: usage)
     assert found(examined(), "machine", "disk").level is Level.WARNING
+
+
+@pytest.mark.parametrize("place", ["cache", "cache/below"])
+def test_a_cache_that_is_no_directory_is_told(
+    cache: Path, gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A model that has to be converted first cannot be used."""
+    cache.write_text("a file")
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(cache.parent / place))
+    report = examined(model=str(gguf()))
+    disk = found(report, "machine", "disk")
+    assert disk.level is Level.WARNING and disk.found.startswith(f"{cache} is no directory")
+    conversion = found(report, "target", "conversion")
+    assert conversion.level is Level.FAULT and "EDGE_SPEC_CACHE" in conversion.remedy
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning_where_nothing_is_converted(
+    exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_spec.doctor.machine.os.access", lambda path, mode: False)
+    report = examined(model=str(exported().path))
+    assert "cannot be written" in found(report, "machine", "disk").found
+    assert report.verdict == "warnings"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +111,9 @@ def test_lines_are_folded_at_the_terminals_width_and_not_in_a_pipe() -> None:
         assert len(folded) > 2 and all(len(line) <= columns for line in folded)
         assert all(len(line) - len(line.lstrip()) == indent for line in folded[1:])
         assert folded[-1].strip() == "-> Give --context 64."
+    option = warning("step", "it is slow", "Run edge-spec plan --draft-runtime ort.")
+    folds = [" ".join(lines(option, 7, columns)) for columns in range(30, 80)]
+    assert all("edge-spec" in fold and "--draft-runtime" in fold for fold in folds)
     (whole,) = lines(long, 7, None)
     assert whole == f"  warning context  {text}-> Give --context 64."
 

@@ -493,6 +493,8 @@ def test_draft_auto_finds_conversions_that_the_drafts_runtime_reads(
     large = Source(str(models / "large"), quiet)
     assert draft_choice.suggest_draft(large, "ort") == str(bundle)
     assert draft_choice.suggest_draft(large, "reference") is None
+    (bundle / "model.onnx").write_bytes(b"short")
+    assert draft_choice.suggest_draft(large, "ort") is None
 
 
 def test_load_with_draft_auto_answers_with_the_found_draft(hub: Any, models: Path) -> None:

@@ -18,13 +18,14 @@ import click
 import pytest
 import typer
 
-from edge_spec.cli.main import app
+from edge_spec.cli.main import app, run
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ".github/workflows/macos.yml"
 RUN = re.compile(r"^(?: *-? *run: )?(.*)$")  # a step of a workflow, or a line of its block
 # Code in a text: only options are looked up there, since the rest is often shortened.
 IN_TEXT = re.compile(r"`edge-spec ([a-z][a-z-]*)([^`]*)`")
+SHARED = "## Options of "  # of several commands, with a table
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
@@ -116,3 +117,42 @@ def test_options_named_in_a_text_exist(page: Path) -> None:
         taken |= {option for each in COMMANDS[name].params for option in each.secondary_opts}
         unknown = set(OPTION.findall(rest)) - taken - {"--help"}
         assert not unknown, f"{page.name}: edge-spec {name} has no {unknown}"
+
+
+def test_options_of_several_commands_are_of_all_that_are_named() -> None:
+    """A row says which of them lack its options, or which one alone has them."""
+    section = (ROOT / "docs/cli.md").read_text("utf-8").partition(SHARED)[2].partition("\n## ")[0]
+    heading, *lines = section.splitlines()
+    sharing = set(re.findall(r"\w+", heading)) - {"and"}
+    rows = [line.strip("| ").split(" | ", 1) for line in lines if line.startswith("| `")]
+    assert len(sharing) == 6 and len(rows) > 20
+    for first, meaning in rows:
+        lacking = set(re.findall(r"`(\w+)`", meaning.partition("not of")[2]))
+        alone = re.match(r"`(\w+) --", first)
+        for name in [alone[1]] if alone else sharing - lacking:
+            taken = {option for each in COMMANDS[name].params for option in each.opts}
+            assert set(OPTION.findall(first)) <= taken, f"{name} has not all of {first}"
+        for name in lacking & sharing:
+            taken = {option for each in COMMANDS[name].params for option in each.opts}
+            assert not taken & set(OPTION.findall(first)), f"{name} has some of {first}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_all_that_is_written(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for backticks: nothing in it is taken for markup."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    helps = [getattr(each, "help", None) or "" for each in COMMANDS[name].params]
+    for text in (*(COMMANDS[name].help or "").split("\n\n"), *helps):
+        assert " ".join(text.replace("`", "").split()) in shown
+
+
+def test_pre_commit_installs_the_hooks_of_every_stage() -> None:
+    config = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    installed = re.search(r"^default_install_hook_types: \[(.*)\]$", config, re.MULTILINE)
+    assert installed is not None
+    assert set(re.findall(r"stages: \[(.*)\]", config)) == set(installed[1].split(", "))

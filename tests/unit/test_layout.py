@@ -16,7 +16,7 @@ import edge_spec
 ROOT = Path(__file__).parents[2]
 MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as edge_spec.*
 
-# design.md section 2, lowest first. A module may import from lower rows and its own row.
+# Lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "constraint", "endpoint", "grammar", "tree", "sampling", "storage"}
     | {"context_room", "draws", "scores", "kept_file", "locks", "swap"}

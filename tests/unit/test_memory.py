@@ -23,6 +23,7 @@ from edge_spec.placement.memory import (
     format_bytes,
     free_bytes,
     resident_bytes,
+    total_bytes,
 )
 from edge_spec.plugins import load_runtime
 from edge_spec.testing import ScriptedModel, random_logits
@@ -144,6 +145,7 @@ def test_what_is_free_is_read_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   2000 kB\n")
     monkeypatch.setattr(memory_module, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory_module, "_GROUP", tmp_path / "nothing")
     assert free_bytes() == 2000 * 1024
     assert forecast(prepared(Counting("a")), [], LoadOptions()).free == 2000 * 1024  # type: ignore[union-attr]
     monkeypatch.setattr(memory_module, "_MEMINFO", tmp_path / "nothing")
@@ -243,3 +245,24 @@ def test_of_an_unknown_architecture_all_may_be_copied(tmp_path: Path) -> None:
     runtime: Any = load_runtime("llamacpp")
     found, plain = (runtime.memory(file, RuntimeOptions()).weights for file in (source, other))
     assert found - plain == 5000
+
+
+def test_a_container_has_what_its_groups_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The least of the system's and of every group's above the process; cached files count as
+    free."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    (tmp_path / "own").write_text("4:memory:/elsewhere\n0::/outer/inner\n")
+    inner = tmp_path / "groups" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for name, value in (("_MEMINFO", "meminfo"), ("_GROUP", "own"), ("_GROUPS", "groups")):
+        monkeypatch.setattr(memory_module, name, tmp_path / value)
+    assert (free_bytes(), total_bytes()) == (8000 * 1024, 9000 * 1024)
+    for group, limit in ((inner, "max"), (inner.parent, "6000000")):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text("5000000\n")
+        (group / "memory.stat").write_text("anon 1\nactive_file 1000000\ninactive_file 500000\n")
+    assert (free_bytes(), total_bytes()) == (2_500_000, 6_000_000)
+    (inner.parent / "memory.current").write_text("9000000\n")
+    assert free_bytes() == 0

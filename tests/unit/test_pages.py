@@ -90,3 +90,18 @@ def test_the_changelog_has_a_section_for_the_version() -> None:
     assert "### Added" in made.stdout and "## [" not in made.stdout
     refused = subprocess.run([*command, "v9.9.9"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1 and version in refused.stderr
+
+
+def test_links_lead_somewhere_on_the_pages_of_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    command = [sys.executable, ROOT / ".github" / "release_notes.py", f"v{version}"]
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://host.example")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "org/name")
+    for page in ([], ["README.md"]):
+        made = subprocess.run([*command, *page], capture_output=True, text=True, check=True)
+        assert not LINK.findall(made.stdout)
+        address = f"https://host.example/org/name/blob/v{version}/docs/doctor.md"
+        assert f"[docs/doctor.md]({address})" in made.stdout
+    build, *_ = jobs(ROOT / ".github" / "workflows" / "release.yml")
+    commands = " ".join(step.get("run", "") for step in build["steps"])
+    assert "README.md > readme.md" in commands.partition("-m build")[0]

@@ -54,8 +54,9 @@ def test_a_path_is_made_absolute_and_its_home_expanded(
 
 
 def test_a_missing_file_is_named_with_what_a_model_may_be(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"nonesuch\.gguf.*GGUF file.*smollm2"):
-        Source(str(tmp_path / "nonesuch.gguf"), quiet).path  # noqa: B018
+    for missing in (str(tmp_path / "nonesuch.gguf"), "~nobody-of-this-name/nonesuch.gguf"):
+        with pytest.raises(ModelFileError, match=r"nonesuch\.gguf.*GGUF file.*smollm2"):
+            Source(missing, quiet).path  # noqa: B018
 
 
 def test_a_link_to_a_file_keeps_its_name(gguf: Path, tmp_path: Path) -> None:
