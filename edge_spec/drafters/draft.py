@@ -42,7 +42,7 @@ class Draft:
         self._width = width
         self._translated = translated
         self._anticipates = anticipates
-        self._session = model.open_session()
+        self._session = self.model.open_session()
 
     def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
         """Takes over the session from the drafter made before. below: guess for the draft."""
