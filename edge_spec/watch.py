@@ -26,6 +26,7 @@ _Result = TypeVar("_Result")
 LEAST_S = 2.0  # that a pass may take, however fast it usually is
 FIRST_S = 60.0  # that the first of its width may take: libraries prepare themselves then
 TIMES = 50  # what a pass of its width usually takes
+_SLICES = 10  # that a limit is waited for in
 _CHUNK = 256  # tokens of a prompt in one call, so that the limit need not cover a long one
 
 _log = logging.getLogger(__name__)
@@ -213,9 +214,13 @@ class _Worker:
             self._thread = None
 
     def _wait(self) -> None:
-        if self.is_busy and not self._done.acquire(timeout=self._limit_s):
-            self.given_up = f"a pass hung for {self._limit_s:.3g} s"
-            self.require_idle()
+        # While the whole process is stopped (Ctrl-Z, a debugger), the pass does not run either: one
+        # slice ends then, and the others are still to come.
+        for _ in range(_SLICES):
+            if not self.is_busy or self._done.acquire(timeout=self._limit_s / _SLICES):
+                return
+        self.given_up = f"a pass hung for {self._limit_s:.3g} s"
+        self.require_idle()
 
     def _run(self) -> None:
         while True:

@@ -333,6 +333,29 @@ def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
     session.close()
 
 
+class StoppedProcess:
+    """A lock whose first waits end late, as a process finds that was stopped meanwhile."""
+
+    def __init__(self, lock: Any, num_stops: int) -> None:
+        self._lock = lock
+        self._num_stops = num_stops
+        self.release, self.locked = lock.release, lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking and self._num_stops:
+            self._num_stops -= 1
+            return False
+        return bool(self._lock.acquire(blocking, 10 if blocking else -1))
+
+
+def test_a_pass_is_not_given_up_because_the_process_was_stopped() -> None:
+    right = random_logits(VOCAB)
+    session: Any = WatchedModel(ScriptedModel(right, VOCAB)).open_session()
+    session._worker._done = StoppedProcess(session._worker._done, num_stops=2)
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
 def test_a_drafter_that_asks_a_draft_that_hung_is_dropped_at_once(hanging: Fault) -> None:
     session = WatchedModel(FaultyModel(model(), [hanging])).open_session()
     pending = TokenTree.chain(1)
