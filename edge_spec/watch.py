@@ -191,6 +191,7 @@ class _Worker:
             self._thread = Thread(target=self._run, name="edge-spec-pass", daemon=True)
             self._thread.start()
         self._done.acquire(blocking=False)  # what an interrupt has kept from being heard
+        self._result = self._error = None  # likewise
         self._work, self._limit_s = work, limit_s
         self._num_begun += 1
         self._asked.release()

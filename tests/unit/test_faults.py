@@ -316,6 +316,13 @@ class InterruptedWait:
         return bool(self._lock.acquire(blocking, timeout))
 
 
+def interrupted(session: Any) -> None:
+    """A pass goes on behind it."""
+    session._worker._done = InterruptedWait(session._worker._done)
+    with pytest.raises(KeyboardInterrupt):
+        session.forward(TokenTree.chain(1))
+
+
 def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
     ended, right = Event(), random_logits(VOCAB)
 
@@ -324,12 +331,28 @@ def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
         return right(tokens)
 
     session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
-    session._worker._done = InterruptedWait(session._worker._done)
-    with pytest.raises(KeyboardInterrupt):
-        session.forward(TokenTree.chain(1))
+    interrupted(session)
     ended.set()
     session.prefill([4, 5])
     assert (session.forward(TokenTree.chain(1)).logits[0] == right((4, 5, 1))).all()
+    session.close()
+
+
+def test_an_error_of_a_pass_that_an_interrupt_left_behind_is_not_the_next_ones() -> None:
+    began, ended, right = Event(), Event(), random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        if not began.is_set():
+            began.set()
+            assert ended.wait(10)
+            raise RuntimeError("the pass was interrupted")
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    interrupted(session)
+    assert began.wait(10)
+    ended.set()
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
     session.close()
 
 
