@@ -21,6 +21,7 @@ from edge_spec.testing import (
     FaultKind,
     FaultyModel,
     ScriptedModel,
+    ScriptedSession,
     check_faults,
     random_logits,
 )
@@ -308,7 +309,7 @@ class InterruptedWait:
     def __init__(self, lock: Any) -> None:
         self._lock = lock
         self._waits = iter([True])
-        self.release = lock.release
+        self.release, self.locked = lock.release, lock.locked
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if blocking and next(self._waits, False):
@@ -392,3 +393,39 @@ def test_a_drafter_that_asks_a_draft_that_hung_is_dropped_at_once(hanging: Fault
             call()
     session.close()  # does not wait
     assert hanging.num_calls == 3
+
+
+class Leaving(Closed):
+    """Tells when one of its sessions was closed, too."""
+
+    def __init__(self) -> None:
+        super().__init__(random_logits(VOCAB), VOCAB)
+        self.session_closed = Event()
+
+    def open_session(self) -> ScriptedSession:
+        session = super().open_session()
+        session.close = self.session_closed.set  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_session_that_was_given_up_is_closed_once_its_pass_has_ended(
+    hanging: Fault, ends_first: bool
+) -> None:
+    model = Leaving()
+    watched = WatchedModel(FaultyModel(model, [hanging]))
+    session: Any = watched.open_session()
+    with pytest.raises(HungError):
+        for _ in range(3):
+            session.forward(TokenTree.chain(1))
+    thread = session._worker._thread
+    if ends_first:
+        hanging.released.set()
+        assert session._worker._done._lock.acquire(timeout=10)
+    session.close()
+    assert model.session_closed.is_set() == ends_first
+    hanging.released.set()
+    thread.join(10)
+    assert model.session_closed.is_set() and not thread.is_alive()
+    watched.close()
+    assert model.is_closed
