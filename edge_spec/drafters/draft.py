@@ -9,6 +9,7 @@ from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.level import Level
 from edge_spec.drafters.protocol import Drafter, Tentative
 from edge_spec.model import Model
+from edge_spec.target import put_away
 from edge_spec.watch import WatchedModel
 
 
@@ -70,7 +71,8 @@ class Draft:
         return other
 
     def close_session(self) -> None:
-        self._session.close()
+        """Raises nothing, also where the device is lost: others are still to be closed."""
+        put_away(self._session)
 
     def close(self) -> None:
         self.close_session()

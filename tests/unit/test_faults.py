@@ -193,6 +193,21 @@ def test_a_session_that_cannot_be_closed_either_is_replaced_all_the_same(
         assert ids(engine) == ids(sound) and engine._session is not failed
 
 
+class LostSession(ScriptedSession):
+    def close(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+def test_the_models_are_closed_even_where_a_draft_cannot_be(make_engine: Any) -> None:
+    with make_engine(model()) as engine:
+        smaller = Closed(random_logits(VOCAB), VOCAB)
+        smaller.open_session = lambda: LostSession(smaller)  # type: ignore[method-assign]
+        target = Closed(random_logits(VOCAB), VOCAB)
+        parts = replace(paired(engine, Draft(smaller, VOCAB)), model=target)
+    Engine(parts).close()
+    assert smaller.is_closed and target.is_closed
+
+
 @pytest.mark.parametrize("call", ["state", "restore"])
 def test_a_snapshot_of_a_target_that_fails_is_an_error_and_the_next_answer_right(
     make_engine: Any, tmp_path: Any, call: str
