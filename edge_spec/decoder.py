@@ -76,7 +76,11 @@ class Decoder:
         try:
             yield
         finally:
-            reader.join()
+            try:
+                reader.join()
+            except KeyboardInterrupt:
+                reader.join()  # nobody may use the draft before its pass has ended
+                raise
 
     def _prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self.drafters:

@@ -30,6 +30,7 @@ class Drafting:
         self._off = False
         self._put_by: list[Speculation] = []  # while another one takes its place
         self._lock = Lock()
+        self._moving = Lock()  # from when drafters are attached until `move_to` can find them
         self._learnt: dict[str, list[float]] = {}  # by drafters that were used before
         self._counted = TextCounts()  # by the same
         self._attach(parts.speculation)
@@ -52,13 +53,14 @@ class Drafting:
     def offer(self, names: str) -> None:
         """Raises as `Engine.set_drafter` does, and then changes nothing."""
         speculation = self._parts.speculator.choose(names)
-        try:
-            self._attach(speculation)
-        except BaseException:
-            speculation.close()
-            raise
-        with self._lock:
-            replaced, self._offered = self._offered, (names, speculation)
+        with self._moving:
+            try:
+                self._attach(speculation)
+            except BaseException:
+                speculation.close()
+                raise
+            with self._lock:
+                replaced, self._offered = self._offered, (names, speculation)
         if replaced is not None:
             replaced[1].close()
 
@@ -133,13 +135,14 @@ class Drafting:
 
     def move_to(self, session: Session) -> None:
         """The target goes on with a new session, in the place of one that failed."""
-        self._session = session
-        with self._lock:
-            offered = [] if self._offered is None else [self._offered[1]]
-        for speculation in [self.speculation, *self._put_by, *offered]:
-            for drafter in speculation.drafters:
-                if isinstance(drafter, GuardedDrafter):
-                    drafter.attach_again(self._parts.model, session)
+        with self._moving:
+            self._session = session
+            with self._lock:
+                offered = [] if self._offered is None else [self._offered[1]]
+            for speculation in [self.speculation, *self._put_by, *offered]:
+                for drafter in speculation.drafters:
+                    if isinstance(drafter, GuardedDrafter):
+                        drafter.attach_again(self._parts.model, session)
 
     def learnt(self) -> dict[str, list[float]]:
         return self._learnt | self.speculation.learnt()

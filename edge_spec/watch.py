@@ -2,8 +2,8 @@
 always, the target's where a time-out was asked for.
 
 A pass that hangs in a library cannot be interrupted from outside. It is left alone: whoever waits
-for it is told after a limit, its session and its model are not touched again, not even closed, and
-the memory of both stays taken until the process ends.
+for it is told after a limit, and its session is not used again. Its memory stays taken until the
+pass ends, if it ever does: a session that was closed meanwhile is put away then.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from edge_spec.errors import HungError
 from edge_spec.model import Forward, Interruptible, Model, Restorable, Session
+from edge_spec.target import put_away
 from edge_spec.tree import TokenTree
 
 _Result = TypeVar("_Result")
@@ -26,6 +28,7 @@ _Result = TypeVar("_Result")
 LEAST_S = 2.0  # that a pass may take, however fast it usually is
 FIRST_S = 60.0  # that the first of its width may take: libraries prepare themselves then
 TIMES = 50  # what a pass of its width usually takes
+_SLICES = 10  # that a limit is waited for in
 _CHUNK = 256  # tokens of a prompt in one call, so that the limit need not cover a long one
 
 _log = logging.getLogger(__name__)
@@ -90,7 +93,7 @@ class WatchedSession:
 
     @property
     def hangs(self) -> bool:
-        """Whether a pass was given up and has not ended since."""
+        """Whether a pass was given up and has not ended since, or its session is being closed."""
         return self._worker.given_up is not None and self._worker.is_busy
 
     @property
@@ -114,13 +117,20 @@ class WatchedSession:
         self._session.rollback(length)
 
     def close(self) -> None:
-        """Waits for a pass that an interrupt left behind, not for one that was given up."""
+        """Waits for a pass that an interrupt left behind, not for one that was given up: when that
+        ends, its thread closes the session."""
         try:
-            self._worker.close()
+            self._worker.require_idle()
         except HungError:
             if self.hangs:
+                self._worker.end(self._put_away)
                 return
+        self._worker.end()
         self._session.close()
+        self.is_in_use = False
+
+    def _put_away(self) -> None:
+        put_away(self._session)
         self.is_in_use = False
 
     def _watched(self, kind: tuple[str, int], work: Callable[[], _Result]) -> _Result:
@@ -166,15 +176,13 @@ class _Worker:
         self.given_up: str | None = None  # why nothing is begun any more
         self._remedy = remedy
         self._thread: Thread | None = None
-        self._work: Callable[[], Any] | None = None
+        self._asked: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._result: Any = None
         self._error: BaseException | None = None
         # The caller counts what is begun, this thread what has ended: however an interrupt comes
         # between two lines of the caller, it never takes what runs for ended.
         self._num_begun = self._num_ended = 0
-        # Locks as signals: the fastest that there are.
-        self._asked, self._done = Lock(), Lock()
-        self._asked.acquire()
+        self._done = Lock()  # as a signal: the fastest that there is
         self._done.acquire()
         self._limit_s = 0.0
 
@@ -190,9 +198,10 @@ class _Worker:
             self._thread = Thread(target=self._run, name="edge-spec-pass", daemon=True)
             self._thread.start()
         self._done.acquire(blocking=False)  # what an interrupt has kept from being heard
-        self._work, self._limit_s = work, limit_s
+        self._result = self._error = None  # likewise
+        self._limit_s = limit_s
         self._num_begun += 1
-        self._asked.release()
+        self._asked.put(work)
         self._wait()
         result, error, self._result, self._error = self._result, self._error, None, None
         if error is not None:
@@ -205,28 +214,34 @@ class _Worker:
             raise HungError(self.given_up, remedy=self._remedy)
         self._wait()
 
-    def close(self) -> None:
-        self.require_idle()
-        if self._thread is not None:
-            self._work = None
-            self._asked.release()
-            self._thread = None
+    def end(self, last: Callable[[], object] | None = None) -> None:
+        """The thread ends behind what it does now, also where that was given up, and behind `last`,
+        if given. The last call."""
+        if self._thread is None:
+            return
+        self._thread = None
+        if last is not None:
+            self._num_begun += 1
+            self._asked.put(last)
+        self._asked.put(None)
 
     def _wait(self) -> None:
-        if self.is_busy and not self._done.acquire(timeout=self._limit_s):
-            self.given_up = f"a pass hung for {self._limit_s:.3g} s"
-            self.require_idle()
+        # While the whole process is stopped (Ctrl-Z, a debugger), the pass does not run either: one
+        # slice ends then, and the others are still to come.
+        for _ in range(_SLICES):
+            if not self.is_busy or self._done.acquire(timeout=self._limit_s / _SLICES):
+                return
+        self.given_up = f"a pass hung for {self._limit_s:.3g} s"
+        self.require_idle()
 
     def _run(self) -> None:
-        while True:
-            self._asked.acquire()
-            work = self._work
-            if work is None:
-                return
+        while (work := self._asked.get()) is not None:
             try:
                 self._result = work()
             except BaseException as error:  # is the caller's
                 self._error = error
             del work
             self._num_ended += 1
-            self._done.release()
+            if self._done.locked():  # nobody hears the end of what was given up
+                self._done.release()
+        self._result = self._error = None

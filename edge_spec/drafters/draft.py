@@ -9,6 +9,7 @@ from edge_spec.drafters.draft_model import DraftModelDrafter
 from edge_spec.drafters.level import Level
 from edge_spec.drafters.protocol import Drafter, Tentative
 from edge_spec.model import Model
+from edge_spec.target import put_away
 from edge_spec.watch import WatchedModel
 
 
@@ -42,7 +43,7 @@ class Draft:
         self._width = width
         self._translated = translated
         self._anticipates = anticipates
-        self._session = model.open_session()
+        self._session = self.model.open_session()
 
     def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
         """Takes over the session from the drafter made before. below: guess for the draft."""
@@ -70,7 +71,8 @@ class Draft:
         return other
 
     def close_session(self) -> None:
-        self._session.close()
+        """Raises nothing, also where the device is lost: others are still to be closed."""
+        put_away(self._session)
 
     def close(self) -> None:
         self.close_session()

@@ -26,6 +26,7 @@ from edge_spec.drafters.protocol import (
 from edge_spec.errors import EdgeSpecError
 from edge_spec.model import Forward, Model, Session
 from edge_spec.sampling import Sampler
+from edge_spec.snapshot_file import TYPES
 from edge_spec.tree import TokenTree, Verdict
 
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
@@ -140,9 +141,11 @@ class GuardedDrafter:
         return TextCounts()
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Empty for a drafter that was dropped or keeps nothing."""
+        """Empty for a drafter that was dropped or keeps nothing, or nothing that a file can."""
         drafter = self._drafter
-        return self._guarded(drafter.snapshot, {}) if isinstance(drafter, Keeping) else {}
+        if not isinstance(drafter, Keeping):
+            return {}
+        return self._guarded(lambda: _keepable(drafter.snapshot()), {})
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for what is no snapshot of such a drafter."""
@@ -151,9 +154,11 @@ class GuardedDrafter:
             self._guarded(lambda: drafter.restore(state), None, (KeyError, ValueError))
 
     def learnt(self) -> dict[str, np.ndarray]:
-        """Empty for a drafter that was dropped or learns nothing."""
+        """Empty for a drafter that was dropped or learns nothing, or nothing that can be counts."""
         drafter = self._drafter
-        return self._guarded(drafter.learnt, {}) if isinstance(drafter, Learning) else {}
+        if not isinstance(drafter, Learning):
+            return {}
+        return self._guarded(lambda: _counts(drafter.learnt()), {})
 
     def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
         """Raises ValueError for what is of another version."""
@@ -220,6 +225,23 @@ def _chances(chances: Sequence[float]) -> Sequence[float]:
     if not all(0 <= chance <= 1 for chance in chances):
         raise ValueError("an acceptance outside 0 to 1")
     return chances
+
+
+def _keepable(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Raises ValueError for what `write_snapshot` would refuse."""
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("<").str not in TYPES:
+            raise ValueError(f"a snapshot whose {name} is no array of {', '.join(TYPES)}")
+    return dict(state)
+
+
+def _counts(learnt: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Raises ValueError for what are no arrays of numbers by name."""
+    for name, counts in learnt.items():
+        is_numbers = isinstance(counts, np.ndarray) and counts.dtype.kind in "iuf"
+        if not isinstance(name, str) or not is_numbers or not np.isfinite(counts).all():
+            raise ValueError(f"counts of {name} that are none")
+    return dict(learnt)
 
 
 def _check_draft_probs(tree: TokenTree, vocab_size: int) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,24 +77,27 @@ def written(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """The cache of two processes that have written at once, and what each has told."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     model = tiny.write_hf(tiny.build(), tmp_path / "tiny")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(number), str(model), str(TIMES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for number in range(2)
-    ]
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    told = [process.communicate(timeout=60) for process in processes]
+    command = [sys.executable, "-c", WRITER]
+    processes = []
+    with ExitStack() as opened:
+        for number in range(2):
+            process = subprocess.Popen(
+                [*command, str(number), str(model), str(TIMES)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            processes.append(opened.enter_context(process))
+            opened.callback(process.kill)
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        told = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], told
     return tmp_path / "cache", told
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -311,3 +311,26 @@ def test_a_draft_reads_the_prompt_while_the_target_does_or_after_it() -> None:
         assert drafter.has_read.wait(timeout=10)
         events.append("target")
     assert events == ["draft", "target"]
+
+
+def test_an_interrupt_does_not_leave_a_draft_that_still_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = Reading([])
+
+    class InterruptedThread(Thread):
+        joins = 0
+
+        def join(self, timeout: float | None = None) -> None:
+            self.joins += 1
+            if self.joins == 1:
+                raise KeyboardInterrupt
+            drafter.may_read.set()
+            super().join(timeout)
+
+    monkeypatch.setattr("edge_spec.decoder.Thread", InterruptedThread)
+    model = ScriptedModel(random_logits(5), 5)
+    decoder = Decoder(model.open_session(), [drafter], FixedPolicy(), overlap=True)
+    with pytest.raises(KeyboardInterrupt), decoder.preparing([1, 2]):
+        pass
+    assert drafter.has_read.is_set()

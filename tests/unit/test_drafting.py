@@ -88,6 +88,29 @@ def test_another_thread_may_choose(make_engine: Any, remembers_all: Any) -> None
     assert engine.drafter == "lookahead"
 
 
+def test_what_is_chosen_while_the_target_gets_a_new_session_is_attached_to_that(
+    make_engine: Any, remembers_all: Any, monkeypatch: Any
+) -> None:
+    engine = make_engine(remembers_all())
+    session = engine.parts.model.open_session()
+    mover = Thread(target=engine._drafting.move_to, args=(session,))
+
+    class Attached(SuffixDrafter):
+        attached: Any = None
+
+        def attach(self, model: Any, session: Any) -> None:
+            if self.attached is None:
+                mover.start()
+                mover.join(0.1)  # it waits, or else this does for it
+            self.attached = session
+
+    drafter = Attached()
+    monkeypatch.setattr("edge_spec.plugins.load_drafters", lambda names, setting: [drafter])
+    engine.set_drafter("suffix")
+    mover.join()
+    assert drafter.attached is session
+
+
 def test_a_wrong_name_leaves_the_answer_alone(make_engine: Any, remembers_all: Any) -> None:
     engine = make_engine(remembers_all(), [SuffixDrafter()])
     running = engine.generate(PROMPT, max_tokens=9, stream=True)

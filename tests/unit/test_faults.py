@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from threading import Event
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from edge_spec.testing import (
     FaultKind,
     FaultyModel,
     ScriptedModel,
+    ScriptedSession,
     check_faults,
     random_logits,
 )
 from edge_spec.tree import TokenTree
-from edge_spec.watch import WatchedModel
+from edge_spec.watch import WatchedModel, _Worker
 
 VOCAB = 260
 PROMPT = [1, 2, 1, 2, 1, 2, 3]
@@ -192,6 +193,21 @@ def test_a_session_that_cannot_be_closed_either_is_replaced_all_the_same(
         assert ids(engine) == ids(sound) and engine._session is not failed
 
 
+class LostSession(ScriptedSession):
+    def close(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+def test_the_models_are_closed_even_where_a_draft_cannot_be(make_engine: Any) -> None:
+    with make_engine(model()) as engine:
+        smaller = Closed(random_logits(VOCAB), VOCAB)
+        smaller.open_session = lambda: LostSession(smaller)  # type: ignore[method-assign]
+        target = Closed(random_logits(VOCAB), VOCAB)
+        parts = replace(paired(engine, Draft(smaller, VOCAB)), model=target)
+    Engine(parts).close()
+    assert smaller.is_closed and target.is_closed
+
+
 @pytest.mark.parametrize("call", ["state", "restore"])
 def test_a_snapshot_of_a_target_that_fails_is_an_error_and_the_next_answer_right(
     make_engine: Any, tmp_path: Any, call: str
@@ -219,11 +235,43 @@ def test_an_answer_that_failed_says_so_even_if_nobody_reads_its_end(
         assert (generation.result.text, generation.result.finish_reason) == ("bc", "error")
 
 
+class Release(Event):
+    """What a pass that hangs waits for."""
+
+    held: Thread | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.held = current_thread()
+        assert self.held.name == "edge-spec-pass", "nobody would give this one up"
+        return super().wait(timeout)
+
+
+class Patience:
+    """A lock that is waited for without a limit, unless the pass behind it hangs: on a slow machine
+    no other one is given up."""
+
+    def __init__(self, worker: Any, hang: Release) -> None:
+        self._worker, self._hang, self._lock = worker, hang, worker._done
+        self.release, self.locked = self._lock.release, self._lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        while not self._lock.acquire(blocking, 0.01 if blocking else -1):
+            if not blocking or self._hang.held is self._worker._thread:
+                return False
+        return True
+
+
 @pytest.fixture
-def hanging() -> Iterator[Fault]:
-    fault = Fault(FaultKind.HANGS, "forward", 3)
-    yield fault
-    fault.released.set()
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault]:
+    released, begin = Release(), _Worker.__init__
+
+    def begin_patiently(worker: Any, remedy: str) -> None:
+        begin(worker, remedy)
+        worker._done = Patience(worker, released)
+
+    monkeypatch.setattr(_Worker, "__init__", begin_patiently)
+    yield Fault(FaultKind.HANGS, "forward", 3, released)
+    released.set()
 
 
 class Closed(ScriptedModel):
@@ -233,15 +281,16 @@ class Closed(ScriptedModel):
         self.is_closed = True
 
 
+@pytest.mark.parametrize("is_forked", [False, True])
 @pytest.mark.parametrize("overlap", [DraftOverlap.OFF, DraftOverlap.ON])
 def test_a_draft_that_hangs_is_never_touched_again(
-    make_engine: Any, hanging: Fault, overlap: DraftOverlap
+    make_engine: Any, hanging: Fault, overlap: DraftOverlap, is_forked: bool
 ) -> None:
     inner = Closed(random_logits(VOCAB, scale=6.0), VOCAB)
     draft = Draft(FaultyModel(inner, [hanging]), VOCAB, anticipates=True)
-    draft.model = WatchedModel(draft.model.watched, least_s=1, first_s=1)
-    draft.close_session()
-    draft = draft.fork()
+    if is_forked:
+        draft.close_session()
+        draft = draft.fork()
     with make_engine(model()) as engine:
         parts, right = paired(engine, draft, overlap), ids(engine)
     engine = Engine(replace(parts, speculation=parts.speculator.choose("draft-model")))
@@ -259,7 +308,7 @@ def test_a_target_that_hangs_ends_one_answer_where_a_time_out_was_given(
 ) -> None:
     with make_engine(model()) as engine:
         right = ids(engine)
-    watched = WatchedModel(FaultyModel(model(), [hanging]), 0.2, 60, 0, remedy="Ask again.")
+    watched = WatchedModel(FaultyModel(model(), [hanging]), times=0, remedy="Ask again.")
     with make_engine(watched) as engine:
         with pytest.raises(HungError, match="a pass hung for"):
             ids(engine)
@@ -275,12 +324,19 @@ class InterruptedWait:
     def __init__(self, lock: Any) -> None:
         self._lock = lock
         self._waits = iter([True])
-        self.release = lock.release
+        self.release, self.locked = lock.release, lock.locked
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if blocking and next(self._waits, False):
             raise KeyboardInterrupt
         return bool(self._lock.acquire(blocking, timeout))
+
+
+def interrupted(session: Any) -> None:
+    """A pass goes on behind it."""
+    session._worker._done = InterruptedWait(session._worker._done)
+    with pytest.raises(KeyboardInterrupt):
+        session.forward(TokenTree.chain(1))
 
 
 def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
@@ -291,18 +347,56 @@ def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
         return right(tokens)
 
     session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
-    session._worker._done = InterruptedWait(session._worker._done)
-    with pytest.raises(KeyboardInterrupt):
-        session.forward(TokenTree.chain(1))
+    interrupted(session)
     ended.set()
     session.prefill([4, 5])
     assert (session.forward(TokenTree.chain(1)).logits[0] == right((4, 5, 1))).all()
     session.close()
 
 
+def test_an_error_of_a_pass_that_an_interrupt_left_behind_is_not_the_next_ones() -> None:
+    began, ended, right = Event(), Event(), random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        if not began.is_set():
+            began.set()
+            assert ended.wait(10)
+            raise RuntimeError("the pass was interrupted")
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    interrupted(session)
+    assert began.wait(10)
+    ended.set()
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
+class StoppedProcess:
+    """A lock whose first waits end late, as a process finds that was stopped meanwhile."""
+
+    def __init__(self, lock: Any, num_stops: int) -> None:
+        self._lock = lock
+        self._num_stops = num_stops
+        self.release, self.locked = lock.release, lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking and self._num_stops:
+            self._num_stops -= 1
+            return False
+        return bool(self._lock.acquire(blocking, 10 if blocking else -1))
+
+
+def test_a_pass_is_not_given_up_because_the_process_was_stopped() -> None:
+    right = random_logits(VOCAB)
+    session: Any = WatchedModel(ScriptedModel(right, VOCAB)).open_session()
+    session._worker._done = StoppedProcess(session._worker._done, num_stops=2)
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
 def test_a_drafter_that_asks_a_draft_that_hung_is_dropped_at_once(hanging: Fault) -> None:
-    watched = WatchedModel(FaultyModel(model(), [hanging]), least_s=0.2, first_s=2)
-    session = watched.open_session()
+    session = WatchedModel(FaultyModel(model(), [hanging])).open_session()
     pending = TokenTree.chain(1)
     session.forward(pending), session.forward(pending)
     for call in (
@@ -314,3 +408,39 @@ def test_a_drafter_that_asks_a_draft_that_hung_is_dropped_at_once(hanging: Fault
             call()
     session.close()  # does not wait
     assert hanging.num_calls == 3
+
+
+class Leaving(Closed):
+    """Tells when one of its sessions was closed, too."""
+
+    def __init__(self) -> None:
+        super().__init__(random_logits(VOCAB), VOCAB)
+        self.session_closed = Event()
+
+    def open_session(self) -> ScriptedSession:
+        session = super().open_session()
+        session.close = self.session_closed.set  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_session_that_was_given_up_is_closed_once_its_pass_has_ended(
+    hanging: Fault, ends_first: bool
+) -> None:
+    model = Leaving()
+    watched = WatchedModel(FaultyModel(model, [hanging]))
+    session: Any = watched.open_session()
+    with pytest.raises(HungError):
+        for _ in range(3):
+            session.forward(TokenTree.chain(1))
+    thread = session._worker._thread
+    if ends_first:
+        hanging.released.set()
+        assert session._worker._done._lock.acquire(timeout=10)
+    session.close()
+    assert model.session_closed.is_set() == ends_first
+    hanging.released.set()
+    thread.join(10)
+    assert model.session_closed.is_set() and not thread.is_alive()
+    watched.close()
+    assert model.is_closed
