@@ -138,7 +138,7 @@ def is_prepared(
     export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
     if reads == "gguf":
         as_it_is = source.path.is_file() and options.quantization is None
-        return as_it_is or source.cached(reads, export_options).with_suffix(".gguf").is_file()
+        return as_it_is or _gguf_in_cache(source, export_options).is_file()
     return is_bundle(source.cached(reads, export_options))
 
 
@@ -153,7 +153,7 @@ def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
     if path.is_file() and options.quantization is None:
         return path
     export_options = ExportOptions(options.quantization, options.block_size)
-    cached = source.cached("gguf", export_options).with_suffix(".gguf")
+    cached = _gguf_in_cache(source, export_options)
 
     def convert() -> None:
         checkpoint = plugins.open_checkpoint(path)
@@ -162,6 +162,12 @@ def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
             file.write_text(sha256_file(cached), encoding="ascii")
 
     return _converted(cached, partial(_cached_gguf, cached), convert, progress)
+
+
+def _gguf_in_cache(source: Source, options: ExportOptions) -> Path:
+    """Where the file is kept, whether or not it exists yet."""
+    cached = source.cached("gguf", options)
+    return cached.with_name(f"{cached.name}.gguf")  # a model's name may have dots
 
 
 def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edge_spec.load_options import LoadOptions
-from edge_spec.preparation import prepare
+from edge_spec.preparation import gguf_file, is_prepared, prepare
 from edge_spec.sources import Source
+from edge_spec.storage import sha256_file
 
 
 def converted(model: Path, runtime: str) -> list[str]:
@@ -50,3 +52,23 @@ def test_a_damaged_conversion_is_made_anew(
     assert converted(hf(), runtime)
     assert file.read_bytes() == whole and not converted(hf(), runtime)
     assert len(caplog.messages) == (0 if damage == "all of it" and runtime == "llamacpp" else 1)
+
+
+def test_models_whose_names_have_dots_keep_conversions_of_their_own(
+    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    shared = tmp_path / "cache" / "bundles" / "Llama-3.gguf"  # as both were once named
+    shared.parent.mkdir(parents=True)
+    shared.write_bytes(b"GGUF")
+    shared.with_name("Llama-3.gguf.sha256").write_text(sha256_file(shared), encoding="ascii")
+    files = []
+    for name, variant in (("Llama-3.2-1B", "llama"), ("Llama-3.2-3B", "qwen2")):
+        shutil.copytree(hf(variant), tmp_path / name)
+        source = Source(str(tmp_path / name), lambda what, fraction: None)
+        assert not is_prepared(source, "llamacpp", LoadOptions())
+        files.append(gguf_file(source, LoadOptions(), source.progress))
+        assert is_prepared(source, "llamacpp", LoadOptions())
+    assert [file.name[:18] for file in files] == ["Llama-3.2-1B-gguf-", "Llama-3.2-3B-gguf-"]
+    assert files[0].read_bytes() != files[1].read_bytes()
