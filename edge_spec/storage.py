@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -20,6 +20,7 @@ CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _ABANDONED_AFTER_S = 24 * 3600.0
 _UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
 _WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end behind the one we give
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -131,7 +132,7 @@ def recover(final: Path) -> None:
     """Puts back the directory that a kill took away while another one was to take its place."""
     if os.path.lexists(final):
         return
-    olds = final.parent.glob(f".{glob.escape(final.name)}.*{_OLD}")
+    olds = _named(final.parent, rf"\.{re.escape(final.name)}{_MADE}{re.escape(_OLD)}")
     for old in sorted(olds, key=lambda path: path.name):
         with suppress(OSError):  # another process has put it back
             old.rename(final)
@@ -175,14 +176,23 @@ def _put(work: Path, final: Path) -> None:
 
 
 def _remove_abandoned(final: Path) -> None:
-    """In the cache also what was to be another file, which may never be written again."""
-    found = set(final.parent.glob(f".{glob.escape(final.name)}.*"))
+    """Only what has a name of ours: `.emacs.d` is somebody's. In the cache also what was to be
+    another file, which may never be written again."""
+    names = rf"\.{re.escape(final.name)}{_MADE}({re.escape(_OLD)})?"
     if cache_directory() in final.parents:
-        found |= set(final.parent.glob(f".*{_WORK}"))
-    for path in found:
+        names += rf"|\..*{_MADE}"
+    for path in _named(final.parent, names):
         with suppress(OSError):  # another process may be removing it
             if _is_abandoned(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _named(directory: Path, pattern: str) -> list[Path]:
+    """Its paths of such names; no paths of a directory that cannot be read."""
+    form = re.compile(pattern, re.DOTALL)
+    with suppress(OSError):
+        return [path for path in directory.iterdir() if form.fullmatch(path.name)]
+    return []
 
 
 def _is_abandoned(path: Path) -> bool:

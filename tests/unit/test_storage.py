@@ -117,12 +117,12 @@ def test_two_directories_change_places(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_between_two_renames_took_away_is_found_again(tmp_path: Path) -> None:
-    write_old(tmp_path / ".bundle.x.part.old")
-    write_old(tmp_path / ".bundled.x.part.old")  # another one's
+    write_old(tmp_path / ".bundle.abcd_123.part.old")
+    write_old(tmp_path / ".bundled.abcd_123.part.old")  # another one's
     recover(tmp_path / "bundle")
     recover(tmp_path / "bundle")
     assert (tmp_path / "bundle" / "model.bin").read_text() == "old"
-    assert (tmp_path / ".bundled.x.part.old").exists()
+    assert (tmp_path / ".bundled.abcd_123.part.old").exists()
 
 
 def test_a_link_stays_and_leads_to_the_new_directory(tmp_path: Path) -> None:
@@ -139,25 +139,48 @@ def test_what_is_being_written_is_left_alone_and_what_a_kill_left_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    (tmp_path / "models" / ".killed.x.part").mkdir(parents=True)
-    (tmp_path / "models" / ".fresh.x.part").write_text("")  # is locked in a moment
-    os.utime(tmp_path / "models" / ".killed.x.part", times=(time.time() - 120,) * 2)
+    (tmp_path / "models" / ".killed.abcd_123.part").mkdir(parents=True)
+    (tmp_path / "models" / ".fresh.abcd_123.part").write_text("")  # is locked in a moment
+    os.utime(tmp_path / "models" / ".killed.abcd_123.part", times=(time.time() - 120,) * 2)
     with atomic_file(tmp_path / "models" / "a") as running:
         os.utime(running, times=(time.time() - 120,) * 2)
         with atomic_file(tmp_path / "models" / "b"):
             pass
         assert running.exists()
-    assert {path.name for path in (tmp_path / "models").iterdir()} == {".fresh.x.part", "a", "b"}
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {
+        ".fresh.abcd_123.part",
+        "a",
+        "b",
+    }
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
-    for name in (".bundle.old", ".bundle.new", ".other.old"):
+    old = (".bundle.abcd_123.part", ".bundle.abcd_123.part.old")
+    left = (".bundle.abcd_124.part", ".other.abcd_123.part")  # of today, of another one
+    for name in (*old, *left):
         (tmp_path / name).mkdir()
-    for name in (".bundle.old", ".other.old"):
+    for name in (*old, left[1]):
         os.utime(tmp_path / name, (0, 0))
     with atomic_directory(tmp_path / "bundle"):
         pass
-    assert set(listing(tmp_path)) == {".bundle.new", ".other.old", "bundle"}
+    assert set(listing(tmp_path)) == {*left, "bundle"}
+
+
+def test_what_others_keep_under_such_names_stays(tmp_path: Path) -> None:
+    for name in (
+        ".emacs.d",
+        ".emacs.old",
+        ".emacs.bak.old",
+        ".emacs.a.part",
+        ".emacs.ABCDEFGH.part",
+    ):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
+    before = set(listing(tmp_path))
+    recover(tmp_path / "emacs")
+    with atomic_file(tmp_path / "emacs"):
+        pass
+    assert set(listing(tmp_path)) == before | {"emacs"}
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
