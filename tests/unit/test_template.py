@@ -54,6 +54,7 @@ def test_content_is_inserted_as_it_is() -> None:
         "{% import 'os' as os %}",
         "{{ ''|attr('__class__')|attr('__mro__') }}",
         "{{ strftime_now.__globals__['datetime'] }}",
+        "{{ ('{0.__globals__}'|attr('format'))(raise_exception) }}",  # CVE-2025-27516
     ],
 )
 def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
