@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import update_wrapper
 from types import BuiltinMethodType, MethodType
 from typing import Any
@@ -22,6 +22,7 @@ from jinja2.visitor import NodeTransformer
 
 from edge_spec.template_budget import (
     FILTERS,
+    NAMING,
     OPERATORS,
     Budget,
     LimitError,
@@ -31,9 +32,11 @@ from edge_spec.template_budget import (
     check_replace,
     check_search,
     check_width,
+    num_parts,
 )
 
 MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
+_SHORT = 100  # characters, of a text that takes no time to compare
 _MAX_OPERANDS = 8  # of a sum that is written at once, which is not counted
 
 # No chat template needs these, and they make much of little.
@@ -42,22 +45,20 @@ _NO_FILTERS = (
     *("wordwrap", "xmlattr"),
 )
 # What these return is small, or was there before.
-_UNCOUNTED = frozenset(
-    {"abs", "attr", "count", "d", "default", "first", "float", "int", "last", "length"}
-)
+_UNCOUNTED = frozenset({"abs", "attr", "count", "d", "default", "first", "last", "length"})
 _COMPARING = (
     *("in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<="),
-    *("gt", ">", "greaterthan", "ge", ">="),
+    *("gt", ">", "greaterthan", "ge", ">=", "lower", "upper"),
 )
 _NO_TEXT_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _FROM_THE_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
-_SHORTENING = frozenset(
-    {"endswith", "lstrip", "removeprefix", "removesuffix", "rstrip", "split", "startswith"}
-    | {"strip"}
-)
+_STRIPPING = frozenset({"lstrip", "rstrip", "strip"})
+_SHORTENING = _STRIPPING | {"endswith", "removeprefix", "removesuffix", "split", "startswith"}
 # Names that no template can spell.
 _STEP, _MADE, _COPIED, _JOINED = "a step", "a value", "a copy", "a joined text"
+_COMPARED = "a compared value"
+_SMALL = (nodes.Const, nodes.Compare, nodes.Neg, nodes.Not, nodes.Test)  # their values
 
 
 class _Generator(CodeGenerator):
@@ -102,6 +103,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters[_JOINED] = self._joined
         self.filters[_MADE] = lambda value: self._budget.made(value)
         self.filters[_COPIED] = lambda value: self._budget.copied(value)
+        self.filters[_COMPARED] = self._compared
 
     def compiled(self, source: str) -> Template:
         """Raises LimitError for a source that is too long, and whatever jinja2 and Python's
@@ -141,6 +143,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             if type(__obj.__self__) is str and __obj.__name__ in _SHORTENING:
+                if args and __obj.__name__ in _STRIPPING:
+                    check_search(budget, __obj.__self__, *args)
                 return budget.copied(__obj(*args, **kwargs))
             args = __self._checked(__obj, args, kwargs)
         return budget.made(super().call(__context, __obj, *args, **kwargs))
@@ -149,6 +153,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         budget = self._budget
         OPERATORS[operator](budget, left, right)
         return budget.made(self.binop_table[operator](left, right))
+
+    def _compared(self, value: Any) -> Any:
+        is_short = type(value) is str and len(value) < _SHORT
+        return value if is_short else self._running.budget.read(value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -195,11 +203,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, int) or (isinstance(owner, str) and name in _NO_TEXT_METHODS):
             raise SecurityError(f"{type(owner).__name__}.{name} is not for templates")
         if not isinstance(owner, str):
+            self._budget.read(owner)
             return args
         if name in _PADDING:
             check_width(*args, *kwargs.values())
         elif name in _FROM_THE_RIGHT:
-            check_search(owner, *args, *kwargs.values())
+            check_search(self._budget, owner, *args, *kwargs.values())
         elif name == "join" and args:
             args = (self._read(args[0]), *args[1:])
             check_join(self._budget, args[0], owner)
@@ -225,16 +234,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """A filter with its arguments looked at before and its result behind."""
         passes = hasattr(function, "jinja_pass_arg")
         check = FILTERS.get(name)
+        names = name in NAMING
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget
-            budget.step()
             first, own = (args[:1], args[1:]) if passes else ((), args)
+            times = num_parts(*own[1:], *kwargs.values()) if names else 1
             if name == "join":
                 own = (self._read(own[0]), *own[1:])
+            elif type(own[0]) is not str and isinstance(own[0], Iterator):
+                own = (budget.reading(own[0], times), *own[1:])
             if check is not None:
                 check(budget, *own, **kwargs)
-            budget.require(budget.weight(own[0]))
+            budget.take(own[0], times)
             return budget.made(function(*first, *own, **kwargs))
 
         return update_wrapper(bounded, function)
@@ -242,6 +254,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:
             self._running.budget.step()
+            for value in args:
+                self._compared(value)
             return function(*args)
 
         return counted
@@ -290,15 +304,28 @@ class _Bounding(NodeTransformer):
     visit_Dict = _made  # noqa: N815
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        constant = all(isinstance(item, nodes.Const) for item in node.items)
-        return node if constant else self._made(node)
+        return node if _is_constant(node) else self._made(node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         return self._made(node) if node.ctx == "load" else self.generic_visit(node)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, _COPIED) if isinstance(node.arg, nodes.Slice) else node
+        if isinstance(node.arg, nodes.Slice):
+            return _filtered(node, _COPIED)
+        node.arg = _compared(node.arg)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        """Takes as long as its second value weighs, or as the first one where that is hashed."""
+        constant = [_is_constant(operand.expr) for operand in node.ops]
+        self.generic_visit(node)
+        if not constant[0] and node.ops[0].op in ("in", "notin"):
+            node.expr = _compared(node.expr)
+        for operand, known in zip(node.ops, constant, strict=True):
+            if not known:
+                operand.expr = _compared(operand.expr)
+        return node
 
     def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802
         raise TemplateAssertionError("autoescape is not for prompts", node.lineno)
@@ -309,6 +336,16 @@ def _sums(node: nodes.Node) -> list[nodes.Add]:
     if not isinstance(node, nodes.Add):
         return []
     return [node, *_sums(node.left), *_sums(node.right)]
+
+
+def _is_constant(node: nodes.Expr) -> bool:
+    if isinstance(node, nodes.List | nodes.Tuple):
+        return all(map(_is_constant, node.items))
+    return isinstance(node, nodes.Const)
+
+
+def _compared(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, _SMALL) else _filtered(node, _COMPARED)
 
 
 def _step() -> nodes.Test:
