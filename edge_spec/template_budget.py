@@ -42,6 +42,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 _SEQUENCES = (str, bytes, list, tuple)
 _VIEWS = (KeysView, ValuesView, ItemsView)  # of mappings
 _WIDE = re.compile(r"\d{5}|%[#0\- +]*\d*\.?\*")  # of a text with "%" in it
+_NUMBER = re.compile(r"\d+")
+_FLOAT_CHARACTERS = 310  # of the largest one
 _WIDE_FIELD = re.compile(r"\d{5}|[{]")
 
 
@@ -135,6 +137,8 @@ class Budget:
         if isinstance(value, _VIEWS):
             return 1 + sum(map(self.weight, value))
         if not isinstance(value, _CONTAINERS):
+            if isinstance(value, int):
+                return 1 + value.bit_length() // 64 * 20  # that many have so many digits
             return 1 + len(value) if isinstance(value, range) else 1
         known = self._weights.get(id(value))
         if known is not None:
@@ -157,12 +161,15 @@ class Budget:
 
 def check_fields(budget: Budget, text: str, *args: Any, **kwargs: Any) -> None:
     """Of str.format and str.format_map."""
-    fields = [field for field in Formatter().parse(text) if field[1] is not None]
-    for _, _, width, _ in fields:
-        if _WIDE_FIELD.search(width or ""):
-            raise LimitError("formats with a width of more than 9,999")
+    size = len(text)
     largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
-    budget.require(len(fields) * largest)
+    for _, name, form, _ in Formatter().parse(text):
+        if name is None:
+            continue
+        if _WIDE_FIELD.search(form or ""):
+            raise LimitError("formats with a width of more than 9,999")
+        size += largest + _FLOAT_CHARACTERS + sum(map(int, _NUMBER.findall(form or "")))
+        budget.require(size)
 
 
 def num_parts(*values: Any) -> int:
@@ -225,7 +232,9 @@ def _check_format(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None
         if _WIDE.search(value):
             raise LimitError("formats with a width of more than 9,999")
         largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
-        budget.require(len(value) + value.count("%") * largest)
+        widest = max(map(int, _NUMBER.findall(value)), default=0)
+        each = largest + _FLOAT_CHARACTERS + 2 * widest  # a width, and a precision
+        budget.require(len(value) + value.count("%") * each)
 
 
 def check_join(budget: Budget, items: Any, d: Any = "", attribute: Any = None) -> None:

@@ -53,6 +53,11 @@ TOO_MUCH = {
     "a field's width": "{{ '{:>999999999}'.format(1) }}",
     "a field in a field": "{{ '{:{}}'.format(1, 10**9) }}",
     "many fields": "{{ ('{0}' * 9999).format('x' * 9999) }}",
+    "wide fields": "{{ ('{0:9999}' * 20000).format('x') }}",
+    "precise fields": "{{ ('{0:.9999f}' * 20000).format(1.5) }}",
+    "wide formats": "{{ ('%(a)9999s' * 20000) % {'a': 1} }}",
+    "precise formats": "{{ ('%(a).9999f' * 20000) % {'a': 1} }}",
+    "large numbers in a list": "{{ [2 ** 2000] * 499999 }}",
     "ljust": "{{ 'x'.ljust(10**9) }}",
     "center of a safe text": "{{ ('x' | safe).center(10**9) }}",
     "rounding": "{{ 2.5 | round(10**9) }}",
@@ -136,6 +141,13 @@ def test_the_clock_is_looked_at_whenever_something_long_is_read(
     monkeypatch.setattr(Limits, "of", lambda size: Limits(1_000_000, 32_000_000, 20))
     with pytest.raises(UnsupportedModelError, match="ran for more than"):
         ChatTemplate(READ[case]).render(USER)
+
+
+def test_what_prompts_format_is_no_large_value() -> None:
+    source = (
+        "{{ '%-9s|%5.2f' % ('ab', 2.5) }}|{{ '{:>9}|{:.2f}'.format('ab', 2.5) }}|{{ '%d%%' % 7 }}"
+    )
+    assert ChatTemplate(source).render(USER) == "ab       | 2.50|       ab|2.50|7%"
 
 
 @pytest.mark.parametrize("operation", ["n // 3", "n % 3", "3 % n", "n + 1"])
