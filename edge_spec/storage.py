@@ -22,6 +22,7 @@ _UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
 _WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
 _MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end behind the one we give
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def cache_directory() -> Path:
@@ -76,9 +77,15 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     """A new file beside `final` that takes its place when the block ends without error.
 
-    What a kill leaves and what is raised is as with `atomic_directory`. mode: of the new file.
+    What a kill leaves and what is raised is as with `atomic_directory`; StorageError also where a
+    device, a pipe or a directory is in its place. mode: of the new file.
     """
     with full_disk_told(final):
+        with refusal_told(final):
+            is_taken = final.exists() and not final.is_file()
+        if is_taken:
+            remedy = "Choose another place."
+            raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)
         with refusal_told(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
@@ -145,12 +152,17 @@ def is_work(path: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """What the file or directory holds survives a loss of power."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot open a directory
+    """What the file or directory holds survives a loss of power; a directory's names only where
+    its file system syncs them."""
+    is_directory = path.is_dir()
+    if os.name == "nt" and is_directory:  # Windows cannot open a directory
         return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (is_directory and error.errno in _NO_SYNC):
+            raise
     finally:
         os.close(descriptor)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_spec import storage
+from edge_spec.errors import StorageError
 from edge_spec.storage import atomic_directory, atomic_file, cache_directory, recover, sha256_file
 from edge_spec.swap import swapped
 
@@ -204,6 +208,50 @@ def test_an_error_in_the_block_leaves_the_old_file(
         work.write_text("half")
         raise error
     assert listing(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a system that has FIFOs")
+@pytest.mark.parametrize("name", ["fifo", "link"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    with (
+        pytest.raises(StorageError, match="is no regular file") as caught,
+        atomic_file(tmp_path / name),
+    ):
+        raise AssertionError("entered")
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "link").is_symlink()
+    assert len(listing(tmp_path)) == 2
+
+
+def test_a_link_to_a_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    with atomic_file(tmp_path / "link") as work:
+        work.write_text("new")
+    assert listing(tmp_path) == {"file": "old", "link": "new"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="directories are not synced there")
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+@pytest.mark.parametrize("of_directories", [True, False])
+def test_a_file_system_that_syncs_no_directories_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, of_directories: bool
+) -> None:
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_directories:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    is_none = of_directories and number != errno.EIO
+    with nullcontext() if is_none else pytest.raises(OSError), atomic_file(tmp_path / "file"):
+        pass
+    with (
+        nullcontext() if is_none else pytest.raises(OSError),
+        atomic_directory(tmp_path / "a") as a,
+    ):
+        (a / "file").touch()
 
 
 def test_sha256_of_a_file(tmp_path: Path) -> None:
