@@ -13,12 +13,10 @@ from functools import update_wrapper
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import Template, nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.exceptions import SecurityError, TemplateAssertionError
+from jinja2 import Template
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from edge_spec.template_budget import (
     FILTERS,
@@ -34,10 +32,10 @@ from edge_spec.template_budget import (
     check_width,
     num_parts,
 )
+from edge_spec.template_nodes import COMPARED, COPIED, JOINED, MADE, STEP, Bounding, Generator
 
 MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
 _SHORT = 100  # characters, of a text that takes no time to compare
-_MAX_OPERANDS = 8  # of a sum that is written at once, which is not counted
 
 # No chat template needs these, and they make much of little.
 _NO_FILTERS = (
@@ -55,30 +53,13 @@ _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _FROM_THE_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 _STRIPPING = frozenset({"lstrip", "rstrip", "strip"})
 _SHORTENING = _STRIPPING | {"endswith", "removeprefix", "removesuffix", "split", "startswith"}
-# Names that no template can spell.
-_STEP, _MADE, _COPIED, _JOINED = "a step", "a value", "a copy", "a joined text"
-_COMPARED = "a compared value"
-_SMALL = (nodes.Const, nodes.Compare, nodes.Neg, nodes.Not, nodes.Test)  # their values
-
-
-class _Generator(CodeGenerator):
-    """Leaves the sums alone that _Bounding has marked."""
-
-    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
-        if not hasattr(node, "is_counted_elsewhere"):
-            return super().visit_Add(node, frame)
-        self.write("(")
-        self.visit(node.left, frame)
-        self.write(" + ")
-        self.visit(node.right, frame)
-        self.write(")")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """An environment whose templates raise LimitError where their Budget ends."""
 
     intercepted_binops = frozenset(OPERATORS)
-    code_generator_class = _Generator
+    code_generator_class = Generator
 
     def __init__(self) -> None:
         super().__init__(
@@ -99,18 +80,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = self.tests
         for name in _COMPARING:
             tests[name] = self._counted(tests[name])
-        self.tests[_STEP] = self._step
-        self.filters[_JOINED] = self._joined
-        self.filters[_MADE] = lambda value: self._budget.made(value)
-        self.filters[_COPIED] = lambda value: self._budget.copied(value)
-        self.filters[_COMPARED] = self._compared
+        self.tests[STEP] = self._step
+        self.filters[JOINED] = self._joined
+        self.filters[MADE] = lambda value: self._budget.made(value)
+        self.filters[COPIED] = lambda value: self._budget.copied(value)
+        self.filters[COMPARED] = self._compared
 
     def compiled(self, source: str) -> Template:
         """Raises LimitError for a source that is too long, and whatever jinja2 and Python's
         compiler raise for one that is none."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise LimitError(f"has more than {MAX_SOURCE_CHARACTERS:,} characters")
-        code = self.compile(_Bounding().visit(self.parse(source)))
+        code = self.compile(Bounding().visit(self.parse(source)))
         return Template.from_code(self, code, self.make_globals(None))
 
     def render(self, template: Template, limits: Limits, **variables: Any) -> str:
@@ -259,98 +240,3 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return function(*args)
 
         return counted
-
-
-class _Bounding(NodeTransformer):
-    """Has a template count what it makes and how often its loops go round."""
-
-    def __init__(self) -> None:
-        self._kept = 0  # parts around this one whose text is not written at once
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        visited = self._visit_kept(node) if node.recursive else self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_step(), lineno=node.lineno))
-        if node.test is not None:
-            node.test = nodes.And(_step(), node.test, lineno=node.lineno)
-        return visited
-
-    def _visit_kept(self, node: nodes.Node) -> nodes.Node:
-        self._kept += 1
-        self.generic_visit(node)
-        self._kept -= 1
-        return node
-
-    visit_Macro = visit_CallBlock = visit_FilterBlock = visit_AssignBlock = _visit_kept  # noqa: N815
-    visit_Block = _visit_kept  # noqa: N815
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        """What is written at once is counted then; sums of it are if they are long."""
-        if not self._kept:
-            for value in node.nodes:
-                sums = _sums(value)
-                if len(sums) < _MAX_OPERANDS:
-                    for one in sums:
-                        one.is_counted_elsewhere = True  # type: ignore[attr-defined]
-        return self.generic_visit(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(nodes.Tuple(node.nodes, "load"), _JOINED)
-
-    def _made(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, _MADE)
-
-    visit_Dict = _made  # noqa: N815
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        return node if _is_constant(node) else self._made(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        return self._made(node) if node.ctx == "load" else self.generic_visit(node)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
-            return _filtered(node, _COPIED)
-        node.arg = _compared(node.arg)
-        return node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """Takes as long as its second value weighs, or as the first one where that is hashed."""
-        constant = [_is_constant(operand.expr) for operand in node.ops]
-        self.generic_visit(node)
-        if not constant[0] and node.ops[0].op in ("in", "notin"):
-            node.expr = _compared(node.expr)
-        for operand, known in zip(node.ops, constant, strict=True):
-            if not known:
-                operand.expr = _compared(operand.expr)
-        return node
-
-    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802
-        raise TemplateAssertionError("autoescape is not for prompts", node.lineno)
-
-
-def _sums(node: nodes.Node) -> list[nodes.Add]:
-    """The operators of a + b + c."""
-    if not isinstance(node, nodes.Add):
-        return []
-    return [node, *_sums(node.left), *_sums(node.right)]
-
-
-def _is_constant(node: nodes.Expr) -> bool:
-    if isinstance(node, nodes.List | nodes.Tuple):
-        return all(map(_is_constant, node.items))
-    return isinstance(node, nodes.Const)
-
-
-def _compared(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, _SMALL) else _filtered(node, _COMPARED)
-
-
-def _step() -> nodes.Test:
-    return nodes.Test(nodes.Const(None), _STEP, [], [], None, None)
-
-
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
