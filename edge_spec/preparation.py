@@ -32,6 +32,7 @@ from edge_spec.storage import atomic_file, recover, sha256_file
 from edge_spec.tokenizer import TextCodec, Tokenizer
 
 _log = logging.getLogger(__name__)
+_MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
 _Found = TypeVar("_Found", Bundle, Path)
 
 
@@ -251,9 +252,14 @@ def _require_format(bundle: Bundle, format: str) -> None:
 
 
 def text_of_bundle(bundle: Bundle) -> TextFormat:
-    """Raises ModelFileError for a tokenizer that cannot be read."""
+    """Raises ModelFileError for a tokenizer that cannot be read, or is larger than any is."""
     manifest = bundle.manifest
     file = bundle.file(TOKENIZER)
+    if file.stat().st_size > _MAX_TOKENIZER_BYTES:
+        raise ModelFileError(
+            f"{file} is larger than {_MAX_TOKENIZER_BYTES // 10**6} MB",
+            remedy="Do not use this model.",
+        )
     try:
         json = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -20,7 +20,9 @@ CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _ABANDONED_AFTER_S = 24 * 3600.0
 _UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
 _WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end behind the one we give
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def cache_directory() -> Path:
@@ -75,9 +77,15 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     """A new file beside `final` that takes its place when the block ends without error.
 
-    What a kill leaves and what is raised is as with `atomic_directory`. mode: of the new file.
+    What a kill leaves and what is raised is as with `atomic_directory`; StorageError also where a
+    device, a pipe or a directory is in its place. mode: of the new file.
     """
     with full_disk_told(final):
+        with refusal_told(final):
+            is_taken = final.exists() and not final.is_file()
+        if is_taken:
+            remedy = "Choose another place."
+            raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)
         with refusal_told(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
@@ -131,7 +139,7 @@ def recover(final: Path) -> None:
     """Puts back the directory that a kill took away while another one was to take its place."""
     if os.path.lexists(final):
         return
-    olds = final.parent.glob(f".{glob.escape(final.name)}.*{_OLD}")
+    olds = _named(final.parent, rf"\.{re.escape(final.name)}{_MADE}{re.escape(_OLD)}")
     for old in sorted(olds, key=lambda path: path.name):
         with suppress(OSError):  # another process has put it back
             old.rename(final)
@@ -144,12 +152,17 @@ def is_work(path: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """What the file or directory holds survives a loss of power."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot open a directory
+    """What the file or directory holds survives a loss of power; a directory's names only where
+    its file system syncs them."""
+    is_directory = path.is_dir()
+    if os.name == "nt" and is_directory:  # Windows cannot open a directory
         return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (is_directory and error.errno in _NO_SYNC):
+            raise
     finally:
         os.close(descriptor)
 
@@ -175,14 +188,23 @@ def _put(work: Path, final: Path) -> None:
 
 
 def _remove_abandoned(final: Path) -> None:
-    """In the cache also what was to be another file, which may never be written again."""
-    found = set(final.parent.glob(f".{glob.escape(final.name)}.*"))
+    """Only what has a name of ours: `.emacs.d` is somebody's. In the cache also what was to be
+    another file, which may never be written again."""
+    names = rf"\.{re.escape(final.name)}{_MADE}({re.escape(_OLD)})?"
     if cache_directory() in final.parents:
-        found |= set(final.parent.glob(f".*{_WORK}"))
-    for path in found:
+        names += rf"|\..*{_MADE}"
+    for path in _named(final.parent, names):
         with suppress(OSError):  # another process may be removing it
             if _is_abandoned(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _named(directory: Path, pattern: str) -> list[Path]:
+    """Its paths of such names; no paths of a directory that cannot be read."""
+    form = re.compile(pattern, re.DOTALL)
+    with suppress(OSError):
+        return [path for path in directory.iterdir() if form.fullmatch(path.name)]
+    return []
 
 
 def _is_abandoned(path: Path) -> bool:

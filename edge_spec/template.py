@@ -43,7 +43,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The prompt that asks for the assistant's next message.
 
-        Raises UsageError for malformed messages, and for tools that the template does not mention.
+        Raises UsageError for messages that are malformed or nested too deeply, and for tools that
+        the template does not mention.
         """
         for message in messages:
             _check(message)
@@ -59,7 +60,12 @@ class ChatTemplate:
         from edge_spec.template_budget import LimitError, Limits
 
         named = {"tools": list(tools)} if tools else {}
-        limits = Limits.of(_num_characters((messages, tools)))
+        try:
+            limits = Limits.of(_num_characters((messages, tools)))
+        except RecursionError:
+            raise UsageError(
+                "the messages or tools are nested too deeply", remedy="Give them fewer levels."
+            ) from None
         try:
             return self._environment.render(
                 self._template,

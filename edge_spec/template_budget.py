@@ -3,7 +3,8 @@
 - Every value that a template makes weighs at most `Limits.value`: its characters and items, one
   that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
 - All of them together have at most `Limits.total` characters and items of their own.
-- The processor time of the thread is looked at every few steps.
+- The processor time of the thread is looked at every few steps, of which a long value that is read
+  is many.
 
 The bounds grow with the conversation, so none that people have comes near them.
 """
@@ -12,7 +13,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from dataclasses import dataclass
 from string import Formatter
 from types import MappingProxyType
@@ -24,6 +33,7 @@ _MAX_WIDTH = 10_000  # of padding and indentation
 _MAX_BITS = 4096  # of an integer
 _MAX_DIGITS = 300  # that a number is rounded to
 _MAX_ATTRIBUTE_CHARACTERS = 200
+_MAX_ATTRIBUTE_PARTS = 16
 _MAX_SEARCH = 10**9  # characters compared; searches from the right have no better bound
 _STEPS_A_LOOK = 64  # at the clock
 _ITEMS_A_STEP = 4096
@@ -32,6 +42,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 _SEQUENCES = (str, bytes, list, tuple)
 _VIEWS = (KeysView, ValuesView, ItemsView)  # of mappings
 _WIDE = re.compile(r"\d{5}|%[#0\- +]*\d*\.?\*")  # of a text with "%" in it
+_NUMBER = re.compile(r"\d+")
+_FLOAT_CHARACTERS = 310  # of the largest one
 _WIDE_FIELD = re.compile(r"\d{5}|[{]")
 
 
@@ -73,6 +85,22 @@ class Budget:
             if time.thread_time() > self._end_s:
                 raise LimitError(f"ran for more than {self._limits.seconds:.0f} s")
 
+    def read(self, value: Any, times: int = 1) -> Any:
+        """The value, and the steps of going through it so often counted."""
+        self.step(1 + times * self.weight(value) / _ITEMS_A_STEP)
+        return value
+
+    def take(self, value: Any, times: int) -> None:
+        """As `read`, for what may be no longer than what is made."""
+        weight = self.weight(value)
+        self.require(weight)
+        self.step(1 + times * weight / _ITEMS_A_STEP)
+
+    def reading(self, items: Iterator[Any], times: int = 1) -> Iterator[Any]:
+        """The items, each read so often."""
+        for item in items:
+            yield self.read(item, times)
+
     def require(self, size: int) -> None:
         """size: of a value that is still to be made."""
         if size > self._limits.value:
@@ -85,6 +113,8 @@ class Budget:
         elif isinstance(value, _CONTAINERS):
             self.require(self.weight(value))
         else:
+            if isinstance(value, int):
+                _check_bits(value.bit_length())
             return value
         return self.copied(value)
 
@@ -107,7 +137,9 @@ class Budget:
         if isinstance(value, _VIEWS):
             return 1 + sum(map(self.weight, value))
         if not isinstance(value, _CONTAINERS):
-            return 1
+            if isinstance(value, int):
+                return 1 + value.bit_length() // 64 * 20  # that many have so many digits
+            return 1 + len(value) if isinstance(value, range) else 1
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
@@ -129,18 +161,28 @@ class Budget:
 
 def check_fields(budget: Budget, text: str, *args: Any, **kwargs: Any) -> None:
     """Of str.format and str.format_map."""
-    fields = [field for field in Formatter().parse(text) if field[1] is not None]
-    for _, _, width, _ in fields:
-        if _WIDE_FIELD.search(width or ""):
-            raise LimitError("formats with a width of more than 9,999")
+    size = len(text)
     largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
-    budget.require(len(fields) * largest)
+    for _, name, form, _ in Formatter().parse(text):
+        if name is None:
+            continue
+        if _WIDE_FIELD.search(form or ""):
+            raise LimitError("formats with a width of more than 9,999")
+        size += largest + _FLOAT_CHARACTERS + sum(map(int, _NUMBER.findall(form or "")))
+        budget.require(size)
+
+
+def num_parts(*values: Any) -> int:
+    """Of the attributes that these are names of: each is looked up for every item."""
+    return 1 + sum(v.count(".") + v.count(",") for v in values if isinstance(v, str))
 
 
 def check_attributes(*values: Any) -> None:
-    """Of filters that take the name of one: each dot in it is a step to make for every item."""
+    """Of filters that take the name of one."""
     if any(isinstance(v, str) and len(v) > _MAX_ATTRIBUTE_CHARACTERS for v in values):
         raise LimitError("names an attribute that is too long")
+    if num_parts(*values) > _MAX_ATTRIBUTE_PARTS:
+        raise LimitError("names an attribute of too many parts")
 
 
 def check_width(*values: Any) -> None:
@@ -162,6 +204,11 @@ def _check_product(budget: Budget, left: Any, right: Any) -> None:
             budget.require(size * max(count, 0))
 
 
+def _check_quotient(budget: Budget, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(max(left.bit_length(), right.bit_length()))
+
+
 def _check_power(budget: Budget, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() * abs(right))
@@ -172,12 +219,22 @@ def _check_sum(budget: Budget, left: Any, right: Any) -> None:
         budget.require(len(left) + len(right))
 
 
+def _check_remainder(budget: Budget, left: Any, right: Any) -> None:
+    """Or a format and what it writes."""
+    if isinstance(left, str):
+        _check_format(budget, left, right)
+    else:
+        _check_quotient(budget, left, right)
+
+
 def _check_format(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
     if isinstance(value, str) and "%" in value:
         if _WIDE.search(value):
             raise LimitError("formats with a width of more than 9,999")
         largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
-        budget.require(len(value) + value.count("%") * largest)
+        widest = max(map(int, _NUMBER.findall(value)), default=0)
+        each = largest + _FLOAT_CHARACTERS + 2 * widest  # a width, and a precision
+        budget.require(len(value) + value.count("%") * each)
 
 
 def check_join(budget: Budget, items: Any, d: Any = "", attribute: Any = None) -> None:
@@ -192,10 +249,12 @@ def check_replace(budget: Budget, text: Any, old: Any = "", new: Any = "", *coun
     budget.require(len(text) + text.count(old) * len(new))
 
 
-def check_search(text: str, part: Any = "", *args: Any) -> None:
-    """From the right."""
-    if isinstance(part, str) and len(text) * len(part) > _MAX_SEARCH:
-        raise LimitError("searches for too long a text")
+def check_search(budget: Budget, text: Any, part: Any = "", *args: Any) -> None:
+    """From the right, or for any of the characters of `part`."""
+    if isinstance(text, str) and isinstance(part, str) and len(part) > 1:
+        if len(text) * len(part) > _MAX_SEARCH:
+            raise LimitError("searches for too long a text")
+        budget.read(text, len(part))
 
 
 def _check_indent(budget: Budget, text: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
@@ -221,17 +280,24 @@ def _check_names(budget: Budget, items: Any, *args: Any, **kwargs: Any) -> None:
 
 
 OPERATORS: Mapping[str, Callable[[Budget, Any, Any], None]] = MappingProxyType(
-    {"*": _check_product, "**": _check_power, "+": _check_sum, "%": _check_format}
+    {
+        "*": _check_product,
+        "**": _check_power,
+        "+": _check_sum,
+        "//": _check_quotient,
+        "%": _check_remainder,
+    }
 )
-_NAMING = ("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "unique")
+NAMING = ("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "unique")
 FILTERS: Mapping[str, Callable[..., None]] = MappingProxyType(
     {
-        **dict.fromkeys(_NAMING, _check_names),
+        **dict.fromkeys(NAMING, _check_names),
         "format": _check_format,
         "indent": _check_indent,
         "join": check_join,
         "replace": check_replace,
         "round": _check_round,
         "sum": _check_total,
+        "trim": check_search,
     }
 )

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import update_wrapper
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import Template, nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.exceptions import SecurityError, TemplateAssertionError
+from jinja2 import Template
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from edge_spec.template_budget import (
     FILTERS,
+    NAMING,
     OPERATORS,
     Budget,
     LimitError,
@@ -31,10 +30,12 @@ from edge_spec.template_budget import (
     check_replace,
     check_search,
     check_width,
+    num_parts,
 )
+from edge_spec.template_nodes import COMPARED, COPIED, JOINED, MADE, STEP, Bounding, Generator
 
 MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
-_MAX_OPERANDS = 8  # of a sum that is written at once, which is not counted
+_SHORT = 100  # characters, of a text that takes no time to compare
 
 # No chat template needs these, and they make much of little.
 _NO_FILTERS = (
@@ -42,42 +43,23 @@ _NO_FILTERS = (
     *("wordwrap", "xmlattr"),
 )
 # What these return is small, or was there before.
-_UNCOUNTED = frozenset(
-    {"abs", "attr", "count", "d", "default", "first", "float", "int", "last", "length"}
-)
+_UNCOUNTED = frozenset({"abs", "attr", "count", "d", "default", "first", "last", "length"})
 _COMPARING = (
     *("in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<="),
-    *("gt", ">", "greaterthan", "ge", ">="),
+    *("gt", ">", "greaterthan", "ge", ">=", "lower", "upper"),
 )
 _NO_TEXT_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 _FROM_THE_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
-_SHORTENING = frozenset(
-    {"endswith", "lstrip", "removeprefix", "removesuffix", "rstrip", "split", "startswith"}
-    | {"strip"}
-)
-# Names that no template can spell.
-_STEP, _MADE, _COPIED, _JOINED = "a step", "a value", "a copy", "a joined text"
-
-
-class _Generator(CodeGenerator):
-    """Leaves the sums alone that _Bounding has marked."""
-
-    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
-        if not hasattr(node, "is_counted_elsewhere"):
-            return super().visit_Add(node, frame)
-        self.write("(")
-        self.visit(node.left, frame)
-        self.write(" + ")
-        self.visit(node.right, frame)
-        self.write(")")
+_STRIPPING = frozenset({"lstrip", "rstrip", "strip"})
+_SHORTENING = _STRIPPING | {"endswith", "removeprefix", "removesuffix", "split", "startswith"}
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """An environment whose templates raise LimitError where their Budget ends."""
 
     intercepted_binops = frozenset(OPERATORS)
-    code_generator_class = _Generator
+    code_generator_class = Generator
 
     def __init__(self) -> None:
         super().__init__(
@@ -98,17 +80,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = self.tests
         for name in _COMPARING:
             tests[name] = self._counted(tests[name])
-        self.tests[_STEP] = self._step
-        self.filters[_JOINED] = self._joined
-        self.filters[_MADE] = lambda value: self._budget.made(value)
-        self.filters[_COPIED] = lambda value: self._budget.copied(value)
+        self.tests[STEP] = self._step
+        self.filters[JOINED] = self._joined
+        self.filters[MADE] = lambda value: self._budget.made(value)
+        self.filters[COPIED] = lambda value: self._budget.copied(value)
+        self.filters[COMPARED] = self._compared
 
     def compiled(self, source: str) -> Template:
         """Raises LimitError for a source that is too long, and whatever jinja2 and Python's
         compiler raise for one that is none."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise LimitError(f"has more than {MAX_SOURCE_CHARACTERS:,} characters")
-        code = self.compile(_Bounding().visit(self.parse(source)))
+        code = self.compile(Bounding().visit(self.parse(source)))
         return Template.from_code(self, code, self.make_globals(None))
 
     def render(self, template: Template, limits: Limits, **variables: Any) -> str:
@@ -141,6 +124,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             if type(__obj.__self__) is str and __obj.__name__ in _SHORTENING:
+                if args and __obj.__name__ in _STRIPPING:
+                    check_search(budget, __obj.__self__, *args)
                 return budget.copied(__obj(*args, **kwargs))
             args = __self._checked(__obj, args, kwargs)
         return budget.made(super().call(__context, __obj, *args, **kwargs))
@@ -149,6 +134,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         budget = self._budget
         OPERATORS[operator](budget, left, right)
         return budget.made(self.binop_table[operator](left, right))
+
+    def _compared(self, value: Any) -> Any:
+        is_short = type(value) is str and len(value) < _SHORT
+        return value if is_short else self._running.budget.read(value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -195,11 +184,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, int) or (isinstance(owner, str) and name in _NO_TEXT_METHODS):
             raise SecurityError(f"{type(owner).__name__}.{name} is not for templates")
         if not isinstance(owner, str):
+            self._budget.read(owner)
             return args
         if name in _PADDING:
             check_width(*args, *kwargs.values())
         elif name in _FROM_THE_RIGHT:
-            check_search(owner, *args, *kwargs.values())
+            check_search(self._budget, owner, *args, *kwargs.values())
         elif name == "join" and args:
             args = (self._read(args[0]), *args[1:])
             check_join(self._budget, args[0], owner)
@@ -225,16 +215,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """A filter with its arguments looked at before and its result behind."""
         passes = hasattr(function, "jinja_pass_arg")
         check = FILTERS.get(name)
+        names = name in NAMING
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget
-            budget.step()
             first, own = (args[:1], args[1:]) if passes else ((), args)
+            times = num_parts(*own[1:], *kwargs.values()) if names else 1
             if name == "join":
                 own = (self._read(own[0]), *own[1:])
+            elif type(own[0]) is not str and isinstance(own[0], Iterator):
+                own = (budget.reading(own[0], times), *own[1:])
             if check is not None:
                 check(budget, *own, **kwargs)
-            budget.require(budget.weight(own[0]))
+            budget.take(own[0], times)
             return budget.made(function(*first, *own, **kwargs))
 
         return update_wrapper(bounded, function)
@@ -242,78 +235,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:
             self._running.budget.step()
+            for value in args:
+                self._compared(value)
             return function(*args)
 
         return counted
-
-
-class _Bounding(NodeTransformer):
-    """Has a template count what it makes and how often its loops go round."""
-
-    def __init__(self) -> None:
-        self._kept = 0  # parts around this one whose text is not written at once
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        visited = self._visit_kept(node) if node.recursive else self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_step(), lineno=node.lineno))
-        if node.test is not None:
-            node.test = nodes.And(_step(), node.test, lineno=node.lineno)
-        return visited
-
-    def _visit_kept(self, node: nodes.Node) -> nodes.Node:
-        self._kept += 1
-        self.generic_visit(node)
-        self._kept -= 1
-        return node
-
-    visit_Macro = visit_CallBlock = visit_FilterBlock = visit_AssignBlock = _visit_kept  # noqa: N815
-    visit_Block = _visit_kept  # noqa: N815
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        """What is written at once is counted then; sums of it are if they are long."""
-        if not self._kept:
-            for value in node.nodes:
-                sums = _sums(value)
-                if len(sums) < _MAX_OPERANDS:
-                    for one in sums:
-                        one.is_counted_elsewhere = True  # type: ignore[attr-defined]
-        return self.generic_visit(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(nodes.Tuple(node.nodes, "load"), _JOINED)
-
-    def _made(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, _MADE)
-
-    visit_Dict = _made  # noqa: N815
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        constant = all(isinstance(item, nodes.Const) for item in node.items)
-        return node if constant else self._made(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        return self._made(node) if node.ctx == "load" else self.generic_visit(node)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, _COPIED) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802
-        raise TemplateAssertionError("autoescape is not for prompts", node.lineno)
-
-
-def _sums(node: nodes.Node) -> list[nodes.Add]:
-    """The operators of a + b + c."""
-    if not isinstance(node, nodes.Add):
-        return []
-    return [node, *_sums(node.left), *_sums(node.right)]
-
-
-def _step() -> nodes.Test:
-    return nodes.Test(nodes.Const(None), _STEP, [], [], None, None)
-
-
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from edge_spec.errors import UsageError
+
 MAX_CHOICES = 16
 MAX_STOPS = 16
 _SEEDS = 2**64
@@ -166,7 +168,7 @@ class CompletionRequest(_AnswerRequest):
 
 def for_template(message: Message) -> dict[str, Any]:
     """As chat templates read it. Calls of tools have their arguments as a mapping there, where the
-    text is one."""
+    text is one. Raises UsageError for arguments that are nested too deeply."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
@@ -182,5 +184,10 @@ def for_template(message: Message) -> dict[str, Any]:
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
             except ValueError:
                 continue
+            except RecursionError:
+                raise UsageError(
+                    "the arguments of a call are nested too deeply",
+                    remedy="Give them fewer levels.",
+                ) from None
         given["tool_calls"] = calls
     return given

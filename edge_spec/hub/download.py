@@ -20,6 +20,7 @@ from edge_spec.errors import DownloadError, StorageError, UsageError
 from edge_spec.hub.cache import cache_root, folder
 from edge_spec.hub.client import Listing, RemoteFile, UnreachableError, in_words, library
 from edge_spec.hub.reference import HubReference
+from edge_spec.locks import none_passed_over
 from edge_spec.model import Progress
 from edge_spec.storage import full_disk_told, sha256_file, sync
 
@@ -171,17 +172,19 @@ class _Store:
 
     @contextmanager
     def _lock(self, file: RemoteFile) -> Iterator[None]:
-        """The one that huggingface_hub takes."""
+        """The one that huggingface_hub takes; none where the file system has none: then the hash
+        tells whether two have written at once."""
         path = cache_root() / ".locks" / folder(self.reference).name / f"{file.digest}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         with ExitStack() as held:
             try:
-                try:
-                    held.enter_context(lock.acquire(_TOLD_AFTER_S))
-                except TimeoutError:
-                    _log.warning("waiting for another process that fetches %s", self.reference)
-                    held.enter_context(lock.acquire(_FETCHED_AFTER_S))
+                with none_passed_over():
+                    try:
+                        held.enter_context(lock.acquire(_TOLD_AFTER_S))
+                    except TimeoutError:
+                        _log.warning("waiting for another process that fetches %s", self.reference)
+                        held.enter_context(lock.acquire(_FETCHED_AFTER_S))
             except TimeoutError:
                 raise DownloadError(
                     f"another process has been fetching {self.reference} for hours",

@@ -16,6 +16,7 @@ from edge_spec.bundle import MANIFEST, Bundle, is_below, open_bundle, write_mani
 from edge_spec.errors import BundleError, ModelFileError
 from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.model import RuntimeOptions
+from edge_spec.preparation import text_of_bundle
 from edge_spec.runtimes.coreml.package import package_of
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.testing import ScriptedModel, random_logits
@@ -125,6 +126,21 @@ def test_a_file_of_a_directory_is_not_read_however_large_it_is(
         file.truncate(200_000_000)  # takes no space
     with pytest.raises(ModelFileError, match="larger than 100 MB"):
         open_checkpoint(directory)
+
+
+def test_a_tokenizer_of_a_bundle_is_not_read_however_large_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = onnx_bundle(tmp_path, "model.onnx.data")
+    with bundle.file("tokenizer.json").open("r+b") as file:
+        file.truncate(200_000_000)  # takes no space
+
+    def read(self: Path, **options: Any) -> str:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(ModelFileError, match="larger than 100 MB"):
+        text_of_bundle(bundle)
 
 
 def test_a_tokenizer_that_the_library_gives_up_is_refused() -> None:

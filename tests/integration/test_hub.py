@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import filelock
 import huggingface_hub
 import numpy as np
 import pytest
@@ -232,6 +234,18 @@ def test_a_file_with_another_hash_is_removed_and_named(hub: Any, models: Path) -
     assert all(path.suffix == ".lock" for path in left)
     hub.wrong.clear()
     fetch("hf:org/one")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, ""), NotImplementedError()])
+def test_a_file_system_without_locks_is_fetched_to_without(
+    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(self: object, timeout: float) -> None:
+        raise error
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    hub.add("org/one", models / "one.Q8_0.gguf")
+    assert fetch("hf:org/one").path.read_bytes() == (models / "one.Q8_0.gguf").read_bytes()
 
 
 def test_a_small_file_is_checked_too(hub: Any, models: Path) -> None:

@@ -20,6 +20,11 @@ HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
+def called_with(arguments: str) -> dict[str, Any]:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
 @pytest.fixture(scope="module")
 def client(served_once: Engine) -> Iterator[httpx.Client]:
     options = ServerOptions(port=0, parallel=1)
@@ -108,6 +113,7 @@ def test_what_would_change_a_completion_is_refused(
         ({"speculative": {"drafter": "oracle"}}, "no drafter called 'oracle'"),
         ({"speculative": {"drafter": "draft-model"}}, "--draft MODEL"),
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, "the context holds"),
+        (called_with("[" * 100_000), "nested too deeply"),
         (
             {"response_format": {"type": "json_object"}, "tools": [TOOL]},
             "cannot be JSON and still call a tool",

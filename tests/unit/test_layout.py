@@ -29,6 +29,7 @@ LAYERS = (
         "quiet_import",
         "snapshot_file",
         "template_budget",
+        "template_nodes",
         "template_sandbox",
         "tokenizer",
     }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_spec import storage
+from edge_spec.errors import StorageError
 from edge_spec.storage import atomic_directory, atomic_file, cache_directory, recover, sha256_file
 from edge_spec.swap import swapped
 
@@ -117,12 +121,12 @@ def test_two_directories_change_places(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_between_two_renames_took_away_is_found_again(tmp_path: Path) -> None:
-    write_old(tmp_path / ".bundle.x.part.old")
-    write_old(tmp_path / ".bundled.x.part.old")  # another one's
+    write_old(tmp_path / ".bundle.abcd_123.part.old")
+    write_old(tmp_path / ".bundled.abcd_123.part.old")  # another one's
     recover(tmp_path / "bundle")
     recover(tmp_path / "bundle")
     assert (tmp_path / "bundle" / "model.bin").read_text() == "old"
-    assert (tmp_path / ".bundled.x.part.old").exists()
+    assert (tmp_path / ".bundled.abcd_123.part.old").exists()
 
 
 def test_a_link_stays_and_leads_to_the_new_directory(tmp_path: Path) -> None:
@@ -139,25 +143,48 @@ def test_what_is_being_written_is_left_alone_and_what_a_kill_left_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    (tmp_path / "models" / ".killed.x.part").mkdir(parents=True)
-    (tmp_path / "models" / ".fresh.x.part").write_text("")  # is locked in a moment
-    os.utime(tmp_path / "models" / ".killed.x.part", times=(time.time() - 120,) * 2)
+    (tmp_path / "models" / ".killed.abcd_123.part").mkdir(parents=True)
+    (tmp_path / "models" / ".fresh.abcd_123.part").write_text("")  # is locked in a moment
+    os.utime(tmp_path / "models" / ".killed.abcd_123.part", times=(time.time() - 120,) * 2)
     with atomic_file(tmp_path / "models" / "a") as running:
         os.utime(running, times=(time.time() - 120,) * 2)
         with atomic_file(tmp_path / "models" / "b"):
             pass
         assert running.exists()
-    assert {path.name for path in (tmp_path / "models").iterdir()} == {".fresh.x.part", "a", "b"}
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {
+        ".fresh.abcd_123.part",
+        "a",
+        "b",
+    }
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
-    for name in (".bundle.old", ".bundle.new", ".other.old"):
+    old = (".bundle.abcd_123.part", ".bundle.abcd_123.part.old")
+    left = (".bundle.abcd_124.part", ".other.abcd_123.part")  # of today, of another one
+    for name in (*old, *left):
         (tmp_path / name).mkdir()
-    for name in (".bundle.old", ".other.old"):
+    for name in (*old, left[1]):
         os.utime(tmp_path / name, (0, 0))
     with atomic_directory(tmp_path / "bundle"):
         pass
-    assert set(listing(tmp_path)) == {".bundle.new", ".other.old", "bundle"}
+    assert set(listing(tmp_path)) == {*left, "bundle"}
+
+
+def test_what_others_keep_under_such_names_stays(tmp_path: Path) -> None:
+    for name in (
+        ".emacs.d",
+        ".emacs.old",
+        ".emacs.bak.old",
+        ".emacs.a.part",
+        ".emacs.ABCDEFGH.part",
+    ):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
+    before = set(listing(tmp_path))
+    recover(tmp_path / "emacs")
+    with atomic_file(tmp_path / "emacs"):
+        pass
+    assert set(listing(tmp_path)) == before | {"emacs"}
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -181,6 +208,50 @@ def test_an_error_in_the_block_leaves_the_old_file(
         work.write_text("half")
         raise error
     assert listing(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a system that has FIFOs")
+@pytest.mark.parametrize("name", ["fifo", "link"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    with (
+        pytest.raises(StorageError, match="is no regular file") as caught,
+        atomic_file(tmp_path / name),
+    ):
+        raise AssertionError("entered")
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "link").is_symlink()
+    assert len(listing(tmp_path)) == 2
+
+
+def test_a_link_to_a_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    with atomic_file(tmp_path / "link") as work:
+        work.write_text("new")
+    assert listing(tmp_path) == {"file": "old", "link": "new"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="directories are not synced there")
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+@pytest.mark.parametrize("of_directories", [True, False])
+def test_a_file_system_that_syncs_no_directories_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, of_directories: bool
+) -> None:
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_directories:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    is_none = of_directories and number != errno.EIO
+    with nullcontext() if is_none else pytest.raises(OSError), atomic_file(tmp_path / "file"):
+        pass
+    with (
+        nullcontext() if is_none else pytest.raises(OSError),
+        atomic_directory(tmp_path / "a") as a,
+    ):
+        (a / "file").touch()
 
 
 def test_sha256_of_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,7 @@ def test_content_is_inserted_as_it_is() -> None:
         "{% import 'os' as os %}",
         "{{ ''|attr('__class__')|attr('__mro__') }}",
         "{{ strftime_now.__globals__['datetime'] }}",
+        "{{ ('{0.__globals__}'|attr('format'))(raise_exception) }}",  # CVE-2025-27516
     ],
 )
 def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
@@ -139,3 +141,14 @@ def test_only_an_assistant_that_calls_tools_may_say_nothing() -> None:
     for message in ({"role": "assistant", "content": None}, {"role": "user", "content": None}):
         with pytest.raises(UsageError, match="content of NoneType"):
             template.render([message])
+
+
+def test_messages_and_tools_that_are_nested_too_deeply_are_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    template = ChatTemplate("{{ tools | length }}")
+    with pytest.raises(UsageError, match="nested too deeply"):
+        template.render([{"role": "assistant", "content": None, "tool_calls": nested}])
+    with pytest.raises(UsageError, match="nested too deeply"):
+        template.render(USER, [{"type": "function", "function": {"parameters": nested}}])

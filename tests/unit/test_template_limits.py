@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edge_spec import template_budget
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.template import ChatTemplate
 from edge_spec.template_budget import Limits
@@ -50,11 +53,20 @@ TOO_MUCH = {
     "a field's width": "{{ '{:>999999999}'.format(1) }}",
     "a field in a field": "{{ '{:{}}'.format(1, 10**9) }}",
     "many fields": "{{ ('{0}' * 9999).format('x' * 9999) }}",
+    "wide fields": "{{ ('{0:9999}' * 20000).format('x') }}",
+    "precise fields": "{{ ('{0:.9999f}' * 20000).format(1.5) }}",
+    "wide formats": "{{ ('%(a)9999s' * 20000) % {'a': 1} }}",
+    "precise formats": "{{ ('%(a).9999f' * 20000) % {'a': 1} }}",
+    "large numbers in a list": "{{ [2 ** 2000] * 499999 }}",
     "ljust": "{{ 'x'.ljust(10**9) }}",
     "center of a safe text": "{{ ('x' | safe).center(10**9) }}",
     "rounding": "{{ 2.5 | round(10**9) }}",
     "a sum of lists": "{{ [messages] * 9 | sum(start=[]) }}",
     "an attribute of many steps": "{{ messages | map(attribute='a.' * 999) | list }}",
+    "an attribute of many parts": "{{ messages | max(attribute='" + "0." * 16 + "0') }}",
+    "a long number": "{{ ('f' * 999999) | int(base=16) }}",
+    "stripped characters": "{{ ('a' * 99999).strip('b' * 99999) }}",
+    "trimmed characters": "{{ ('a' * 99999) | trim('b' * 99999) }}",
     "a search from the right": "{{ ('a' * 999999).rfind('ab' + 'a' * 99999) }}",
 }
 TOO_LONG = {
@@ -68,6 +80,28 @@ TOO_LONG = {
     "{{ range(99999) | select('in', x) | list }}",
     "recursion": "{% for i in range(9) recursive %}{% if loop.depth < 60 %}{{ loop(range(9)) }}"
     "{% endif %}{% endfor %}",
+}
+MANY_ITEMS = "{% set x = ('a' * 140000) | list %}"
+LONG_TEXT = "{% set s = 'a' * 300000 %}"
+DEEP = "('" + "0." * 15 + "0')"
+READ = {
+    "an attribute of each": MANY_ITEMS
+    + ("{% set y = x[:4400] | max(attribute=" + DEEP + ") %}") * 300,
+    "attributes of attributes": MANY_ITEMS
+    + "{{ x[:4400]"
+    + (" | map(attribute=" + DEEP + ")") * 60
+    + " | list | length }}",
+    "in": MANY_ITEMS + "{% if 'b' in x %}{% endif %}" * 300,
+    "is in": MANY_ITEMS + "{% if 'b' is in x %}{% endif %}" * 300,
+    "a list and its like": MANY_ITEMS + "{% set y = x[:] %}" + "{% if x == y %}{% endif %}" * 300,
+    "a hashed value": "{% set t = (1, 2) %}"
+    + "{% set t = (t, t) %}" * 17
+    + "{% set d = {1: 2} %}"
+    + "{% if d[t] or t in d %}{% endif %}" * 300,
+    "a list's method": MANY_ITEMS + "{% set y = x.count('b') %}" * 300,
+    "is lower": "{% set s = ['a' * 300000] %}" + "{% if s[0] is lower %}{% endif %}" * 300,
+    "a number": LONG_TEXT + "{% if s | float or 'g' in s %}{% endif %}" * 300,
+    "from the right": LONG_TEXT + "{{ s.rfind('bbbb') }}" * 300,
 }
 NOT_FOR_TEMPLATES = ["{{ 'x'.encode('idna') }}", "{{ 'x'.translate({120: 'y' * 9}) }}"]
 NOT_FOR_TEMPLATES += ["{{ (1).to_bytes(10**10, 'big') }}", "{{ lipsum(10**9) }}"]
@@ -95,6 +129,33 @@ def test_a_template_that_runs_for_too_long_is_ended(
     with pytest.raises(UnsupportedModelError, match="ran for more than"):
         ChatTemplate(TOO_LONG[case]).render(USER)
     assert time.thread_time() - before_s < 1
+
+
+@pytest.mark.parametrize("case", READ)
+def test_the_clock_is_looked_at_whenever_something_long_is_read(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+    clock = SimpleNamespace(thread_time=lambda: next(looks))
+    monkeypatch.setattr(template_budget, "time", clock)
+    monkeypatch.setattr(Limits, "of", lambda size: Limits(1_000_000, 32_000_000, 20))
+    with pytest.raises(UnsupportedModelError, match="ran for more than"):
+        ChatTemplate(READ[case]).render(USER)
+
+
+def test_what_prompts_format_is_no_large_value() -> None:
+    source = (
+        "{{ '%-9s|%5.2f' % ('ab', 2.5) }}|{{ '{:>9}|{:.2f}'.format('ab', 2.5) }}|{{ '%d%%' % 7 }}"
+    )
+    assert ChatTemplate(source).render(USER) == "ab       | 2.50|       ab|2.50|7%"
+
+
+@pytest.mark.parametrize("operation", ["n // 3", "n % 3", "3 % n", "n + 1"])
+def test_numbers_of_the_conversation_have_bounds_too(operation: str) -> None:
+    template = ChatTemplate("{% set n = messages[0].n %}{{ (" + operation + ") > 0 }}")
+    assert template.render([{**USER[0], "n": 2**4000}]) == "True"
+    with pytest.raises(UnsupportedModelError, match="4,096 bits"):
+        template.render([{**USER[0], "n": 2**5000}])
 
 
 @pytest.mark.parametrize("source", NOT_FOR_TEMPLATES)
