@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from edge_spec.hub.pull import open_model
 from edge_spec.hub.reference import HubReference, is_on_hub
 from edge_spec.model import ExportOptions, Progress
 from edge_spec.pair_bundle import PairMember, find_member
-from edge_spec.storage import cache_directory, recover
+from edge_spec.storage import cache_directory, expanded, recover
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
 EXPORT_VERSION = 3
@@ -61,9 +60,7 @@ class Source:
             return self._demo_file or demo_model.fetch_demo_model(self.progress)
         if self.on_hub is not None:
             return self.on_hub.path
-        path = Path(self.model)
-        with suppress(RuntimeError):  # ~name of nobody here: as a shell does, it stays as it is
-            path = path.expanduser()
+        path = expanded(Path(self.model))
         recover(path)
         if not path.exists():
             raise ModelFileError(

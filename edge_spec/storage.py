@@ -25,11 +25,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
+def expanded(path: Path) -> Path:
+    """`~` is the home directory. `~name` of nobody here stays as it is, as in a shell."""
+    with suppress(RuntimeError):
+        return path.expanduser()
+    return path
+
+
 def cache_directory() -> Path:
     """Where downloads and converted models are kept; $EDGE_SPEC_CACHE overrides it."""
     override = os.environ.get(CACHE_VARIABLE)
     if override:
-        return Path(override).expanduser()
+        return expanded(Path(override))
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("edge-spec"))

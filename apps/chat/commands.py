@@ -14,6 +14,7 @@ from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import Conversation, OnChunk, Report
 from edge_spec.apps.chat.report import comparison_text, has_colours, stats_text, tokens_text
 from edge_spec.errors import UsageError
+from edge_spec.storage import expanded
 
 KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
@@ -147,7 +148,7 @@ def _load(conversation: Conversation, argument: str, door: Door) -> Outcome:
 def _path(argument: str) -> Path:
     if not argument:
         raise UsageError("a file is missing", remedy="Name one, such as talk.json.")
-    return Path(argument).expanduser()
+    return expanded(Path(argument))
 
 
 def _model(conversation: Conversation, argument: str, door: Door) -> Outcome:

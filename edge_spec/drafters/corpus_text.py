@@ -17,7 +17,7 @@ from edge_spec.drafters.corpus_file import VERSION, build_index, is_index, open_
 from edge_spec.drafters.corpus_index import CorpusIndex
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.model import Progress
-from edge_spec.storage import CACHE_VARIABLE
+from edge_spec.storage import CACHE_VARIABLE, expanded
 from edge_spec.tokenizer import TextCodec
 from edge_spec.vocabulary import Vocabulary
 
@@ -51,7 +51,7 @@ def open_corpus(path: Path, tokenizer: TextCodec, cache: Path, progress: Progres
     Raises UsageError for what cannot be a corpus, ModelFileError for what cannot be read.
     """
     vocabulary = Vocabulary.of(tokenizer.vocabulary())
-    path = path.expanduser()
+    path = expanded(path)
     try:
         if not (path.is_file() or path.is_dir()):
             raise UsageError(f"no such file or directory: {path}", remedy=_WHAT_IS_A_CORPUS)

@@ -16,7 +16,15 @@ import pytest
 
 from edge_spec import storage
 from edge_spec.errors import StorageError
-from edge_spec.storage import atomic_directory, atomic_file, cache_directory, recover, sha256_file
+from edge_spec.storage import (
+    CACHE_VARIABLE,
+    atomic_directory,
+    atomic_file,
+    cache_directory,
+    expanded,
+    recover,
+    sha256_file,
+)
 from edge_spec.swap import swapped
 
 
@@ -264,3 +272,12 @@ def test_the_variable_overrides_the_cache_directory(monkeypatch: pytest.MonkeyPa
     assert cache_directory() == Path.home() / "elsewhere"
     monkeypatch.setenv("EDGE_SPEC_CACHE", "")
     assert cache_directory().name == "edge-spec"
+
+
+def test_the_home_of_nobody_is_a_name_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    nobody = Path("~nobody-of-this-name/cache")
+    assert expanded(nobody) == nobody
+    assert expanded(Path("~/cache")) == Path("/home/somebody/cache")
+    monkeypatch.setenv(CACHE_VARIABLE, str(nobody))
+    assert cache_directory() == nobody
