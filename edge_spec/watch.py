@@ -229,8 +229,12 @@ class _Worker:
         # While the whole process is stopped (Ctrl-Z, a debugger), the pass does not run either: one
         # slice ends then, and the others are still to come.
         for _ in range(_SLICES):
-            if not self.is_busy or self._done.acquire(timeout=self._limit_s / _SLICES):
+            if not self.is_busy:
                 return
+            # The signal may be that of the pass before, which is given after it is counted.
+            self._done.acquire(timeout=self._limit_s / _SLICES)
+        if not self.is_busy:
+            return
         self.given_up = f"a pass hung for {self._limit_s:.3g} s"
         self.require_idle()
 

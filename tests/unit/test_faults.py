@@ -372,6 +372,37 @@ def test_an_error_of_a_pass_that_an_interrupt_left_behind_is_not_the_next_ones()
     session.close()
 
 
+class LateSignal:
+    """A lock that is released for the pass before as soon as the next one is waited for."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._num_waits = 0
+        self.waited_again = Event()
+        self.release, self.locked = lock.release, lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self._num_waits += blocking
+        if blocking and self._num_waits == 1:
+            return True
+        if blocking:
+            self.waited_again.set()
+        return bool(self._lock.acquire(blocking, timeout))
+
+
+def test_the_signal_of_the_pass_before_does_not_end_the_next() -> None:
+    right = random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        assert signal.waited_again.wait(10)
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    signal = session._worker._done = LateSignal(session._worker._done)
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
 class StoppedProcess:
     """A lock whose first waits end late, as a process finds that was stopped meanwhile."""
 
