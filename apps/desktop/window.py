@@ -70,9 +70,12 @@ def run(
 
     behind = _Behind(serve, window)
     with _closed_by_signals(window) as signals:
-        behind.start()
         try:
-            webview.start(gui="qt" if sys.platform == "linux" and find_spec("qtpy") else None)
+            # PySide ends the process where other threads import while it is being imported itself.
+            webview.start(
+                behind.start,
+                gui="qt" if sys.platform == "linux" and find_spec("qtpy") else None,
+            )
         except webview.WebViewException as error:
             raise MissingDependencyError(
                 f"no window can be opened: {str(error).rstrip('.')}",
@@ -106,7 +109,8 @@ class _Behind(Thread):
     def end(self) -> None:
         """A model that is still being opened ends with the process."""
         self._closed.set()
-        self.join(_CLOSING_S)
+        if self.ident is not None:  # the window was opened
+            self.join(_CLOSING_S)
 
 
 @contextmanager

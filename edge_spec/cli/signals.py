@@ -1,4 +1,4 @@
-"""How a command ends early: by a signal, or because nobody reads what it writes.
+"""How a command ends early: by a signal, or because nobody reads what it writes. And that it ends.
 
 Imports nothing that takes time: signals are to be handled from the start.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import suppress
 from io import TextIOWrapper
 from types import FrameType
@@ -16,6 +18,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # those that the system ha
 _BY_SIGNAL = 128  # is added to its number, as shells do
 INTERRUPTED = _BY_SIGNAL + signal.SIGINT
 READER_LEFT = _BY_SIGNAL + 13  # SIGPIPE, which Windows lacks and Python ignores
+_THREADS_END_S = 2.0  # for those that are left when a command is done
 
 
 class EndSignals:
@@ -48,6 +51,22 @@ class EndSignals:
                 signal.signal(each, signal.SIG_DFL)
         self._came = number
         raise KeyboardInterrupt
+
+
+def end_soon(status: int) -> None:
+    """The process, whose command is done, ends even where a thread of a library never does.
+
+    pywebview's, for one, waits for a page's answer for good where the window is closed before it.
+    """
+    threading.Thread(target=_end_by_force, args=(status,), daemon=True).start()
+
+
+def _end_by_force(status: int) -> None:
+    """Is not reached where the process has ended, nor does it cut off what is done at its end."""
+    time.sleep(_THREADS_END_S)
+    left = (thread for thread in threading.enumerate() if not thread.daemon)
+    if any(thread is not threading.main_thread() for thread in left):
+        os._exit(status)
 
 
 def prepare_streams() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 
-from edge_spec.cli.signals import EndSignals, prepare_streams
+from edge_spec.cli.signals import EndSignals, end_soon, prepare_streams
 
 
 def main() -> None:
     """Ends the process with the exit status of `edge_spec.cli.main.run`."""
     signals = EndSignals()
+    status = 1  # of errors that are raised, to debug
     try:
         signals.take()
         prepare_streams()
@@ -19,4 +20,6 @@ def main() -> None:
         status = run(sys.argv[1:], signals)
     except KeyboardInterrupt:  # while importing
         status = signals.status or 1
+    finally:
+        end_soon(status)
     sys.exit(status)

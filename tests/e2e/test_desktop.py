@@ -37,10 +37,26 @@ secrets.token_urlsafe = lambda num_bytes: {KEY!r}
 sys.argv[0] = "edge-spec"
 main()
 """
+# What is asked of the page is never answered, as where the window is closed before it could be.
+UNANSWERED = f"""
+from webview.platforms import qt
+qt.BrowserView.on_evaluate_js = lambda *_: None
+{MAIN}"""
 OPENING = """
 from threading import Event
 from edge_spec.apps.desktop import run
 run(Event().wait, print, title="nothing", plan=dict)
+"""
+IMPORTED = """
+import sys
+from threading import Event
+from edge_spec.apps.desktop import run
+
+def open_engine():
+    print(hasattr(sys.modules.get("webview.platforms.qt"), "create_window"), flush=True)
+    Event().wait()
+
+run(open_engine, print, title="nothing", plan=dict)
 """
 LINKED = """
 import edge_spec, webview
@@ -258,12 +274,26 @@ def test_a_signal_closes_the_window(open_window: Open, number: int, status: int)
 
 
 @shown
+def test_the_window_ends_although_its_page_has_not_answered(open_window: Open) -> None:
+    process = open_window(UNANSWERED, "desktop", "smollm2")
+    line_with(process.stderr, "in the window")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 0
+
+
+@shown
 def test_the_window_can_be_closed_while_the_model_is_opened(
     open_window: Open, display: str
 ) -> None:
     process = open_window(OPENING)
     press_close(display, window_named(display, "edge-spec"))
     assert process.wait(timeout=10) == 0
+
+
+@shown
+def test_nothing_is_imported_beside_the_windows_own_imports(open_window: Open) -> None:
+    process = open_window(IMPORTED)
+    assert process.stdout.readline() == "True\n"
 
 
 @shown

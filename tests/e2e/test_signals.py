@@ -238,3 +238,14 @@ def test_a_terminal_is_as_it_was_before(command: list[str], tiny: str, number: i
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
+
+
+def test_a_thread_of_a_library_that_never_ends_does_not_keep_the_process() -> None:
+    code = (
+        "from threading import Event, Thread\n"
+        "from edge_spec.cli import main, start\n"
+        "main.run = lambda *_: Thread(target=Event().wait).start() or 7\n"
+        "start.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 7
