@@ -10,6 +10,7 @@ from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from weakref import WeakSet
 
 from edge_spec.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine import Engine
@@ -34,6 +35,8 @@ class AsyncEngine:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "edge-spec-engine")
         self._turn = asyncio.Lock()
+        self._closed = False
+        self._streams: WeakSet[AsyncGenerator[Chunk, None]] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,11 +70,18 @@ class AsyncEngine:
         """As `Engine.generate`."""
         return await self._answer(lambda: self._engine.generate(prompt, stream=True, **options))
 
-    async def stream(
+    def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Chunk, None]:
         """As `Engine.stream`. Where the loop may be left early, close the iterator
         (`contextlib.aclosing`): Python does so only when it collects garbage."""
+        stream = self._stream(messages, **options)
+        self._streams.add(stream)
+        return stream
+
+    async def _stream(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> AsyncGenerator[Chunk, None]:
         async with self._turn:
             generation = await self._run(self._engine.stream, messages, **options)
             try:
@@ -88,7 +98,7 @@ class AsyncEngine:
     async def fork(self) -> AsyncEngine:
         """As `Engine.fork`."""
         async with self._turn:
-            return AsyncEngine(await self._run(self._engine.fork))
+            return AsyncEngine(await _kept(self._run(self._engine.fork)))
 
     async def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
         """As `Engine.snapshot`, once answers that were asked for before have ended."""
@@ -101,10 +111,15 @@ class AsyncEngine:
             return await self._run(self._engine.restore, path)
 
     async def close(self) -> None:
-        """As `Engine.close`; an answer that is being written ends first."""
+        """As `Engine.close`; an answer that is being written ends first, a stream that nobody
+        awaits is closed."""
+        for stream in list(self._streams):
+            with suppress(RuntimeError):  # somebody awaits its next chunk
+                await stream.aclose()
         async with self._turn:
             await self._run(self._engine.close)
-        self._thread.shutdown()
+            self._closed = True
+            self._thread.shutdown()
 
     async def _answer(self, start: Callable[[], Generation]) -> GenerationResult:
         async with self._turn:
@@ -120,10 +135,15 @@ class AsyncEngine:
         """Behind the round that the thread may still be in, however often the task is cancelled
         meanwhile: the next answer must not find the engine busy."""
         ended = asyncio.ensure_future(self._run(generation.close))
+        cancelled = False
         while not ended.done():
-            with suppress(asyncio.CancelledError):
+            try:
                 await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                cancelled = True
         ended.result()
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _run(
         self,
@@ -131,8 +151,25 @@ class AsyncEngine:
         *arguments: _Parameters.args,
         **options: _Parameters.kwargs,
     ) -> _Result:
+        if self._closed:
+            return call(*arguments, **options)  # it says so
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(call, *arguments, **options))
+
+
+async def _kept(opening: Coroutine[Any, Any, Engine]) -> Engine:
+    """The engine; one that a task that was cancelled does not wait for is closed."""
+    opened = asyncio.ensure_future(opening)
+    try:
+        return await asyncio.shield(opened)
+    except asyncio.CancelledError:
+        opened.add_done_callback(_close)
+        raise
+
+
+def _close(opened: asyncio.Future[Engine]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.get_loop().run_in_executor(None, opened.result().close)
 
 
 def _awaited(
@@ -140,7 +177,7 @@ def _awaited(
 ) -> Callable[_Parameters, Coroutine[Any, Any, AsyncEngine]]:
     @wraps(opening)
     async def opened(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> AsyncEngine:
-        return AsyncEngine(await asyncio.to_thread(opening, *arguments, **options))
+        return AsyncEngine(await _kept(asyncio.to_thread(opening, *arguments, **options)))
 
     return opened
 

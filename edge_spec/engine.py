@@ -42,7 +42,7 @@ class Engine:
         self.parts = parts
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
-        self._models = models or SharedModels([parts.model, *drafts])
+        self._models = models or SharedModels([parts.model, *drafts], parts.idle_work)
         self._session = parts.model.open_session()
         self._drafting = Drafting(parts, self._session)
         self._conversation = Conversation(
@@ -70,19 +70,21 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._end_running()
-        if self.parts.idle_work is not None:
-            self.parts.idle_work.close()
-        self._drafting.close()
+        with ExitStack() as rest:  # is done, last one first, whatever is raised before
+            rest.callback(self._models.give_back)
+            for draft in self.parts.drafts:
+                rest.callback(draft.close_session)
+            rest.callback(put_away, self._session)
+            rest.callback(self._keep_learnt)
+            rest.callback(self._drafting.close)
+            self._end_running()
+
+    def _keep_learnt(self) -> None:
         if self.parts.history is not None:
             self.parts.history.save()
         learnt = self._drafting.learnt()
         if self.parts.keep_learnt is not None and self.last is not None and learnt:
             self.parts.keep_learnt(learnt)
-        put_away(self._session)
-        for draft in self.parts.drafts:
-            draft.close_session()
-        self._models.give_back()
 
     def fork(self) -> Engine:
         """Another conversation on the same weights, which another thread may use at the same time.

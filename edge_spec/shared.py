@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from threading import Lock
 
 from edge_spec.model import Model
+from edge_spec.parts import IdleWork
 
 
 class SharedModels:
     """Models that whoever `takes` them may use until all have given them back: the last one closes
     them. Any thread may call."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
+    def __init__(self, models: Sequence[Model], work: IdleWork | None = None) -> None:
+        """work: on these models, ends before they are closed."""
+        self._work = work
         self._models = models
         self._users = 0
         self._lock = Lock()
@@ -26,5 +29,7 @@ class SharedModels:
             self._users -= 1
             last = not self._users
         if last:
+            if self._work is not None:
+                self._work.close()
             for model in self._models:
                 model.close()

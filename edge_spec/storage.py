@@ -56,11 +56,15 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     At no moment is there neither the old nor the new one, but where the system cannot swap two
     directories: there `recover` finds the old one again.
 
-    Raises StorageError where there is no space or no place for it, OSError.
+    Raises StorageError where there is no space or no place for it, or a device or a pipe is in its
+    place, OSError.
     """
     if final.is_symlink():
         final = final.resolve()  # the link stays: what it leads to is replaced
     with full_disk_told(final):
+        with refusal_told(final):
+            is_free = final.is_dir() or final.is_file() or not final.exists()
+        _refuse_unless(is_free, final)
         with refusal_told(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             recover(final)
@@ -89,10 +93,8 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     """
     with full_disk_told(final):
         with refusal_told(final):
-            is_taken = final.exists() and not final.is_file()
-        if is_taken:
-            remedy = "Choose another place."
-            raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)
+            is_free = final.is_file() or not final.exists()
+        _refuse_unless(is_free, final)
         with refusal_told(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
@@ -109,6 +111,12 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
         finally:
             work.unlink(missing_ok=True)
             _unlock(lock)
+
+
+def _refuse_unless(is_free: bool, final: Path) -> None:
+    if not is_free:
+        remedy = "Choose another place."
+        raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_spec.context_room import num_to_leave_out
@@ -30,7 +30,7 @@ class Stop:
     """Ends what is running, from any thread, even before its generation exists."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # a signal may come while it is held
         self._generation: Generation | None = None
         self.requested = False
 

@@ -30,6 +30,7 @@ from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView
 from edge_spec.apps.chat.paint import harmless, paint
 from edge_spec.apps.chat.tail import Room, Tail
+from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
     from edge_spec import Chunk
@@ -97,6 +98,7 @@ class Terminal:
             await self._take(line.encode("utf-8", "replace").decode("utf-8").strip())
         self._conversation.stop.request()
         if self._work is not None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what hangs is left all the same
             await self._work
         if self._error is not None:
             raise self._error
@@ -193,6 +195,8 @@ class Terminal:
 
     def _door(self) -> Door:
         def report(what: str, fraction: float) -> None:
+            if self._conversation.stop.requested:
+                raise UsageError("stopped", remedy="All is as it was.")
             self._note = f"{what} {fraction:.0%}" if fraction else what
 
         return Door(

@@ -93,7 +93,7 @@ class _Behind(Thread):
     """What a window shows, in a thread; the window closes where it fails."""
 
     def __init__(self, serve: Callable[[Event], None], window: webview.Window) -> None:
-        super().__init__(name="behind the window", daemon=True)
+        super().__init__(name="edge-spec-window", daemon=True)
         self.error: Exception | None = None
         self._serve = serve
         self._window = window
@@ -101,7 +101,8 @@ class _Behind(Thread):
 
     def run(self) -> None:
         try:
-            self._serve(self._closed)
+            if not self._closed.is_set():
+                self._serve(self._closed)
         except Exception as error:  # for the main thread to raise
             self.error = error
             self._window.destroy()
@@ -125,7 +126,9 @@ def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
     def watch() -> None:
         while number := ours.recv(1):
             came.extend(number)
-            window.destroy()
+            if len(came) > 1:  # a window that does not close
+                os._exit(128 + number[0])
+            Thread(target=window.destroy, daemon=True).start()
 
     watching = Thread(target=watch, name="signals", daemon=True)
     systems.setblocking(False)

@@ -119,7 +119,8 @@ async def _whole(answer: Answer, reply: Reply, send: Send) -> None:
     except Exception as error:
         await send_error(send, api_error(error))
         return
-    await send_json(send, 200, json.dumps(reply.document(answer.results)).encode())
+    text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
+    await send_json(send, 200, text.encode())
 
 
 async def _stream(answer: Answer, reply: Reply, send: Send) -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,12 +40,17 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self.interrupted = False
+        self._watched: Sequence[int] = ()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends it, a second one at once."""
+        """The first signal ends it, a second one at once; after that they do what the system has
+        them do, which ends even a process whose model hangs."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
-        if self.should_exit and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cut)
+        if self.should_exit:
+            for each in self._watched:
+                signal.signal(each, signal.SIG_DFL)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._cut)
         self.should_exit = True
 
     @contextmanager
@@ -57,6 +62,7 @@ class _Server(uvicorn.Server):
         watched = list(HANDLED_SIGNALS)
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             watched.append(signal.SIGHUP)  # the terminal is closed; nohup turns it off
+        self._watched = watched
         previous = {each: signal.signal(each, self.handle_exit) for each in watched}
         try:
             yield

@@ -57,7 +57,7 @@ class Conversation:
         self._send = send
         self._on_done = on_done
         self._jobs: Queue[Job | None] = Queue(MAX_QUEUED)
-        self._thread = Thread(target=self._work, daemon=True)
+        self._thread = Thread(target=self._work, name="edge-spec-conversation", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -86,7 +86,10 @@ class Conversation:
                 traceback.print_exc()
                 response = failure(job.id, error)
             self._on_done(job)
-            self._send(response)
+            try:
+                self._send(response)
+            except ValueError as error:  # what JSON cannot hold, such as a note of another's
+                self._send(failure(job.id, error))
         if self.engine is not None:
             self.engine.close()
 

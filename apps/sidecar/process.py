@@ -14,8 +14,10 @@ from edge_spec import Engine
 from edge_spec.apps.sidecar.messages import Code, UnreadableError, failure
 from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.apps.sidecar.wire import MAX_LINE_BYTES, LineTooLongError, Wire
+from edge_spec.called_back import comes_again
 
 MAX_WAITING = 16  # lines read ahead
+_LOOK_S = 1.0  # between two looks whether the other program is gone, while it waits with these
 
 
 class _Ended(BaseException):
@@ -60,7 +62,14 @@ def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
                 lines.put_nowait(None)
             _end()
             return
-        lines.put(line)
+        while True:
+            try:
+                lines.put(line, timeout=_LOOK_S)
+                break
+            except Full:
+                if wire.is_left:
+                    _end()
+                    return
 
 
 def _end() -> None:
@@ -74,6 +83,8 @@ def _end() -> None:
 
 
 def _raise_ended(number: int, frame: FrameType | None) -> None:
+    if comes_again(number, frame):
+        return
     _ignore_the_end()
     raise _Ended
 

@@ -79,6 +79,8 @@ class Sidecar:
             conversation.end(max(0.0, ends_at - time.monotonic()))
         for conversation in everyone:
             conversation.join(max(0.0, ends_at - time.monotonic()))
+        if self._first.engine is None:  # nobody has asked it
+            self._origin.close()
         self._conversations.clear()
         self._shut = True
 

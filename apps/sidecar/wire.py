@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,6 +53,16 @@ class Wire:
             if too_long and line:
                 raise LineTooLongError
         return None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the other program has closed its end, whatever is still to be read; False where
+        the system does not tell."""
+        if not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(self._source, 0)  # its end is told in any case
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
 
     def send(self, message: dict[str, Any]) -> None:
         """Blocks while the other side does not read. ASCII only, so that no reader takes one of

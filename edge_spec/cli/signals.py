@@ -1,4 +1,4 @@
-"""How a command ends early: by a signal, or because nobody reads what it writes. And that it ends.
+"""How a command ends early: by a signal, or because nobody reads what it writes.
 
 Imports nothing that takes time: signals are to be handled from the start.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from contextlib import suppress
 from io import TextIOWrapper
+from threading import Thread
 from types import FrameType
+
+from edge_spec.called_back import comes_again
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # those that the system has
 _BY_SIGNAL = 128  # is added to its number, as shells do
 INTERRUPTED = _BY_SIGNAL + signal.SIGINT
 READER_LEFT = _BY_SIGNAL + 13  # SIGPIPE, which Windows lacks and Python ignores
-_THREADS_END_S = 2.0  # for those that are left when a command is done
 
 
 class EndSignals:
@@ -28,6 +28,7 @@ class EndSignals:
     def __init__(self) -> None:
         self._came: int | None = None
         self._taken: list[int] = []
+        self._unheard = 0  # those that came since Python last called a handler
 
     def take(self) -> None:
         """From now on, but for those that whoever started the process has turned off, as nohup
@@ -40,33 +41,41 @@ class EndSignals:
                 signal.signal(number, self._end)
                 self._taken.append(number)
 
+    def watch(self) -> None:
+        """While the main thread is in a call of a library, Python calls no handler: from now on,
+        the second signal that waits for that ends the process. Behind `prepare_streams`: it opens
+        files."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        Thread(target=self._watch, args=(reader,), daemon=True).start()
+
+    def _watch(self, reader: int) -> None:
+        while number := os.read(reader, 1):
+            if signal.getsignal(number[0]) == self._end:
+                self._unheard += 1
+                if self._unheard > 1:
+                    os._exit(_BY_SIGNAL + number[0])
+
     @property
     def status(self) -> int | None:
         """Of a process that a signal ended; None where none came."""
         return None if self._came is None else _BY_SIGNAL + self._came
 
+    def give_back(self) -> None:
+        """What comes from now on does what the system has it do: nothing is left to clean up."""
+        for number in self._taken:
+            signal.signal(number, signal.SIG_DFL)
+
     def _end(self, number: int, frame: FrameType | None) -> None:
+        self._unheard = 0
+        if comes_again(number, frame):
+            return
         for each in self._taken:
             if signal.getsignal(each) == self._end:
                 signal.signal(each, signal.SIG_DFL)
         self._came = number
         raise KeyboardInterrupt
-
-
-def end_soon(status: int) -> None:
-    """The process, whose command is done, ends even where a thread of a library never does.
-
-    pywebview's, for one, waits for a page's answer for good where the window is closed before it.
-    """
-    threading.Thread(target=_end_by_force, args=(status,), daemon=True).start()
-
-
-def _end_by_force(status: int) -> None:
-    """Is not reached where the process has ended, nor does it cut off what is done at its end."""
-    time.sleep(_THREADS_END_S)
-    left = (thread for thread in threading.enumerate() if not thread.daemon)
-    if any(thread is not threading.main_thread() for thread in left):
-        os._exit(status)
 
 
 def prepare_streams() -> None:

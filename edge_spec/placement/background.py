@@ -88,13 +88,14 @@ class IdleProfiler:
         """What the thread does: returns when the profile is saved, or after `close`."""
         steps = self._measuring()
         try:
-            while self._wait_until_quiet():
-                with self._passing:
-                    if self._busy:  # an answer has begun just now
-                        continue
-                    next(steps)
-        except StopIteration as end:
-            self._save(end.value)
+            try:
+                while self._wait_until_quiet():
+                    with self._passing:
+                        if self._busy:  # an answer has begun just now
+                            continue
+                        next(steps)
+            except StopIteration as end:
+                self._save(end.value)
         except Exception as error:  # an answer does not fail for what was only a measurement
             _log.info("the model was not measured while it was idle: %s", error)
         finally:

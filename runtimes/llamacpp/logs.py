@@ -8,6 +8,8 @@ from collections import deque
 from types import MappingProxyType
 from typing import Any
 
+from edge_spec.called_back import called_back
+
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 # ggml_log_level; a warning of the library is rarely one for the user.
 _LEVELS = MappingProxyType({1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR})
@@ -31,6 +33,7 @@ class LibraryLog:
         count = min(self.num_errors - num_errors, len(self._errors))
         return " ".join(list(self._errors)[len(self._errors) - count :])
 
+    @called_back
     def _receive(self, level: int, text: bytes | None, data: Any) -> None:
         if level != _CONTINUED:
             self._level = level

@@ -108,6 +108,8 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
     def open_model(model: str, *, exact: bool, report: Any) -> Engine:
         if model == "missing":
             raise ModelFileError("there is no model called missing", remedy="Choose another.")
+        while model == "endless" and os.read(pace, 1):
+            report("Downloading", 0.5)
         scripted = AnsweringModel(answers, pace)
         numerics = Numerics(0, (1,) if exact else ())
         text = TextFormat(scripted.text, TEMPLATE, (scripted.eos,), None)

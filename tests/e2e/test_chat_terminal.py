@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import termios  # noqa: E402
 import pyte  # noqa: E402
 
 CHILD = Path(__file__).with_name("scripted_chat.py")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 CTRL_C, CTRL_D, CTRL_R, ENTER, ALT_ENTER, TAB = "\x03", "\x04", "\x12", "\r", "\x1b\r", "\t"
 
 IDLE = "| scripted"  # in the footer, once the answer has ended
@@ -74,6 +76,16 @@ class Tty:
     def release(self, rounds: int) -> None:
         """Lets a slow answer go on."""
         os.write(self._pace, b"." * rounds)
+
+    def ends_after(self, step: Callable[[], object]) -> int:
+        """Again and again, since nobody knows when the chat is far enough; the exit status."""
+        ends_at = time.monotonic() + TIMEOUT_S
+        while self.process.poll() is None:
+            assert time.monotonic() < ends_at, self.text
+            with suppress(OSError):  # it has ended
+                step()
+            self._read(0.05)
+        return self.process.returncode
 
     def resize(self, columns: int, rows: int) -> None:
         """As a window does: the size is set, and the system sends SIGWINCH."""
@@ -402,6 +414,39 @@ def test_another_model_is_opened_and_a_missing_one_changes_nothing(chat: Any) ->
     tty.until("Hi there!")
     tty.enter("/exact maybe")
     tty.until("neither on nor off")
+
+
+@pytest.fixture
+def opening(chat: Any) -> Tty:
+    """In the middle of a download that takes for ever."""
+    tty: Tty = chat()
+    tty.enter("/model endless")
+    tty.release(3)
+    tty.until("Downloading 50%")
+    return tty
+
+
+def test_ctrl_c_stops_what_opens_a_model(opening: Tty) -> None:
+    opening.type(CTRL_C)
+    opening.until("Stopping")
+    opening.release(1)  # the next report of progress
+    opening.until("stopped. All is as it was.")
+    opening.enter("hello")
+    opening.until("Hi there!")
+
+
+def test_leaving_stops_what_opens_a_model(opening: Tty) -> None:
+    opening.enter("/quit")
+    assert opening.ends_after(lambda: opening.release(1)) == 0
+
+
+def test_behind_quit_ctrl_c_leaves_an_answer_that_does_not_end(chat: Any) -> None:
+    tty = chat()
+    tty.enter("slow")
+    tty.release(1)
+    tty.until("Ctrl-C stops")
+    tty.enter("/quit")
+    assert tty.ends_after(lambda: tty.type(CTRL_C)) == -signal.SIGINT
 
 
 def test_a_failure_is_one_line_and_the_conversation_goes_on(chat: Any) -> None:

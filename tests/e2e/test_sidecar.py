@@ -252,6 +252,16 @@ def test_it_ends_while_the_model_is_opened(cause: Callable[[Sidecar], None], sta
     assert sidecar.end() == (0, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the system does not tell of a closed end")
+def test_it_ends_while_more_waits_than_is_read_ahead(start: Start) -> None:
+    sidecar = start(WAITING)
+    for _ in range(40):
+        sidecar.send("stats", 1)
+    sidecar.process.stderr.readline()
+    sidecar.process.stdin.close()
+    assert sidecar.end() == (0, "")
+
+
 @pytest.mark.parametrize("cause", [lose_input, terminate, lose_output])
 def test_it_ends_in_the_middle_of_answers(cause: Callable[[Sidecar], None], start: Start) -> None:
     sidecar = start()

@@ -4,9 +4,11 @@ command has said something, and what it then does cannot end by itself."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -240,12 +242,128 @@ def test_a_terminal_is_as_it_was_before(command: list[str], tiny: str, number: i
     os.close(theirs)
 
 
-def test_a_thread_of_a_library_that_never_ends_does_not_keep_the_process() -> None:
-    code = (
-        "from threading import Event, Thread\n"
-        "from edge_spec.cli import main, start\n"
-        "main.run = lambda *_: Thread(target=Event().wait).start() or 7\n"
-        "start.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 7
+# What stands for a command: `run` is called in place of `edge_spec.cli.main.run`.
+STARTED = """
+import atexit, ctypes, os, signal, sys
+from threading import Event, Thread
+from edge_spec.cli import main, start
+{}
+main.run = run
+start.main()
+"""
+
+
+Python = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def python() -> Iterator[Python]:
+    """Starts a command that is written in Python."""
+    started = []
+
+    def run(code: str) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", STARTED.format(code)]
+        started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_thread_of_a_library_that_never_ends_does_not_keep_the_process(python: Python) -> None:
+    process = python("run = lambda *_: Thread(target=Event().wait).start() or 7")
+    assert process.wait(TIMEOUT_S) == 7
+
+
+def test_a_thread_of_ours_in_a_library_does_not_meet_the_end_of_the_interpreter(
+    python: Python,
+) -> None:
+    process = python("""
+def run(*_):
+    atexit.register(print, "taken apart")
+    Thread(target=Event().wait, name="edge-spec-pass", daemon=True).start()
+    print("done", flush=True)
+    return 7
+""")
+    assert process.communicate(timeout=TIMEOUT_S) == (b"done\n", b"")
+    assert process.returncode == 7
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_behind_the_end_of_a_command_ends_it_without_a_word(
+    python: Python, number: int
+) -> None:
+    process = python(f"""
+def stay():
+    while signal.getsignal({int(number)}) is not signal.SIG_DFL:
+        pass
+    print("behind", flush=True)
+    Event().wait()
+run = lambda *_: Thread(target=stay).start()
+""")
+    assert process.stdout is not None and process.stdout.readline() == b"behind\n"
+    assert ended(process, number) == (-number, b"")
+
+
+def test_a_signal_within_a_librarys_callback_is_heard(python: Python) -> None:
+    process = python("""
+from edge_spec.runtimes.llamacpp.logs import LibraryLog
+
+def run(arguments, signals):
+    log = LibraryLog("test")
+    log._logger.log = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        log.callback(3, b"a line\\n", None)  # what is raised in there is lost
+        Event().wait()
+    except KeyboardInterrupt:
+        return signals.status
+""")
+    assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a zeroed mutex is one of Linux")
+def test_a_second_signal_ends_a_process_whose_library_does_not_return(python: Python) -> None:
+    process = python("""
+def run(*_):
+    mutex = ctypes.create_string_buffer(128)
+    library = ctypes.CDLL(None)
+    print("in", flush=True)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+""")
+    assert process.stdout is not None and process.stdout.readline() == b"in\n"
+    process.send_signal(signal.SIGTERM)
+    status, errors = ended(process, signal.SIGINT)
+    assert status in (128 + signal.SIGTERM, 128 + signal.SIGINT)  # they may be told in any order
+    assert errors == b""
+
+
+def test_a_server_whose_model_hangs_is_ended_by_a_third_signal(python: Python, tiny: str) -> None:
+    process = python(f"""
+from edge_spec.engine import Engine
+
+def hang(*_, **settings):
+    print("in", flush=True)
+    Event().wait()
+
+Engine.generate = hang
+sys.argv = ["edge-spec", "serve", {tiny!r}, "--port", "0", "--json", *{REFERENCE!r}]
+run = main.run
+""")
+    assert process.stdout is not None
+    port = json.loads(process.stdout.readline())["port"]
+    with socket.create_connection(("127.0.0.1", port)) as asking:
+        body = b'{"prompt": "x", "max_tokens": 5}'
+        asking.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        assert process.stdout.readline() == b"in\n"
+        while process.poll() is None:  # the first two are handled, in their time
+            process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM

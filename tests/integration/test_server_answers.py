@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
-from edge_spec.apps.server import RunningServer, ServerOptions, documents
+from edge_spec.apps.server import RunningServer, ServerOptions, documents, replies
 from edge_spec.cli.options import ModelOptions
 from edge_spec.cli.serve import plan_document
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
@@ -264,6 +265,23 @@ def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) 
     assert told[-1]["timings"]["predicted_n"] == 30
 
 
+@pytest.mark.parametrize(("path", "reply"), [(CHAT, "ChatReply"), (COMPLETIONS, "CompletionReply")])
+def test_a_reply_is_put_together_beside_the_loop_that_serves_others(
+    client: httpx.Client, path: str, reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_reply = getattr(replies, reply)
+    document = of_reply.document
+
+    def beside(self: Any, results: Any) -> Any:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return document(self, results)
+
+    monkeypatch.setattr(of_reply, "document", beside)
+    asked = {"messages": HELLO} if path == CHAT else {"prompt": "ab"}
+    assert ask(client, path, **asked, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
 def test_drafting_can_be_turned_off_for_a_request(client: httpx.Client) -> None:
     body = {"prompt": "ab ab ab ab ab ab", "max_tokens": 20}
     off = ask(client, COMPLETIONS, **body, speculative={"drafter": "none"})
@@ -277,7 +295,7 @@ def test_an_engine_drafts_afterwards_as_it_did_before(served: Engine) -> None:
     served.set_drafter("suffix")
     with (
         RunningServer(served, ServerOptions(port=0, parallel=1)) as running,
-        httpx.Client(base_url=running.url) as client,
+        httpx.Client(base_url=running.url, timeout=60) as client,
     ):
         assert client.get("/edge-spec/info").json()["drafter"] == "suffix"
         ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": "none"})

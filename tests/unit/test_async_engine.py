@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.async_engine import AsyncEngine
+from edge_spec.async_engine import AsyncEngine, _awaited
 from edge_spec.errors import UsageError
 from edge_spec.results import FinishReason
 from edge_spec.testing import ScriptedModel
@@ -184,5 +184,68 @@ def test_a_snapshot_waits_for_the_answer_before_it(
                 expected = await llm.generate(prompt, max_tokens=8)
             assert found.tokens == expected.tokens
             assert found.stats.cached_n == len(prompt) - 1
+
+    run(test)
+
+
+def test_a_stream_that_was_left_open_does_not_keep_the_engine(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    async def test() -> None:
+        async with AsyncEngine(make_engine(remembers_all())) as llm:
+            stream = llm.stream("hello", max_tokens=50)
+            await anext(stream)
+            await llm.close()  # and once more at the end of the block
+            with pytest.raises(UsageError, match="this engine is closed"):
+                await llm.chat("hello")
+
+    run(test)
+
+
+def test_a_cancel_that_comes_while_a_stream_is_closed_is_not_lost(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    async def test() -> None:
+        llm, busy = AsyncEngine(make_engine(remembers_all())), threading.Event()
+
+        async def leave() -> None:
+            stream = llm.stream("hello", max_tokens=50)
+            await anext(stream)
+            llm._thread.submit(busy.wait, 30)
+            await stream.aclose()
+
+        task = asyncio.create_task(leave())
+        while llm._thread._work_queue.empty():  # what ends the stream waits behind that
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)  # the task gets it
+        busy.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await llm.close()
+
+    run(test)
+
+
+def test_an_engine_that_nobody_waits_for_any_more_is_closed(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    begun, go_on, closed = (threading.Event() for _ in range(3))
+    model = remembers_all()
+    model.close = closed.set
+
+    def load() -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return make_engine(model)
+
+    async def test() -> None:
+        task = asyncio.create_task(_awaited(load)())
+        assert await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        assert await asyncio.to_thread(closed.wait, 30)
 
     run(test)

@@ -235,3 +235,28 @@ def test_engines_that_share_a_model_share_its_idle_work(engine: Engine, recorder
         assert recorder.calls == ["pause", "pause", "resume"]
         others.close()
         assert recorder.calls == ["pause", "pause", "resume", "resume"]
+
+
+def test_idle_work_ends_with_the_last_engine(engine: Engine, recorder: Recorder) -> None:
+    engine.fork().close()
+    assert recorder.calls == []
+    engine.close()
+    assert recorder.calls == ["close"]
+
+
+def test_a_profile_that_cannot_be_saved_is_no_error(
+    passes: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(profile: Profile) -> None:
+        raise OSError("no space left")
+
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    profiler = IdleProfiler(passes, save, quiet_s=0.0)
+    profiler.start()
+    profiler.pause()
+    profiler.resume()
+    passes.let_go.release(3)
+    profiler._thread.join(PATIENCE_S)
+    assert not profiler._thread.is_alive() and raised == []
+    profiler.close()

@@ -6,13 +6,14 @@ import io
 import json
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from edge_spec.apps.chat.commands import COMMANDS, Answer, Door, Leave, help_text, run_command
 from edge_spec.apps.chat.comparison import Comparison, compare
-from edge_spec.apps.chat.conversation import Conversation
+from edge_spec.apps.chat.conversation import Conversation, Stop
 from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
@@ -74,6 +75,24 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(talk: Any) -> None:
     conversation.answer("hello", on_chunk)
     assert conversation.said[1]["content"] == "".join(pieces) != ""
     assert len(conversation.last.tokens) < 100
+
+
+def test_a_signal_may_stop_an_answer_while_it_begins() -> None:
+    """As the handler of Ctrl-C does between two lines of `watch`, in the same thread."""
+    stop, num_cancelled = Stop(), 0
+
+    class Beginning:
+        def cancel(self) -> None:
+            nonlocal num_cancelled
+            num_cancelled += 1
+            if num_cancelled == 1:
+                stop.request()
+
+    stop.requested = True
+    thread = Thread(target=stop.watch, args=(Beginning(),), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and num_cancelled == 2
 
 
 def test_a_stop_before_the_answer_exists_stops_it(talk: Any) -> None:

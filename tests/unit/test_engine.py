@@ -228,6 +228,22 @@ def test_a_closed_engine_says_so(make_engine: Any, remembers_all: Any) -> None:
         engine.generate([1])
 
 
+def test_an_interrupt_while_closing_leaves_nothing_open(
+    make_engine: Any, remembers_all: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, closed = remembers_all(), []
+    model.close = lambda: closed.append(True)
+    engine = make_engine(model)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._drafting, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    assert closed == [True]
+
+
 @pytest.mark.parametrize(("name", "counted"), [("suffix", False), ("draft-model", True)])
 def test_only_a_pairs_own_guesses_say_how_good_the_pair_is(
     name: str, counted: bool, make_engine: Any, tmp_path: Path

@@ -19,7 +19,7 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 # Lowest first. A module may import from lower rows and its own row.
 LAYERS = (
     {"errors", "architecture", "constraint", "endpoint", "grammar", "tree", "sampling", "storage"}
-    | {"context_room", "draws", "scores", "kept_file", "locks", "swap"}
+    | {"called_back", "context_room", "draws", "scores", "kept_file", "locks", "swap"}
     | {
         "bundle",
         "template",

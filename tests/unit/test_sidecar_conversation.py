@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from queue import Queue
 from typing import Any
 
 from edge_spec.apps.sidecar.conversation import Conversation, Job
+from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.testing import Fault, FaultKind, FaultyModel
 
 
@@ -39,3 +41,30 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
     assert answered["result"]["finish_reason"] == "length"
     conversation.end(10)
     conversation.join(10)
+
+
+def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    sent: Queue[dict[str, Any]] = Queue()
+
+    def send(message: dict[str, Any]) -> None:
+        json.dumps(message, allow_nan=False)
+        sent.put(message)
+
+    conversation = Conversation(lambda: make_engine(remembers_all()), send, lambda job: None)
+    conversation.submit(Job(1, lambda engine: {"note": float("inf")}))
+    conversation.submit(Job(2, lambda engine: 2))
+    failed, answered = (sent.get(timeout=10) for _ in range(2))
+    assert failed["id"] == 1 and failed["error"]
+    assert answered["result"] == 2
+    conversation.end(10)
+
+
+def test_a_sidecar_that_was_asked_nothing_frees_its_model(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all())
+    sidecar = Sidecar(engine, lambda message: None)
+    sidecar.handle(b'{"jsonrpc": "2.0", "id": 1, "method": "shutdown"}')
+    assert engine._closed

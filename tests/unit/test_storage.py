@@ -220,12 +220,13 @@ def test_an_error_in_the_block_leaves_the_old_file(
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a system that has FIFOs")
 @pytest.mark.parametrize("name", ["fifo", "link"])
-def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory])
+def test_what_is_no_regular_file_is_not_replaced(atomic: Any, tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("fifo")
     with (
         pytest.raises(StorageError, match="is no regular file") as caught,
-        atomic_file(tmp_path / name),
+        atomic(tmp_path / name),
     ):
         raise AssertionError("entered")
     assert "\n" not in str(caught.value)

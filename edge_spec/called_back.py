@@ -1,0 +1,38 @@
+"""Functions that libraries call back.
+
+What a signal's handler raises within one is lost: ctypes prints it, and the library goes on. So
+handlers that raise ask first (`comes_again`).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from threading import Timer, main_thread
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_AGAIN_S = 0.05
+_codes: set[CodeType] = set()
+
+
+def called_back(function: _Function) -> _Function:
+    """Marks such a function, as a decorator."""
+    _codes.add(function.__code__)
+    return function
+
+
+def comes_again(number: int, frame: FrameType | None) -> bool:
+    """For a handler that would raise: whether it must not now, and is called once more soon."""
+    while frame is not None and frame.f_code not in _codes:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    if hasattr(signal, "pthread_kill"):
+        later = Timer(_AGAIN_S, signal.pthread_kill, (main_thread().ident, number))
+    else:
+        later = Timer(_AGAIN_S, signal.raise_signal, (number,))
+    later.daemon = True
+    later.start()
+    return True
