@@ -46,6 +46,7 @@ def ngram_files():
     return files
 
 
+@pytest.mark.usefixtures("free_rows")
 def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monkeypatch):
     options = LoadOptions(quantization="fp32", corpora=(corpus,))
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
@@ -61,6 +62,7 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
     assert [names for names, text in texts.items() if text != plain] == []
 
 
+@pytest.mark.usefixtures("free_rows")
 @pytest.mark.parametrize("names", ["auto", "lookahead", "suffix,recycling,lookahead"])
 def test_drafting_is_bit_identical_where_chains_are(demo_gguf, names):
     """Although branches are not, on this runtime: none of them is accepted."""

@@ -14,7 +14,7 @@ from edge_spec.load_options import LoadOptions
 from edge_spec.loading import load_engine
 from edge_spec.tree import TokenTree
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("free_rows")]
 
 PROMPTS = [
     json.loads(line)["prompt"]

@@ -162,7 +162,7 @@ def test_an_idle_engine_is_measured_and_the_next_one_knows(
     with load_engine(model, options, quiet, measure_when_idle=True) as engine:
         engine.generate("the rain", max_tokens=4)
         profiler: Any = engine.parts.idle_work
-        profiler._thread.join(60)
+        profiler._thread.join(300)
         assert not profiler._thread.is_alive()
         assert engine.generate("the rain", max_tokens=4).stats.predicted_n == 4
     source = Source(model, quiet)

@@ -31,7 +31,7 @@ def client(served_once: Engine) -> Iterator[httpx.Client]:
     with (
         served_once.fork() as engine,
         RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url) as opened,
+        httpx.Client(base_url=running.url, timeout=60) as opened,
     ):
         yield opened
 

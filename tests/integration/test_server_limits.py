@@ -125,8 +125,10 @@ def test_an_answer_that_takes_too_long_is_cut(
     serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, cut, cancel = serve(parallel=1, request_timeout_s=0.05), Event(), Answer.cancel
+    in_third = Event()
 
     def told(answer: Answer) -> None:
+        assert in_third.wait(30)  # however long the first passes take
         cancel(answer)
         cut.set()
 
@@ -136,6 +138,7 @@ def test_an_answer_that_takes_too_long_is_cut(
         asked = thread.submit(client.post, COMPLETIONS, json={**LONG, "stream": False})
         for _ in range(3):
             gate.await_pass()
+        in_third.set()
         assert cut.wait(30)
         gate.end()
         answer = asked.result().json()
@@ -144,7 +147,7 @@ def test_an_answer_that_takes_too_long_is_cut(
 
 
 def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(serve: Serve) -> None:
-    client = serve(parallel=2, client_timeout_s=0.3)
+    client = serve(parallel=2, client_timeout_s=1.0)
     body = {**LONG, "max_tokens": 900, "n": 16, "logprobs": 20, "speculative": {"tokens": True}}
     with connected(client) as hanging:
         hanging.sendall(raw(COMPLETIONS, body))
@@ -155,7 +158,7 @@ def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(serve: Serve) -> N
 
 
 def test_a_request_that_never_ends_is_cut(serve: Serve) -> None:
-    client = serve(client_timeout_s=0.2)
+    client = serve(client_timeout_s=1.0)
     with connected(client) as silent, connected(client) as slow, connected(client) as half:
         slow.sendall(b"GET /health HTTP/1.1\r\nHost:")
         half.sendall(raw(CHAT, {"messages": []})[:-3])

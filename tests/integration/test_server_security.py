@@ -50,7 +50,7 @@ def keyed(served_once: Any) -> Any:
     with (
         served_once.fork() as engine,
         RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url) as client,
+        httpx.Client(base_url=running.url, timeout=60) as client,
     ):
         yield client
 

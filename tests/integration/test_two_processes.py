@@ -97,7 +97,7 @@ def written(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        told = [process.communicate(timeout=60) for process in processes]
+        told = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], told
     return tmp_path / "cache", told
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FLAGS = (
     "--headless",
+    "--disable-smooth-scrolling",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -95,8 +96,10 @@ class Chat:
 
     def until(self, condition: str) -> None:
         """Waits for a JavaScript condition; the page's policy forbids wait_for_function."""
-        code = f"while (!({condition})) await new Promise(requestAnimationFrame);"
-        self.page.evaluate(f"async () => {{ {code} }}")
+        wait = "if (performance.now() > end) throw Error('in vain'); await frame();"
+        code = f"const end = performance.now() + 60000; while (!({condition})) {{ {wait} }}"
+        frame = "const frame = () => new Promise(requestAnimationFrame);"
+        self.page.evaluate(f"async () => {{ {frame} {code} }}")
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +129,7 @@ def serve(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
 @pytest.fixture(scope="module")  # playwright's event loop would be in the way of other tests'
 def browser() -> Iterator[Browser]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    api.expect.set_options(timeout=60_000)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("chromium is not installed")
@@ -158,7 +162,7 @@ def open_chat(browser: Browser, echo: ModuleType) -> Iterator[Callable[..., Chat
         def start(url: str, *, loaded: bool = True, **settings: Any) -> Chat:
             context = browser.new_context(**settings)
             opened.callback(context.close)
-            context.set_default_timeout(10_000)
+            context.set_default_timeout(60_000)
             page = context.new_page()
             watch(page)
             page.goto(url)

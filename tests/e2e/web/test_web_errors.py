@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
@@ -81,6 +82,8 @@ def test_a_busy_server_is_said_and_tried_again(serve: Serve, open_chat: Open) ->
     expect(chat.answer.locator(".error")).to_contain_text("then try again.")
     other.page.keyboard.press("Escape")
     other.settle()
+    while "edge_spec_slots_busy 0" not in httpx.get(f"{running.url}/metrics", timeout=60).text:
+        pass  # the slot is free soon after the page says so
     chat.answer.get_by_role("button", name="Try again").click()
     expect(chat.answer.locator(".prose")).to_have_text("hello")
 
