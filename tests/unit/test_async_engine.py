@@ -62,7 +62,7 @@ def test_answers_are_those_of_the_engine(make_engine: Any, remembers_all: Any) -
                 await llm.chat("hello", max_tokens=0)
             with pytest.raises(UsageError, match="max_tokens is 0"):
                 await anext(llm.stream("hello", max_tokens=0))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(UsageError, match="this engine is closed"):
             await llm.chat("hello")
 
     run(test)
@@ -196,8 +196,6 @@ def test_a_stream_that_was_left_open_does_not_keep_the_engine(
             stream = llm.stream("hello", max_tokens=50)
             await anext(stream)
             await llm.close()  # and once more at the end of the block
-            with pytest.raises(UsageError, match="this engine is closed"):
-                await llm.chat("hello")
 
     run(test)
 
