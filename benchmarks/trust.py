@@ -85,10 +85,14 @@ def _exact(found: Found) -> str:
 
 def _rates(found: Found) -> str:
     total = found["total"]
+    (value, low, high), (worst, least, greatest) = (
+        [total[f"{name}{end}"] for end in ("", "_low", "_high")]
+        for name in ("speedup", "worst_prompt_speedup")
+    )
     return (
-        f"{total['prompts']} prompts: {total['speedup']:.2f} times plain decoding "
-        f"({total['speedup_low']:.2f} to {total['speedup_high']:.2f}); the worst prompt "
-        f"{total['worst_prompt_speedup']:.2f}; {total['differing_texts']} texts differ"
+        f"{total['prompts']} prompts: {value:.2f} times plain decoding ({low:.2f} to {high:.2f}); "
+        f"the worst prompt {worst:.2f} ({least:.2f} to {greatest:.2f} in its repetitions); "
+        f"{total['differing_texts']} texts differ"
     )
 
 

@@ -46,7 +46,8 @@ class EndSignals:
         the second signal that waits for that ends the process. Behind `prepare_streams`: it opens
         files."""
         reader, writer = os.pipe()
-        os.set_blocking(writer, False)
+        if sys.platform != "win32":  # where it need not be so
+            os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         Thread(target=self._watch, args=(reader,), daemon=True).start()
 
