@@ -22,9 +22,15 @@ Each says what is wrong and where, and carries a `remedy`: what the user can do 
 
 from __future__ import annotations
 
+_MOST_SHOWN = 1500  # characters of a message: names within a file may be as long as the file
+
 
 class EdgeSpecError(Exception):
-    """An error that a user can act on; `str()` is one line, the remedy included."""
+    """An error that a user can act on; `str()` is one line, the remedy included.
+
+    Messages quote files of strangers: the line is of a sane length, and what a terminal could obey
+    is not in it.
+    """
 
     exit_status = 1
 
@@ -34,7 +40,11 @@ class EdgeSpecError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return " ".join(f"{self.message}. {self.remedy}".split())
+        message = self.message
+        if len(message) > _MOST_SHOWN:
+            message = f"{message[:_MOST_SHOWN]} \u2026"
+        line = " ".join(f"{message}. {self.remedy}".split())
+        return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 class UsageError(EdgeSpecError):

@@ -1,0 +1,33 @@
+"""What an error says: one line that is fit to be shown, whatever file it quotes."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_spec.errors import EdgeSpecError, ModelFileError
+
+
+def shown(message: str) -> str:
+    return str(ModelFileError(message, remedy="Download it again."))
+
+
+def test_it_is_one_line_with_its_remedy() -> None:
+    assert shown("a.gguf is\ndamaged") == "a.gguf is damaged. Download it again."
+    assert shown("模型 “ü” 🙂") == "模型 “ü” 🙂. Download it again."
+
+
+def test_a_name_as_long_as_a_file_leaves_room_for_the_remedy() -> None:
+    line = shown("tensor " + "x" * 100_000)
+    assert line.startswith("tensor xxx") and line.endswith("x …. Download it again.")
+    assert len(line) < 2000
+
+
+@pytest.mark.parametrize("sent", ["\x1b[2J", "\x9b31m", "\x07", "\u202e", "\udc80", "\x00"])
+def test_what_a_terminal_could_obey_is_not_shown(sent: str) -> None:
+    line = shown(f"two tensors named {sent}a")
+    assert line.isprintable() and "\ufffd" in line
+
+
+def test_the_message_itself_is_kept_for_programs() -> None:
+    error = EdgeSpecError("a\x1b", remedy="None.")
+    assert (error.message, error.remedy) == ("a\x1b", "None.")
