@@ -22,7 +22,8 @@ Each says what is wrong and where, and carries a `remedy`: what the user can do 
 
 from __future__ import annotations
 
-_MOST_SHOWN = 1500  # characters of a message: names within a file may be as long as the file
+# Characters of a message, at its begin and end: a name within a file may be as long as the file.
+_FIRST_SHOWN, _LAST_SHOWN = 1000, 500
 
 
 class EdgeSpecError(Exception):
@@ -41,8 +42,8 @@ class EdgeSpecError(Exception):
 
     def __str__(self) -> str:
         message = self.message
-        if len(message) > _MOST_SHOWN:
-            message = f"{message[:_MOST_SHOWN]} \u2026"
+        if len(message) > _FIRST_SHOWN + _LAST_SHOWN:
+            message = f"{message[:_FIRST_SHOWN]} \u2026 {message[-_LAST_SHOWN:]}"
         line = " ".join(f"{message}. {self.remedy}".split())
         return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
