@@ -2,6 +2,7 @@
 
     python benchmarks/soak.py
     python benchmarks/soak.py --minutes 2 --json soak.json
+    python benchmarks/soak.py --draft smollm2 --draft-runtime llamacpp
 
 Two processes with the same model and a small context, so that its limit is met often: one asks the
 SDK, in the default mode and in exact mode, the other is `edge-spec serve`. They are asked in turns,
@@ -37,7 +38,7 @@ from typing import Any
 import numpy as np
 import soak_http
 from common import machine
-from soak_requests import Outcome
+from soak_requests import DRAFTERS, DRAFTERS_OF_PAIR, Outcome
 
 from edge_spec.storage import atomic_file
 
@@ -212,14 +213,17 @@ def write(found: dict[str, Any], out: Path | None) -> None:
 
 def run(arguments: Namespace) -> dict[str, Any]:
     context, threads = str(arguments.context), str(arguments.threads)
-    serve = ["serve", arguments.model, "--json", "--port", "0", "--parallel", "2"]
+    pair = ["--draft", arguments.draft, "--draft-runtime", arguments.draft_runtime]
+    pair = pair if arguments.draft else []
+    serve = ["serve", arguments.model, "--json", "--port", "0", "--parallel", "2", *pair]
     with ExitStack() as opened:
-        sdk = opened.enter_context(child(["soak_sdk.py", arguments.model, context, threads]))
+        sdk = opened.enter_context(child(["soak_sdk.py", arguments.model, context, threads, *pair]))
         told(sdk)
         server = opened.enter_context(
             child(["-c", SERVER, *serve, "--context", context, "--threads", threads])
         )
-        asker = soak_http.HttpAsker(told(server)["port"])
+        drafters = DRAFTERS_OF_PAIR if pair else DRAFTERS
+        asker = soak_http.HttpAsker(told(server)["port"], drafters)
         pids = {"sdk": sdk.pid, "server": server.pid}
         samples: dict[str, list[Usage]] = {name: [] for name in pids}
         where, tally, began = machine(), Tally(), time.monotonic()
@@ -261,6 +265,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--draft")
+    parser.add_argument("--draft-runtime", default="auto")
     parser.add_argument("--json", type=Path)
     found = run(parser.parse_args())
     print(line(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from random import Random
@@ -11,7 +11,6 @@ from typing import Any
 
 from soak_requests import (
     ANSWER_TOKENS,
-    DRAFTERS,
     FILLER,
     FOLLOW_UPS,
     NUM_CONVERSATIONS,
@@ -37,10 +36,11 @@ class RefusedError(Exception):
 
 
 class HttpAsker:
-    """Asks the server at a port. Connections are not kept."""
+    """Asks the server at a port. Connections are not kept. drafters: requests may name."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, drafters: Sequence[str]) -> None:
         self._port = port
+        self._drafters = drafters
         self._prompts = prompts()
         self._talks = [opening(number) for number in range(NUM_CONVERSATIONS)]
         self.steps: list[Callable[[Random], list[Outcome]]] = [
@@ -96,7 +96,7 @@ class HttpAsker:
 
     def other_drafter(self, random: Random) -> list[Outcome]:
         prompt = random.choice(self._prompts)
-        text = self._chat(prompt, speculative={"drafter": random.choice(DRAFTERS)})
+        text = self._chat(prompt, speculative={"drafter": random.choice(self._drafters)})
         return [self._same("other drafter", prompt, text)]
 
     def left(self, random: Random) -> list[Outcome]:

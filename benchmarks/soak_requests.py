@@ -22,6 +22,7 @@ SCHEMA: dict[str, Any] = {
 }
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 40}
 DRAFTERS = ("none", "auto", "suffix", "recycling", "lookahead", "suffix,recycling")
+DRAFTERS_OF_PAIR = (*DRAFTERS, "draft-model", "draft-model,suffix")
 FILLER = "The quick brown fox jumps over the lazy dog, and number {number} follows. "
 
 

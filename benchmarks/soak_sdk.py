@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from common import open_engine
 from soak_requests import (
     ANSWER_TOKENS,
     DRAFTERS,
+    DRAFTERS_OF_PAIR,
     FILLER,
     FOLLOW_UPS,
     NUM_CONVERSATIONS,
@@ -36,11 +37,12 @@ from edge_spec.results import FinishReason
 
 
 class Asker:
-    """Asks one engine. exact: whether it decodes in exact mode."""
+    """Asks one engine. exact: whether it decodes in exact mode. drafters: it can be changed to."""
 
-    def __init__(self, engine: Engine, exact: bool, folder: Path) -> None:
+    def __init__(self, engine: Engine, exact: bool, drafters: Sequence[str], folder: Path) -> None:
         self._engine = engine
         self._exact = exact
+        self._drafters = drafters
         self._snapshot = folder / f"exact-{exact}.snapshot"
         self._prompts = prompts()
         self._talks = [opening(number) for number in range(NUM_CONVERSATIONS)]
@@ -119,7 +121,7 @@ class Asker:
             for chunk in self._engine.stream(prompt, **self._short):
                 text += chunk.text
                 if random.random() < 0.2:
-                    self._engine.set_drafter(random.choice(DRAFTERS))
+                    self._engine.set_drafter(random.choice(self._drafters))
         finally:
             self._engine.set_drafter(before)
         return [self._same("changed drafter", prompt, text)]
@@ -185,14 +187,22 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("context", type=int)
     parser.add_argument("threads", type=int)
+    parser.add_argument("--draft", action="append", default=[])
+    parser.add_argument("--draft-runtime", default="auto")
     arguments = parser.parse_args()
-    options = {"context_length": arguments.context, "threads": arguments.threads}
+    options = {
+        "context_length": arguments.context,
+        "threads": arguments.threads,
+        "drafts": tuple(arguments.draft),
+        "draft_runtime": arguments.draft_runtime,
+    }
+    drafters = DRAFTERS_OF_PAIR if arguments.draft else DRAFTERS
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         askers = []
         for exact in (False, True):
             engine = open_engine(arguments.model, exact=exact, **options)
-            askers.append(Asker(opened.enter_context(engine), exact, folder))
+            askers.append(Asker(opened.enter_context(engine), exact, drafters, folder))
         print(json.dumps([]), flush=True)
         for line in sys.stdin:
             number = int(line)
