@@ -134,16 +134,17 @@ class Generation(Iterator[Chunk]):
         try:
             if not self._prefill():
                 return
-            rounds = self._rounds(decoded)
-            for tokens in rounds:
-                if not stats.ttft_ms:
-                    stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
-                chunk = self._chunk(tokens)
-                if chunk.text or chunk.tokens:
-                    yield chunk
-                if self._cutter.stopped or self._cancelled:
-                    rounds.close()
-                    break
+            with closing(self._rounds(decoded)) as rounds:
+                for tokens in rounds:
+                    if not stats.ttft_ms:
+                        stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
+                    chunk = self._chunk(tokens)
+                    if chunk.text or chunk.tokens:
+                        yield chunk
+                    if self._cutter.stopped or self._cancelled:
+                        break
+            if self._cutter.stopped:
+                self._drop_behind_stop()
             yield from self._last_chunk(decoded)
         except Exception:
             conversation.failed = True
@@ -200,6 +201,15 @@ class Generation(Iterator[Chunk]):
             self._sampler.tie_margin = conversation.noise
             with changed.preparing([*request.prompt, *decoded]):
                 pass  # the target holds the text already
+
+    def _drop_behind_stop(self) -> None:
+        """A round's tokens behind the one that completes a stop string leave the cache: plain
+        decoding would not have had them, and the next prompt may go on with them."""
+        target = self._conversation.decoder.target
+        plain = len(self._request.prompt) - 1 + len(self.result.tokens)
+        if target.length > plain:
+            with target_calls:
+                target.rollback(plain)
 
     def _on_round(self, round_stats: RoundStats) -> None:
         self.result.stats.observe(round_stats)

@@ -48,6 +48,7 @@ class SuffixIndex:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.match = Match(0, 0)  # the longest end of the text that occurred before
+        self.is_whole = True  # an interrupt may leave a token half read
         self._last = 0
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
@@ -56,8 +57,10 @@ class SuffixIndex:
         self._end = [0]  # position after the latest of them
 
     def extend(self, tokens: Iterable[int]) -> None:
+        self.is_whole = False
         for token in tokens:
             self._append(token)
+        self.is_whole = True
 
     def continuations(self, match: Match) -> list[Continuation]:
         """What followed the occurrences of a match, the likeliest first: most often, then most
@@ -177,7 +180,7 @@ class SuffixDrafter:
         self._growth = nothing(prompt[-1])
         self._assumed.clear()
         known = self._index.tokens
-        if known != list(prompt[: len(known)]):
+        if not self._index.is_whole or known != list(prompt[: len(known)]):
             self._index = SuffixIndex()
             self._acceptance.begin_text()
             known = self._index.tokens

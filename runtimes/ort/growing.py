@@ -96,7 +96,9 @@ class GrowingSession:
         if kept == self._scored:
             self._past, self._present = self._present, self._past
         else:
-            _copy(self._present, self.length + self._scored, self._past, self.length + kept)
+            held, self.length = self.length, 0  # an interrupt leaves no past, not a torn one
+            _copy(self._present, held + self._scored, self._past, held + kept)
+            self.length = held
         self.length += kept
         self._scored = 0
 

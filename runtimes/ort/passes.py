@@ -190,11 +190,11 @@ class Passes:
         self._total[...] = total
         # The operator masks causally by itself, so a chain needs no bias but zeros.
         bias = bound.bias[: rows * total].reshape(1, 1, rows, total)
-        if sees is not None:
-            bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
-        bound.binding.bind_cpu_input("attention_bias", bias)
         self._cache.last_writer = self
         try:
+            if sees is not None:
+                bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
+            bound.binding.bind_cpu_input("attention_bias", bias)
             self._inference.run_with_iobinding(bound.binding, self._run_options)
         except Exception as error:
             raise pass_error(error, rows, start) from error

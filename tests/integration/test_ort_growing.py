@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +102,33 @@ def test_rows_that_are_not_committed_leave_nothing_behind(
         each.commit(range(3))
         found.append(scored(each, after, [2]))
     assert np.array_equal(*found)
+
+
+def test_an_interrupted_commit_leaves_no_torn_past(
+    model: Model,
+    session: Session,
+    tokens: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copy is packed for another length: half of it would be read as something else."""
+    text, after = tokens(12), tokens(5, seed=2)
+    views = growing._Side.views
+
+    def interrupted(side: object, length: int) -> Iterator[np.ndarray]:
+        yield views(side, length)[0]
+        raise KeyboardInterrupt
+
+    session.prefill(text)
+    session.forward(TokenTree.chain(after[0], after[1:]))
+    with monkeypatch.context() as patched:
+        patched.setattr(growing._Side, "views", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.commit(range(2))
+    held = session.length
+    session.prefill(text[held:])
+    untouched = model.open_session()
+    untouched.prefill(text)
+    assert np.array_equal(scored(session, after, [2]), scored(untouched, after, [2]))
 
 
 def test_buffers_grow_without_losing_anything(

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from edge_spec.bundle import Bundle, open_bundle
@@ -136,6 +137,27 @@ def test_a_chain_after_a_tree_of_the_same_width(
     both.forward(random_tree(8, seed=3))
     both.rollback(4)
     both.chain(tokens(8, seed=4))
+
+
+def test_an_interrupted_tree_leaves_no_mask_behind(
+    both: Both, tokens: Tokens, random_tree: RandomTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask's buffer is that of all passes of this width, laid out by their length."""
+    bind = onnxruntime.IOBinding.bind_cpu_input
+
+    def interrupted(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
+        if name == "attention_bias":
+            raise KeyboardInterrupt
+        bind(binding, name, array)
+
+    both.prefill(tokens(20))
+    both.chain(tokens(7, seed=1))  # the width is bound
+    with monkeypatch.context() as patched:
+        patched.setattr(onnxruntime.IOBinding, "bind_cpu_input", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            both.sessions[0].forward(random_tree(7, seed=2))
+    both.prefill(tokens(9, seed=3))
+    both.chain(tokens(7, seed=4))
 
 
 def test_the_cache_grows_under_a_tree(both: Both, tokens: Tokens, random_tree: RandomTree) -> None:

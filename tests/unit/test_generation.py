@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -220,3 +222,42 @@ def test_results_are_json(make_engine: Any, scripted: Any) -> None:
     assert values["text"] == "ok" and values["finish_reason"] == "stop"
     assert values["tokens"][0] == {"id": ord("o"), "text": "o", "origin": "plain"}
     assert np.isfinite(values["stats"]["ttft_ms"]) and values["stats"]["ttft_ms"] > 0
+
+
+@pytest.mark.parametrize("stop", ["af\u00e9", "c", "costs 3"])
+def test_behind_a_stop_string_the_cache_holds_what_plain_decoding_holds(
+    make_engine: Any, scripted: Any, tree_drafter: Any, stop: str
+) -> None:
+    """The rows behind it would be reused by a prompt that goes on as the model did, where plain
+    decoding reads them as a prompt."""
+    held = []
+    for drafters in ([], [script_drafter(tree_drafter, TEXT)]):
+        engine = make_engine(writes(scripted, TEXT), drafters)
+        engine.generate(list(PROMPT), stop=stop)
+        going_on = list(PROMPT) + list(TEXT.encode())[:20]
+        held.append(engine.generate(going_on, max_tokens=1).stats.cached_n)
+    assert held[0] == held[1] > len(PROMPT)
+
+
+def test_an_answer_that_an_interrupt_ended_does_not_touch_the_next_one(
+    make_engine: Any, remembers_all: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames live as long as somebody keeps the exception, as notebooks do."""
+    engine = make_engine(remembers_all())
+    generation = engine.generate("hello", stream=True)
+    for _ in range(4):
+        next(generation)
+    with monkeypatch.context() as patched:
+        patched.setattr(generation, "_chunk", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt) as kept:
+            next(generation)
+    del generation
+    running = engine.generate("hello there", max_tokens=20, stream=True)
+    for _ in range(10):
+        next(running)
+    kept.value.__traceback__ = None
+    del kept
+    gc.collect()
+    found = [token.id for token in running.finish().tokens]
+    fresh = make_engine(remembers_all()).generate("hello there", max_tokens=20)
+    assert found == [token.id for token in fresh.tokens]

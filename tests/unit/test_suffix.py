@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -226,3 +228,29 @@ def test_a_snapshot_carries_what_was_learnt() -> None:
     with pytest.raises(ValueError, match="prompt"):
         fresh.restore(drafter.snapshot() | {"text": text.reshape(1, -1)})
     assert fresh.snapshot()["text"].tolist() == text.tolist()
+
+
+@pytest.mark.parametrize("at", range(2, 12))
+def test_after_an_interrupt_the_text_is_read_anew(at: int) -> None:
+    """Half of a token in the index: a link that leads nowhere can be followed for ever."""
+    text = [0, 1, 0, 1, 1, 0, 1, 0, 2, 0, 1]
+    drafter, fresh = SuffixDrafter(), SuffixDrafter()
+    new_state, states = SuffixIndex._new_state, itertools.count()
+
+    def interrupted(index: SuffixIndex, *arguments: Any) -> int:
+        state = new_state(index, *arguments)
+        if next(states) == at:
+            raise KeyboardInterrupt
+        return state
+
+    patched = mock.patch.object(SuffixIndex, "_new_state", interrupted)
+    with patched, pytest.raises(KeyboardInterrupt):
+        drafter.begin(text)
+    drafter.begin(text)
+    fresh.begin(text)
+    for token in (1, 0, 1, 1):
+        found, expected = drafter.propose(token, BUDGET), fresh.propose(token, BUDGET)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert np.array_equal(found.confidence, expected.confidence)
+        for each in (drafter, fresh):
+            each.observe(TokenTree.chain(token), OUT, Verdict((token,), (), exhausted=True))
