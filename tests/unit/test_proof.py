@@ -308,6 +308,36 @@ def tied(tokens: tuple[int, ...]) -> np.ndarray:
     return logits
 
 
+class WrongSession(ScriptedSession):
+    """Several rows at once are scored wrongly: 3 of a logit for what is next to the likeliest."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        if len(tree) > 1:
+            rows = np.arange(len(tree))
+            logits[rows, (logits.argmax(axis=1) + 1) % 256] += 3
+        return Forward(logits)
+
+
+class WrongModel(ScriptedModel):
+    def open_session(self) -> WrongSession:
+        return WrongSession(self)
+
+
+def test_wide_passes_that_are_wrong_are_not_excused_by_their_own_noise(with_drafter: Any) -> None:
+    def clear(tokens: tuple[int, ...]) -> np.ndarray:
+        logits = LIKED(tokens)
+        best = int(logits.argmax())
+        logits[(best + 1) % 256] = logits[best] - 1
+        return logits
+
+    engine = with_drafter("recycling", WrongModel(clear, VOCAB))
+    proof = prove(engine, PROMPTS, replace(SMALL, num_draws=0), quiet)
+    assert {each.margin for each in proof.greedy.differing} == {1.0}
+    assert proof.determinism.tie_margin > 1.0
+    assert proof.passed is False
+
+
 def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
     extent = replace(SMALL, num_draws=200)
     proof = prove(with_drafter("recycling", NoisyModel(tied, VOCAB)), PROMPTS, extent, quiet)
