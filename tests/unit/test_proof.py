@@ -328,13 +328,13 @@ def test_wide_passes_that_are_wrong_are_not_excused_by_their_own_noise(with_draf
     def clear(tokens: tuple[int, ...]) -> np.ndarray:
         logits = LIKED(tokens)
         best = int(logits.argmax())
-        logits[(best + 1) % 256] = logits[best] - 1
+        logits[(best + 1) % 256] = logits[best] - 2
         return logits
 
     engine = with_drafter("recycling", WrongModel(clear, VOCAB))
     proof = prove(engine, PROMPTS, replace(SMALL, num_draws=0), quiet)
-    assert {each.margin for each in proof.greedy.differing} == {1.0}
-    assert proof.determinism.tie_margin > 1.0
+    assert {each.margin for each in proof.greedy.differing} == {2.0}
+    assert proof.determinism.tie_margin > 2.0
     assert proof.passed is False
 
 
