@@ -29,12 +29,12 @@ class TokenTree:
     deterministic candidate; which of the two decides the acceptance rule. Siblings were sampled
     from the same one in their order, as `siblings` says. A sampled row's confidence may depend on
     its ancestors and on the distributions, never on its own token, and does not rise from one
-    sibling to the next: a policy that drops unlikely rows would change what is written. Siblings
-    of K_SEQ are kept or dropped together. `proposed_by[i]` names
-    the drafter of row i, several joined by "+" ("" for the pending token). `needed[i]` marks a row
-    that is scored for what its drafter learns from it, however unlikely it is to be right; so are
-    its ancestors. Raises ValueError unless parents precede their children and every array has one
-    entry a row.
+    sibling to the next: a policy that drops unlikely rows would change what is written.
+    `lone[i]` says whether row i had no siblings when it was drafted, whatever was dropped since.
+    `proposed_by[i]` names the drafter of row i, several joined by "+" ("" for the pending token).
+    `needed[i]` marks a row that is scored for what its drafter learns from it, however unlikely it
+    is to be right; so are its ancestors. Raises ValueError unless parents precede their children
+    and every array has one entry a row.
     """
 
     tokens: np.ndarray  # [rows] int32
@@ -44,6 +44,7 @@ class TokenTree:
     proposed_by: tuple[str, ...] = ()
     needed: tuple[bool, ...] = ()  # empty: no row is
     siblings: Siblings = Siblings.WITHOUT_REPLACEMENT
+    lone: tuple[bool, ...] = ()  # empty: as in this tree
     is_chain: bool = field(init=False)  # whether each row is the only child of the one before it
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class TokenTree:
             ("draft_probs", self.draft_probs),
             ("proposed_by", self.proposed_by),
             ("needed", self.needed),
+            ("lone", self.lone),
         ):
             if entries and len(entries) != rows:
                 raise ValueError(f"a token tree needs no {name} or one entry a row")
@@ -126,13 +128,28 @@ class TokenTree:
         return any(self.draft_probs[child] is not None for child in self.children(row))
 
     def sampled_chain(self, row: int) -> list[int]:
-        """The sampled rows below `row` as long as each is the only child of the one before it."""
+        """The sampled rows below `row` as long as each is the only child of the one before it.
+
+        One whose siblings were dropped is none: that they were may depend on what it holds, and a
+        chain's rule has to be right on average over all that it may hold.
+        """
         chain: list[int] = []
         children = self.children(row)
-        while len(children) == 1 and self.draft_probs[children[0]] is not None:
+        while (
+            len(children) == 1
+            and self.draft_probs[children[0]] is not None
+            and self._lone[children[0]]
+        ):
             chain.append(children[0])
             children = self.children(children[0])
         return chain
+
+    @cached_property
+    def _lone(self) -> tuple[bool, ...]:
+        if self.lone:
+            return self.lone
+        parents = self.parents.tolist()
+        return tuple(len(self.children(parent)) == 1 if parent >= 0 else True for parent in parents)
 
     def path(self, row: int) -> list[int]:
         """Rows from row 0 down to `row`, both included."""
@@ -232,7 +249,10 @@ class TokenTree:
 
     def likeliest(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
         """The `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
-        Rows that are needed go before all others, however unlikely."""
+        Rows that are needed go before all others, however unlikely. Siblings of K_SEQ are kept or
+        dropped together, by the last of them."""
+        if self.siblings is Siblings.K_SEQ and self.draft_probs and not self.is_chain:
+            return self.only(sorted(self._likeliest_groups(num_rows, min_reach)))
         reach = self.reach
         if not self.needed and bool((reach[1:] <= reach[:-1]).all()):
             return self.first_rows(min(num_rows, int((reach >= min_reach).sum())))
@@ -242,6 +262,22 @@ class TokenTree:
         order = np.lexsort((-reach, ~wanted))
         rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
         return self.only(sorted(rows[:num_rows]))
+
+    def _likeliest_groups(self, num_rows: int, min_reach: float) -> list[int]:
+        """Rows whose siblings are all among them. Whether a group is depends on none of its own
+        tokens: what is below it, which may depend on them, comes after it."""
+        reach: list[float] = self.reach.tolist()
+        least = {row: min(reach[child] for child in below) for row, below in self._children.items()}
+        for row, parent in enumerate(self.parents.tolist()):
+            if row in least:
+                least[row] = min(least[row], least[parent])
+        kept = [0]
+        for row in sorted(self._children.keys() - {-1}, key=lambda row: (-least[row], row)):
+            group = self.children(row)
+            fits = len(kept) + len(group) <= num_rows
+            if row in kept and fits and least[row] >= min_reach:
+                kept += group
+        return kept
 
     def first_rows(self, rows: int) -> TokenTree:
         """The tree of the first `rows` rows, itself a tree since parents precede children."""
@@ -255,6 +291,7 @@ class TokenTree:
             self.proposed_by[:rows],
             self.needed[:rows],
             self.siblings,
+            self._lone[:rows] if self.draft_probs else (),
         )
 
     def only(self, rows: Sequence[int]) -> TokenTree:
@@ -272,6 +309,7 @@ class TokenTree:
             tuple(self.proposed_by[row] for row in rows) if self.proposed_by else (),
             tuple(self.needed[row] for row in rows) if self.needed else (),
             self.siblings,
+            tuple(self._lone[row] for row in rows) if self.draft_probs else (),
         )
 
 

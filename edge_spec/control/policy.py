@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.metrics import PlainReason, RoundStats
-from edge_spec.tree import Siblings, TokenTree
+from edge_spec.tree import TokenTree
 
 DEFAULT_DRAFT_TOKENS = 15
 
@@ -104,6 +104,4 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> Plan | None:
         num_verified = likely.leading_chain
         if not limits.probes:
             likely = likely.first_rows(num_verified)
-    if tree.siblings is Siblings.K_SEQ and len(likely) < len(tree):  # they go together
-        likely = replace(likely, draft_probs=())
     return Plan(likely, None, num_verified=num_verified) if len(likely) > 1 else None

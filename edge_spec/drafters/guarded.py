@@ -86,6 +86,9 @@ class GuardedDrafter:
         if self.fault is None:
             try:
                 tree = self._checked(self._drafter.propose(pending, budget), pending)
+                if tree.draft_probs and not (budget.branches or tree.is_chain):
+                    # Whether it does could depend on what was sampled, and with it the rule.
+                    raise ValueError("sampled rows that branch where they must not")
                 return tree if self._constraint is None else permitted(tree, self._constraint)
             except Exception as error:
                 self._drop(error)

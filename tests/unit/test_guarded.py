@@ -184,6 +184,26 @@ def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
     assert (guarded.fault is not None) == dropped
 
 
+@pytest.mark.parametrize("branches", [True, False])
+def test_sampled_rows_that_branch_where_they_must_not_drop_the_drafter(branches: bool) -> None:
+    """One that does so for some tokens only would choose the rule that verifies them."""
+    probs = np.full(4, 0.25)
+
+    class Sampling(SuffixDrafter):
+        def propose(self, pending: int, budget: Any) -> TokenTree:
+            return TokenTree(
+                np.array([pending, 1, 2], np.int32),
+                np.array([-1, 0, 0], np.int32),
+                np.array([1, 0.5, 0.5], np.float32),
+                draft_probs=(None, probs, probs),
+            )
+
+    guarded = GuardedDrafter(Sampling(), 4)
+    guarded.begin([0])
+    assert len(guarded.propose(0, Budget(2, 3, branches=branches))) == (3 if branches else 1)
+    assert (guarded.fault is None) == branches
+
+
 class BrokenInPassing(SuffixDrafter):
     """Fails where it is asked nothing about the text."""
 

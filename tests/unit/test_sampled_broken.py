@@ -179,12 +179,18 @@ def later_is_likelier(path: Context, place: int) -> float:
 
 
 def by_parent(path: Context, place: int) -> float:
-    """Below some tokens so likely that the second child of another row has to go."""
-    return (0.9 if path[-2] == 0 else 0.1) if len(path) > 1 else 0.6 - 0.2 * place
+    """Below some tokens so likely that a sibling of theirs has to go."""
+    if len(path) < 3:
+        return (0.95, 0.95, 0.6)[len(path)] if place == 0 else 0.4
+    return 0.9 if path[-2] == 0 else 0.1
 
 
 def by_parent_alone(path: Context, place: int) -> float:
-    return by_parent(path, 0)
+    return (0.9 if path[-2] == 0 else 0.1) if len(path) > 1 else 0.6
+
+
+def first_alone_if_least(tree: TokenTree) -> TokenTree:
+    return tree.first_rows(2) if tree.tokens[1] == 0 else tree
 
 
 @pytest.mark.parametrize(
@@ -199,10 +205,12 @@ def by_parent_alone(path: Context, place: int) -> float:
         # Which branch is kept depends on what it holds.
         (("ss", "s"), {"confidence": by_parent_alone}, lambda tree: tree.chain_first(10)),
         # How many children are verified together depends on what the first one holds.
+        (("ss",), {"siblings": Siblings.K_SEQ}, first_alone_if_least),
+        # A chain goes on through a row whose sibling had to go because of what that row holds.
         (
-            ("ss", "s"),
-            {"confidence": by_parent, "siblings": Siblings.K_SEQ},
-            lambda tree: tree.likeliest(3),
+            ("s", "ss", "s"),
+            {"confidence": by_parent},
+            lambda tree: replace(tree.likeliest(4), lone=()),
         ),
     ],
 )

@@ -141,6 +141,13 @@ def by_parent(path: Context, place: int) -> float:
     return (0.3 + 0.3 * path[-2] if len(path) > 1 else 0.6) / (1 + place)
 
 
+def by_rival(path: Context, place: int) -> float:
+    """Below token 0 it is so likely that a sibling of that one has to go."""
+    if len(path) < 3:
+        return (0.95, 0.95, 0.6)[len(path)] if place == 0 else 0.4
+    return 0.9 if path[-2] == 0 else 0.1
+
+
 BUDGET = Budget(10, 20)
 # What policies do to a tree between drafting and verification.
 CUTS: dict[str, Callable[[TokenTree], TokenTree]] = {
@@ -183,16 +190,32 @@ def test_a_chain_may_be_cut_by_what_came_before(cut: Any, confidence: Any) -> No
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("confidence", [by_depth, by_parent])
+@pytest.mark.parametrize("confidence", [by_depth, by_parent, by_rival])
 @pytest.mark.parametrize("rule", [WITHOUT, WITH])
-def test_a_tree_may_be_cut_by_what_came_before(cut: Any, confidence: Any, rule: Siblings) -> None:
+@pytest.mark.parametrize("shape", [("ss", "ss"), ("s", "ss", "s")])
+def test_a_tree_may_be_cut_by_what_came_before(
+    shape: tuple[str, ...], cut: Any, confidence: Any, rule: Siblings
+) -> None:
     case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
     form = {"siblings": rule, "confidence": confidence}
-    assert error(case, ("ss", "ss"), cut=cut, **form) < ROUNDING
+    assert error(case, shape, cut=cut, **form) < ROUNDING
 
 
-def test_a_tree_of_k_seq_may_be_cut_by_depth() -> None:
+@pytest.mark.parametrize("cut", ["likeliest rows", "likely rows", "fixed policy"])
+@pytest.mark.parametrize("confidence", [by_depth, by_parent, by_rival])
+@pytest.mark.parametrize("shape", [("s", "s"), ("ss", "ss"), ("s", "ss", "s")])
+def test_a_tree_of_k_seq_is_cut_by_whole_groups(
+    shape: tuple[str, ...], cut: str, confidence: Any
+) -> None:
     case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
-    form = {"siblings": Siblings.K_SEQ, "confidence": by_depth}
-    for name in ("likeliest rows", "first rows", "fixed policy"):
-        assert error(case, ("ss", "ss"), cut=CUTS[name], **form) < ROUNDING, name
+    form = {"siblings": Siblings.K_SEQ, "confidence": confidence}
+    assert error(case, shape, cut=CUTS[cut], **form) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", Siblings)
+@pytest.mark.parametrize("stop", [0, 1])
+def test_a_tree_that_stops_because_of_a_value_may_be_cut(stop: int, rule: Siblings) -> None:
+    """What then takes the place of the rows that are missing depends on that value."""
+    case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
+    form = {"siblings": rule, "confidence": by_depth, "grows": lambda path: path[-1] != stop}
+    assert error(case, ("s", "ss", "s"), cut=CUTS["likeliest rows"], **form) < ROUNDING
