@@ -28,7 +28,8 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
     """
     from filelock import FileLock  # here: it imports asyncio
 
-    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    # No soft lock instead, which is a file that outlives a kill.
+    lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
     told_s = timeout_s if waits is None else min(timeout_s, TOLD_AFTER_S)
     with ExitStack() as held:
         with full_disk_told(path), refusal_told(path), none_passed_over():
@@ -60,8 +61,6 @@ def none_passed_over() -> Iterator[None]:
     """Where the file system has no locks, the block ends without the one that it wants."""
     try:
         yield
-    except NotImplementedError:  # filelock's, for ENOSYS
-        pass
     except OSError as error:
         if error.errno not in _HAS_NONE:
             raise

@@ -61,24 +61,34 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     """
     if final.is_symlink():
         final = final.resolve()  # the link stays: what it leads to is replaced
+    with refusal_told(final):
+        is_free = final.is_dir() or final.is_file() or not final.exists()
+    _refuse_unless(is_free, final)
+    recover(final)
+    with scratch_directory(final) as work:
+        yield work
+        for path in work.rglob("*"):
+            sync(path)
+        sync(work)
+        work.chmod(0o755)  # mkdtemp makes it private
+        _put(work, final)
+        sync(final.parent)
+
+
+@contextmanager
+def scratch_directory(final: Path) -> Iterator[Path]:
+    """A new directory beside `final` for what is needed until that is made: it goes with the block.
+
+    What a kill leaves and what is raised is as with `atomic_directory`.
+    """
     with full_disk_told(final):
         with refusal_told(final):
-            is_free = final.is_dir() or final.is_file() or not final.exists()
-        _refuse_unless(is_free, final)
-        with refusal_told(final):
             final.parent.mkdir(parents=True, exist_ok=True)
-            recover(final)
             _remove_abandoned(final)
             work = Path(tempfile.mkdtemp(_WORK, f".{final.name}.", final.parent))
         lock = _locked(work)
         try:
             yield work
-            for path in work.rglob("*"):
-                sync(path)
-            sync(work)
-            work.chmod(0o755)  # mkdtemp makes it private
-            _put(work, final)
-            sync(final.parent)
         finally:
             shutil.rmtree(work, ignore_errors=True)
             _unlock(lock)

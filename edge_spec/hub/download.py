@@ -176,7 +176,7 @@ class _Store:
         tells whether two have written at once."""
         path = cache_root() / ".locks" / folder(self.reference).name / f"{file.digest}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
+        lock = FileLock(path, fallback_to_soft=False)  # as in `locks`
         with ExitStack() as held:
             try:
                 with none_passed_over():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.model import ExportOptions, ExportReport, Progress
-from edge_spec.storage import atomic_file
+from edge_spec.storage import atomic_file, scratch_directory
 
 DEFAULT_QUANTIZATION = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
@@ -91,8 +90,8 @@ class GgufExporter:
             if quantization.kind is not None:
                 write_gguf(work, architecture, metadata, tensors, progress)
             else:
-                with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-                    whole = Path(beside) / "whole.gguf"
+                with scratch_directory(out) as beside:
+                    whole = beside / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
                     kquants.quantize(whole, work, quantization.file_type, progress)
             written = open_published(work)  # notices a file that is not complete

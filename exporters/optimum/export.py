@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +32,7 @@ from edge_spec.exporters.requests import (
 )
 from edge_spec.model import ExportOptions, ExportReport, Progress
 from edge_spec.placement.isolated import IsolatedError, isolated
-from edge_spec.storage import atomic_directory
+from edge_spec.storage import atomic_directory, scratch_directory
 
 LIBRARY = "optimum-onnx"
 _STEP_S = 4 * 3600.0  # then it hangs
@@ -95,9 +94,8 @@ class OptimumExporter:
         """
         out = out.absolute()
         name, block_size = _checked(out, options)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-            making = _Making(source, Path(scratch), options.check, progress)
+        with scratch_directory(out) as scratch:
+            making = _Making(source, scratch, options.check, progress)
             making.write_graph()
             making.take(_fusion(making.config))
             if name != "fp32":

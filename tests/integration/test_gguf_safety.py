@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,25 @@ def test_a_file_that_llama_cpp_left_incomplete_is_not_kept(
     monkeypatch.setattr(kquants, "quantize", cut)
     with pytest.raises(Exception, match="damaged"):
         write(checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kill_of_llama_cpp_would_leave_is_known_as_unfinished_work(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    beside: list[str] = []
+
+    def refuse(source: Path, target: Path, file_type: LlamaFileType, progress: Progress) -> None:
+        assert source.parent.parent == tmp_path
+        beside.extend(path.name for path in tmp_path.iterdir())
+        raise ExportError("refused", remedy="")
+
+    monkeypatch.setattr(kquants, "quantize", refuse)
+    with pytest.raises(ExportError, match="refused"):
+        write(checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
+    assert len(beside) == 2
+    assert all(re.fullmatch(r"\.out\.gguf\.[a-z0-9_]{8}\.part", name) for name in beside)
     assert not list(tmp_path.iterdir())
 
 

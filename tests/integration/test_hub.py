@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import filelock
 import huggingface_hub
 import numpy as np
 import pytest
@@ -236,15 +235,21 @@ def test_a_file_with_another_hash_is_removed_and_named(hub: Any, models: Path) -
     fetch("hf:org/one")
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, ""), NotImplementedError()])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_fetched_to_without(
-    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(self: object, timeout: float) -> None:
-        raise error
+    fcntl = pytest.importorskip("fcntl")
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     hub.add("org/one", models / "one.Q8_0.gguf")
+    (entry,) = hub.repositories["org/one"].listing()
+    locks = Path(constants.HF_HUB_CACHE, ".locks/models--org--one")
+    locks.mkdir(parents=True)
+    (locks / f"{entry['lfs']['sha256']}.lock").touch()  # as a kill leaves it
     assert fetch("hf:org/one").path.read_bytes() == (models / "one.Q8_0.gguf").read_bytes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -16,6 +17,7 @@ from edge_spec import plugins
 from edge_spec.cli.main import app
 from edge_spec.errors import (
     EdgeSpecError,
+    ExportError,
     MissingDependencyError,
     ModelFileError,
     UnsupportedModelError,
@@ -24,6 +26,7 @@ from edge_spec.errors import (
 from edge_spec.exporters.optimum import OptimumExporter, export, tools
 from edge_spec.exporters.optimum.source import open_source
 from edge_spec.model import ExportOptions
+from edge_spec.placement.isolated import IsolatedError
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -154,6 +157,25 @@ def test_the_context_ends_where_a_traced_graph_would_go_wrong(
     config = SimpleNamespace(**{"max_position_embeddings": 8192, **values})
     found, tokens, notes = tools.plan_text(config, list(range(500)))
     assert (found, len(tokens), len(notes)) == (context, num_tokens, num_notes)
+
+
+def test_what_a_kill_of_an_export_would_leave_is_known_as_unfinished_work(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, beside = tmp_path / "out" / "bundle", list[str]()
+
+    def refuse(*arguments: object, timeout_s: float) -> None:
+        beside.extend(path.name for path in out.parent.iterdir())
+        raise IsolatedError("refused")
+
+    monkeypatch.setattr(export, "isolated", refuse)
+    with pytest.raises(ExportError, match="refused"):
+        OptimumExporter().export(
+            open_source(directory), out, ExportOptions(), lambda what, done: None
+        )
+    (name,) = beside
+    assert re.fullmatch(r"\.bundle\.[a-z0-9_]{8}\.part", name)
+    assert not list(out.parent.iterdir())
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import errno
 import os
 from pathlib import Path
 
-import filelock
 import pytest
 
 from edge_spec import locks
@@ -42,16 +41,19 @@ def test_a_process_that_hangs_holds_nobody_up_for_good(
     assert entered and len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, ""), NotImplementedError()])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_used_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(self: object, timeout: float) -> None:
-        raise error
+    fcntl = pytest.importorskip("fcntl")
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / "file.lock").touch()  # as a kill leaves it
     entered = False
-    with locked(tmp_path / "file", 1.0):
+    with locked(tmp_path / "file", 1.0), locked(tmp_path / "new", 1.0):
         entered = True
     assert entered
 

@@ -6,9 +6,11 @@ import errno
 import hashlib
 import os
 import stat
+import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,23 @@ from edge_spec.storage import (
     cache_directory,
     expanded,
     recover,
+    scratch_directory,
     sha256_file,
 )
 from edge_spec.swap import swapped
+
+# A process that writes into a scratch directory for longer than any test takes.
+WAITING = """
+import sys
+import time
+from pathlib import Path
+from edge_spec.storage import scratch_directory
+
+with scratch_directory(Path(sys.argv[1])) as scratch:
+    (scratch / "weights").touch()
+    print("ready", flush=True)
+    time.sleep(600)
+"""
 
 
 def write_old(final: Path) -> None:
@@ -164,6 +180,48 @@ def test_what_is_being_written_is_left_alone_and_what_a_kill_left_is_not(
         "a",
         "b",
     }
+
+
+@pytest.mark.parametrize("error", [RuntimeError, None])
+def test_a_scratch_directory_goes_with_its_block(
+    tmp_path: Path, error: type[Exception] | None
+) -> None:
+    final = tmp_path / "deep" / "bundle"
+    with nullcontext() if error is None else pytest.raises(error), scratch_directory(final) as a:
+        (a / "sub").mkdir()
+        assert a.parent == final.parent  # one file system: what is moved out is not copied
+        if error is not None:
+            raise error
+    assert listing(tmp_path) == {"deep": None}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked there")
+@pytest.mark.parametrize("writer", [scratch_directory, atomic_directory, atomic_file])
+def test_what_a_killed_process_left_goes_before_the_next_writer_and_what_a_live_one_has_stays(
+    tmp_path: Path, writer: Any
+) -> None:
+    with inside(tmp_path / "killed") as killed, inside(tmp_path / "live"):
+        left = {path.name.split(".")[1]: path for path in tmp_path.iterdir()}
+        killed.kill()
+        killed.wait()
+        for name, scratch in left.items():
+            os.utime(scratch, times=(time.time() - 120,) * 2)
+            with writer(tmp_path / name):
+                pass
+        assert not left["killed"].exists()
+        assert (left["live"] / "weights").exists()
+
+
+@contextmanager
+def inside(final: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, in the block of `scratch_directory` until it is killed."""
+    command = [sys.executable, "-c", WAITING, str(final)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
