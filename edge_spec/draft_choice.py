@@ -118,7 +118,7 @@ def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
     for path in sorted((cache_directory() / "models").glob("*.gguf")):
         yield str(path), path
     reads = plugins.load_runtime(draft_runtime).reads
-    for path in sorted((cache_directory() / "bundles").glob("*")):
+    for path in sorted((cache_directory() / "bundles").glob("[!.]*")):
         if _format(path) == reads:
             yield str(path), path
 

@@ -26,6 +26,19 @@ from __future__ import annotations
 _FIRST_SHOWN, _LAST_SHOWN = 1000, 500
 
 
+def cut(text: str) -> str:
+    """Its begin and its end, where it is longer than a person reads."""
+    if len(text) <= _FIRST_SHOWN + _LAST_SHOWN:
+        return text
+    return f"{text[:_FIRST_SHOWN]} \u2026 {text[-_LAST_SHOWN:]}"
+
+
+def _one_line(text: str) -> str:
+    """Without what a terminal could obey."""
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else "\ufffd" for each in line)
+
+
 class EdgeSpecError(Exception):
     """An error that a user can act on; `str()` is one line, the remedy included.
 
@@ -41,11 +54,12 @@ class EdgeSpecError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        message = self.message
-        if len(message) > _FIRST_SHOWN + _LAST_SHOWN:
-            message = f"{message[:_FIRST_SHOWN]} \u2026 {message[-_LAST_SHOWN:]}"
-        line = " ".join(f"{message}. {self.remedy}".split())
-        return "".join(each if each.isprintable() else "\ufffd" for each in line)
+        return _one_line(f"{self.shown}. {self.remedy}")
+
+    @property
+    def shown(self) -> str:
+        """The message alone, fit to be shown as `str()` is."""
+        return _one_line(cut(self.message))
 
 
 class UsageError(EdgeSpecError):

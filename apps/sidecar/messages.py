@@ -189,7 +189,7 @@ def failure(
         data: dict[str, Any] = {"type": type(error).__name__, "remedy": error.remedy}
         if produced is not None:
             data["result"] = produced
-        told = {"code": int(Code.EDGE_SPEC), "message": error.message, "data": data}
+        told = {"code": int(Code.EDGE_SPEC), "message": error.shown, "data": data}
     return {"jsonrpc": "2.0", "id": id, "error": told}
 
 

@@ -160,5 +160,5 @@ def _decode_all(
             try:
                 runs[side.name] = side.decode(prompt, max_tokens)
             except SideError as error:
-                failures[side.name] = error.message
+                failures[side.name] = error.shown
     return runs

@@ -199,7 +199,7 @@ def _open(
     except _MissingError:
         opened.note = f'not installed: pip install "{peer.install}"'
     except SideError as error:
-        opened.note = error.message
+        opened.note = error.shown
     return opened
 
 

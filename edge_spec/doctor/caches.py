@@ -82,7 +82,7 @@ def _problem(kind: Kind, path: Path) -> str | None:
     try:
         kind.check(path)
     except EdgeSpecError as error:
-        return error.message.removeprefix(f"{path} ")
+        return error.shown.removeprefix(f"{path} ")
     except OSError as error:
         return str(error.strerror or error)
     return None

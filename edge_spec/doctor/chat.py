@@ -39,7 +39,7 @@ def check_template(subject: Subject) -> Iterator[Finding]:
         yield warning("chat template", "there is none", "Use `generate --raw`, or a chat model.")
         return
     tokens = subject.variants[0].text.chat_prompt(CONVERSATION)
-    outside = [token for token in tokens if not 0 <= token < subject.variants[0].config.vocab_size]
+    outside = [token for token in tokens if not 0 <= token < subject.variants[0].vocab_size]
     if outside:
         yield fault("chat template", f"it makes the token {outside[0]}", _EXPORT_AGAIN)
         return
@@ -94,7 +94,7 @@ def _system_problem(text: TextFormat) -> str | None:
     try:
         rendered = text.rendered((_SYSTEM, CONVERSATION[0]))
     except UnsupportedModelError as error:
-        return error.message
+        return error.shown
     return None if str(_SYSTEM["content"]) in rendered else "the template leaves it out"
 
 

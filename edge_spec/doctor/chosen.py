@@ -9,9 +9,10 @@ from subprocess import list2cmdline
 
 from edge_spec import plugins
 from edge_spec.doctor.pairing import Tokens
-from edge_spec.errors import EdgeSpecError
+from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.load_options import LoadOptions
-from edge_spec.model import Progress, RuntimeOptions
+from edge_spec.model import Progress, ReadingExporter, RuntimeOptions
+from edge_spec.pair_bundle import ROLES
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
 from edge_spec.preparation import Prepared, find_prepared
@@ -88,15 +89,31 @@ def choose(
         completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
         placement = next((each for each, found in completed if found == options), None)
     chosen = Chosen(source, draft, options, tokens, plan, placement)
-    places = [("target", source, options.runtime, options.runtime_options, options.providers)]
+    places = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
     if draft is not None and options.drafts:
         how = options.draft_runtime_options
-        places.append(("draft", draft, options.draft_runtime, how, options.draft_providers))
+        places.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
     for role, each, runtime, how, providers in places:
         named = plugins.auto_runtime(each.formats) if runtime == "auto" else runtime
         prepared = find_prepared(each, named, options, progress, providers)
         chosen.openings.append(Opening(role, each, named, how, prepared))
     return chosen
+
+
+def require_convertible(opening: Opening) -> None:
+    """What is not prepared, as far as headers show it. Raises as `prepare` would."""
+    reads = plugins.load_runtime(opening.runtime).reads
+    path = opening.source.at(reads)
+    try:
+        exporter, model = plugins.exporter_for(reads, path)
+        if not isinstance(exporter, ReadingExporter):
+            model.tokenizer_json()
+    except UnsupportedModelError as error:
+        if reads == "gguf" or not path.is_file():
+            raise
+        option = "--runtime" if opening.role == ROLES[0] else "--draft-runtime"
+        reader = f"Add {option} {plugins.auto_runtime({'gguf'})}, which reads the file as it is."
+        raise UnsupportedModelError(error.message, remedy=f"{reader} {error.remedy}") from None
 
 
 def _plan(source: Source, draft: Source | None) -> Plan | None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from edge_spec.bench.machine import describe_machine
 from edge_spec.doctor.caches import check_caches
-from edge_spec.doctor.chosen import choose
+from edge_spec.doctor.chosen import Chosen, choose, require_convertible
 from edge_spec.doctor.examine import examine, problem, settled
 from edge_spec.doctor.finding import GROUPS, Finding, Level, fault, note
 from edge_spec.doctor.machine import CACHE_REMEDY, check_devices, check_disk, check_machine, refusal
 from edge_spec.doctor.memory import check_memory
 from edge_spec.doctor.pairing import check_pair, compare_tokens
 from edge_spec.doctor.speed import check_speed
-from edge_spec.doctor.subject import Subject
+from edge_spec.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.draft_choice import chosen_drafts
 from edge_spec.errors import EdgeSpecError
-from edge_spec.model import Progress
+from edge_spec.model import ExportOptions, Progress
 from edge_spec.pair_bundle import ROLES
 from edge_spec.placement.devices import Device, list_devices
 from edge_spec.sources import Source
@@ -107,7 +108,11 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
         chosen = choose(source, draft, tokens, progress)
     except EdgeSpecError as error:
-        report.add(ROLES[0], [fault("runtime", error.message, error.remedy)])
+        report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
+        return
+    unconvertible = list(_unconvertible(chosen))
+    if unconvertible:
+        report.findings += unconvertible
         return
     refused = refusal(cache_directory())
     if refused is not None and not chosen.is_converted:
@@ -118,6 +123,15 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
         report.add("pair", check_pair(target.variants[0], drafting, tokens, report.numbers))
     report.add("memory", settled("forecast", check_memory(chosen, report.numbers)))
     report.add("speed", settled("break-even", check_speed(chosen, report.numbers)))
+
+
+def _unconvertible(chosen: Chosen) -> Iterator[Finding]:
+    for opening in chosen.openings:
+        try:
+            if opening.prepared is None:
+                require_convertible(opening)
+        except EdgeSpecError as error:
+            yield fault("runtime", error.shown, error.remedy).of(opening.role)
 
 
 def _examined(source: Source, role: str, request: Request, report: Report) -> Subject | None:
@@ -137,6 +151,7 @@ def _examined(source: Source, role: str, request: Request, report: Report) -> Su
         open_models=request.open_models,
         hashes=request.hashes,
         chats=role == ROLES[0],
+        kept=partial(source.cached, OTHER_FORMAT, ExportOptions()),
     )
     if role == ROLES[0]:
         report.findings += findings  # those of a pair bundle know their own groups

@@ -40,14 +40,18 @@ def examine(
     open_models: bool = False,
     hashes: bool = False,
     chats: bool = True,
+    kept: Callable[[], Path] | None = None,
 ) -> tuple[Subject | None, list[Finding]]:
     """The model at `path`, None where it is none.
 
     open_models: opens every variant that something installed can open, which takes the memory of
     the largest. hashes: as `Subject` has it. chats: whether it is to answer, with its template.
+    kept: as `open_subject` has it.
     """
     try:
-        subject = open_subject(path, progress, hashes)
+        subject = open_subject(path, progress, hashes, kept)
+    except MissingDependencyError as error:  # what it lacks, starting it lacks, too
+        return None, [fault("model", error.shown, error.remedy)]
     except (EdgeSpecError, OSError) as error:
         return None, [problem("model", error)]
     findings: list[Finding] = []
@@ -71,8 +75,8 @@ def settled(name: str, found: Iterator[Finding]) -> list[Finding]:
 
 
 def problem(name: str, error: EdgeSpecError | OSError) -> Finding:
-    if isinstance(error, OSError):
+    if not isinstance(error, EdgeSpecError):
         return fault(name, str(error), "Check the disk and the file's permissions.")
     if isinstance(error, MissingDependencyError):
-        return warning(name, f"not checked: {error.message}", error.remedy)
-    return fault(name, error.message, error.remedy)
+        return warning(name, f"not checked: {error.shown}", error.remedy)
+    return fault(name, error.shown, error.remedy)

@@ -36,7 +36,7 @@ def check_files(subject: Subject) -> Iterator[Finding]:
             problems.append(error)
     subject.progress("Checking files", 1.0)
     for problem in problems[:_SHOWN]:
-        yield fault("files", problem.message, problem.remedy)
+        yield fault("files", problem.shown, problem.remedy)
     if len(problems) > _SHOWN:
         yield fault("files", f"{len(problems) - _SHOWN} more are wrong", _EXPORT_AGAIN)
     foreign = _foreign(subject, set(listed))
@@ -52,20 +52,24 @@ def check_files(subject: Subject) -> Iterator[Finding]:
 
 
 def _unlisted(subject: Subject) -> Finding:
-    """Their headers were read, and that all tensors lie within the files."""
+    """Their headers were read, and that all tensors lie within the files, as far as our own readers
+    know the architecture."""
     path = subject.path
     if path.is_file():
         size = path.stat().st_size
         return ok("files", f"GGUF, {size / 1e6:.1f} MB, no tensor is cut off; it has no hashes")
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    return ok("files", f"Hugging Face, {size / 1e6:.1f} MB, no tensor is cut off; it has no hashes")
+    found = f"Hugging Face, {size / 1e6:.1f} MB"
+    if subject.is_other:
+        return ok("files", f"{found}; it has no hashes")
+    return ok("files", f"{found}, no tensor is cut off; it has no hashes")
 
 
 def _listed(subject: Subject) -> dict[str, FileEntry] | None:
     if subject.pair is not None:
         return subject.pair.files
     manifest = subject.variants[0].manifest
-    return None if manifest is None else manifest.files
+    return None if manifest is None or subject.is_other else manifest.files
 
 
 def _foreign(subject: Subject, listed: set[str]) -> list[str]:
@@ -134,7 +138,7 @@ def _profile_problem(file: Path, identities: set[str]) -> str | None:
     try:
         key = read_key(file)
     except ModelFileError as error:
-        return error.message
+        return error.shown
     if key.identity not in identities:
         return f"it is of another model ({key.model})"
     if key.path.name != file.name:

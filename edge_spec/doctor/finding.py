@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from edge_spec.errors import cut
+
 
 class Level(StrEnum):
     OK = "ok"
@@ -30,17 +32,20 @@ class Finding:
         return replace(self, group=group)
 
 
+# Each cuts what it found: a name within a file may be as long as the file.
+
+
 def ok(check: str, found: str) -> Finding:
-    return Finding(check, Level.OK, found)
+    return Finding(check, Level.OK, cut(found))
 
 
 def note(check: str, found: str, remedy: str = "") -> Finding:
-    return Finding(check, Level.NOTE, found, remedy)
+    return Finding(check, Level.NOTE, cut(found), remedy)
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Level.WARNING, found, remedy)
+    return Finding(check, Level.WARNING, cut(found), remedy)
 
 
 def fault(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Level.FAULT, found, remedy)
+    return Finding(check, Level.FAULT, cut(found), remedy)

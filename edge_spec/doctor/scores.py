@@ -33,6 +33,9 @@ class _Scored(NamedTuple):
 def check_scores(subject: Subject) -> Iterator[Finding]:
     """One variant is open at a time."""
     for role, variants in subject.roles.items():
+        if variants[0].is_other:
+            yield warning("opens", "not opened: it is not converted yet", "Start it once.").of(role)
+            continue
         tokens = scored_tokens(variants[0], min(_TOKENS, variants[0].config.context_length))
         scored: list[_Scored] = []
         for each in variants:
@@ -57,10 +60,10 @@ def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray |
             finally:
                 model.close()
         except (MissingDependencyError, DeviceError) as error:
-            reason = f"{runtime.name}: {error.message}"
+            reason = f"{runtime.name}: {error.shown}"
             continue
         except EdgeSpecError as error:
-            return fault("opens", f"{each}: {error.message}", error.remedy), None
+            return fault("opens", f"{each}: {error.shown}", error.remedy), None
         except Exception as error:  # a library may fail in any way on a graph that is not ours
             why = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
             return fault("opens", f"{each}: {runtime.name} failed: {why}", "Export it again."), None

@@ -3,6 +3,8 @@ directory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +12,16 @@ from typing import Any
 
 from edge_spec import plugins
 from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle, Manifest, is_bundle, read_manifest
+from edge_spec.bundle import Bundle, Manifest, is_bundle, open_unhashed, read_manifest
+from edge_spec.errors import BundleError, UnknownArchitectureError
 from edge_spec.model import Progress
 from edge_spec.pair_bundle import ROLES, PairManifest, Variant, find_member, is_pair, read_pair
 from edge_spec.parts import TextFormat
 from edge_spec.preparation import text_of_bundle, text_of_published
+from edge_spec.tokenizer import Tokenizer
+
+# What architectures are converted to that our own readers do not know.
+OTHER_FORMAT = next(iter(plugins.OTHER_ARCHITECTURES))
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Examined:
     format: str
     path: Path
     listed: Variant | None = None  # by pair.json
+    is_other: bool = False  # a directory of an architecture that only another exporter knows
 
     def __str__(self) -> str:
         return f"{self.role} {self.format}" if self.listed else self.format
@@ -35,6 +43,8 @@ class Examined:
         """What a runtime opens. The files of a bundle are not looked at again."""
         if self.is_bundle:
             return Bundle(self.path, read_manifest(self.path))
+        if self.is_other:
+            return plugins.exporter_for(OTHER_FORMAT, self.path)[1]
         read = plugins.open_checkpoint if self.path.is_dir() else plugins.open_published
         return read(self.path)
 
@@ -48,13 +58,23 @@ class Examined:
 
     @property
     def config(self) -> ModelConfig:
+        """Not of one that `is_other`: its shape is known when it is converted."""
         config: ModelConfig = self.source.config
         return config
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Of one that `is_other` the tokenizer's."""
+        if self.is_other:
+            return 1 + max(self.text.tokenizer.vocabulary().values(), default=-1)
+        return self.config.vocab_size
 
     @cached_property
     def text(self) -> TextFormat:
         if self.is_bundle:
             return text_of_bundle(self.source)
+        if self.is_other:
+            return _text_of_other(self.source)
         reader = "reference" if self.path.is_dir() else "llamacpp"
         return text_of_published(self.source, plugins.load_runtime(reader))
 
@@ -70,6 +90,14 @@ class Subject:
     hashes: bool = False
 
     @property
+    def is_other(self) -> bool:
+        """Whether only another exporter knows the architecture: what is at `path` it converts, or
+        has, and the variant is in the cache."""
+        return self.variants[0].is_other or (
+            self.pair is None and self.variants[0].path != self.path
+        )
+
+    @property
     def roles(self) -> dict[str, list[Examined]]:
         """The variants of each model."""
         found: dict[str, list[Examined]] = {}
@@ -78,9 +106,17 @@ class Subject:
         return found
 
 
-def open_subject(path: Path, progress: Progress, hashes: bool = False) -> Subject:
-    """Raises ModelFileError for a manifest or a header that is not valid, and for what is none of
-    the four, UnsupportedModelError."""
+def open_subject(
+    path: Path,
+    progress: Progress,
+    hashes: bool = False,
+    kept: Callable[[], Path] | None = None,
+) -> Subject:
+    """kept: where a model is kept that only another exporter knows, once that has converted it.
+
+    Raises ModelFileError for a manifest or a header that is not valid, and for what is none of the
+    four, UnsupportedModelError; MissingDependencyError where that exporter is not installed.
+    """
     if is_pair(path):
         pair = read_pair(path)
         variants = tuple(
@@ -96,5 +132,28 @@ def open_subject(path: Path, progress: Progress, hashes: bool = False) -> Subjec
         bundle = Examined(ROLES[0], read_manifest(path).format, path)
         return Subject(path, None, (bundle,), progress, hashes)
     alone = Examined(ROLES[0], "checkpoint" if path.is_dir() else "gguf", path)
-    alone.source  # noqa: B018 -- raises for what is none
+    try:
+        alone.source  # noqa: B018 -- raises for what is none
+    except UnknownArchitectureError:
+        alone = _other(path, kept)
     return Subject(path, None, (alone,), progress, hashes)
+
+
+def _other(path: Path, kept: Callable[[], Path] | None) -> Examined:
+    """As it is converted already, else as far as it is known before. Raises as `open_subject`."""
+    if kept is not None:
+        bundle = kept()
+        with suppress(BundleError):
+            return Examined(ROLES[0], open_unhashed(bundle).manifest.format, bundle)
+    other = Examined(ROLES[0], "checkpoint", path, is_other=True)
+    other.source  # noqa: B018 -- raises where it cannot be converted
+    return other
+
+
+def _text_of_other(source: Any) -> TextFormat:
+    return TextFormat(
+        tokenizer=Tokenizer(source.read_tokenizer(), source.bos_id if source.adds_bos else None),
+        chat_template=source.chat_template,
+        eos_ids=source.eos_ids,
+        bos_id=source.bos_id,
+    )

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
-from edge_spec.doctor.finding import Finding, fault, ok, warning
-from edge_spec.doctor.subject import Examined, Subject
+from edge_spec import plugins
+from edge_spec.doctor.finding import Finding, fault, note, ok, warning
+from edge_spec.doctor.subject import OTHER_FORMAT, Examined, Subject
 from edge_spec.errors import EdgeSpecError
 from edge_spec.pair_bundle import ROLES
 from edge_spec.pair_export import prove
@@ -30,6 +31,11 @@ _SHAPE = (
 
 def check_architecture(subject: Subject) -> Iterator[Finding]:
     for role, variants in subject.roles.items():
+        if variants[0].is_other:
+            who = plugins.OTHER_ARCHITECTURES[OTHER_FORMAT]
+            found = f"{variants[0].source.model_type}, converted by {who} at the first start"
+            yield note("architecture", found).of(role)
+            continue
         first = variants[0].config
         shape = {name: asdict(first)[name] for name in _SHAPE}
         others = [
@@ -96,7 +102,7 @@ def check_ends(subject: Subject) -> Iterator[Finding]:
             (each, token)
             for each in variants
             for token in each.text.eos_ids
-            if not 0 <= token < each.config.vocab_size
+            if not 0 <= token < each.vocab_size
         ]
         for each, token in outside:
             yield fault("end of text", f"{each}: {token} is no token", _EXPORT_AGAIN)

@@ -64,7 +64,7 @@ def open_corpus(path: Path, tokenizer: TextCodec, cache: Path, progress: Progres
             try:
                 return open_index(cached, vocabulary)
             except EdgeSpecError as error:
-                _log.warning("Building a corpus index again: %s", error.message)
+                _log.warning("Building a corpus index again: %s", error.shown)
         documents = _documents(files, tokenizer, progress)
     except OSError as error:
         raise ModelFileError(

@@ -73,7 +73,7 @@ def candidates(
                     continue
                 prepared[key] = prepare(source, runtime, options, progress, places)
         except EdgeSpecError as error:
-            refused.append(f"{device.runtime} {device.name}: {error.message}")
+            refused.append(f"{device.runtime} {device.name}: {error.shown}")
             fault = fault or error
             continue
         model = prepared[key]

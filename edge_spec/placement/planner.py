@@ -108,7 +108,7 @@ class Planner:
             try:
                 stats = replay_drafters(name, candidate.prepared, profile, recordings)
             except EdgeSpecError as error:
-                self.notes.append(f"{name}: {error.message}")
+                self.notes.append(f"{name}: {error.shown}")
                 continue
             tokens_per_s = sum(each.predicted_n for each in stats) / (
                 sum(each.predicted_ms for each in stats) / 1e3

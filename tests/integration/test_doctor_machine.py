@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from edge_spec.bundle import Bundle
 from edge_spec.cli.doctor import lines
 from edge_spec.doctor.diagnose import Report, Request, diagnose
-from edge_spec.doctor.finding import Finding, Level, warning
+from edge_spec.doctor.finding import Finding, Level, fault, note, ok, warning
 from edge_spec.placement.devices import Device
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
@@ -116,6 +117,22 @@ def test_lines_are_folded_at_the_terminals_width_and_not_in_a_pipe() -> None:
     assert all("edge-spec" in fold and "--draft-runtime" in fold for fold in folds)
     (whole,) = lines(long, 7, None)
     assert whole == f"  warning context  {text}-> Give --context 64."
+
+
+@pytest.mark.parametrize("key", ["general__alignment", "general__architecture"])
+def test_what_a_file_says_is_cut(tiny: ModuleType, tmp_path: Path, key: str) -> None:
+    path = tiny.write_gguf(tiny.build(), tmp_path / "model.gguf", **{key: "x" * 200_000})
+    report = examined(model=str(path))
+    assert report.verdict == "faults"
+    assert all(len(each.found) < 2000 for each in report.findings)
+    assert any("xxx" in each.found for each in report.findings)
+
+
+def test_a_name_in_a_finding_is_cut_too() -> None:
+    for made in (ok, note):
+        assert len(made("specials", "bos " + "x" * 200_000).found) < 2000
+    for advised in (warning, fault):
+        assert len(advised("specials", "bos " + "x" * 200_000, "None.").found) < 2000
 
 
 def test_what_a_model_says_never_reaches_the_terminal_as_a_command() -> None:

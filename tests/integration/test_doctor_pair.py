@@ -348,7 +348,8 @@ def test_a_draft_that_is_chosen_is_not_hashed_and_no_damaged_one(
         raise AssertionError(f"{path} was hashed")
 
     target = bundle("target", architecture={"num_layers": 20})
-    for name in ("fits", "damaged"):
+    unfinished = ".fits-onnx-0123456789abcdef.abcdefgh.part"  # as a kill leaves it
+    for name in ("fits", "damaged", unfinished):
         shutil.copytree(bundle(name), cache / "bundles" / name)
     (cache / "bundles/damaged/manifest.json").write_text("{")
     monkeypatch.setattr("edge_spec.draft_choice.list_cached", lambda: [])

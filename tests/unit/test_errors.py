@@ -29,6 +29,13 @@ def test_what_a_terminal_could_obey_is_not_shown(sent: str) -> None:
     assert line.isprintable() and "\ufffd" in line
 
 
+def test_the_message_alone_is_as_fit_to_be_shown() -> None:
+    error = EdgeSpecError("a\x1b\n" + "x" * 100_000 + " at the end", remedy="None.")
+    assert error.shown.startswith("a\ufffd xxx") and error.shown.endswith("x at the end")
+    assert len(error.shown) < 2000
+    assert str(error) == f"{error.shown}. None."
+
+
 def test_the_message_itself_is_kept_for_programs() -> None:
     error = EdgeSpecError("a\x1b", remedy="None.")
     assert (error.message, error.remedy) == ("a\x1b", "None.")

@@ -15,7 +15,9 @@ from edge_spec.apps.sidecar.messages import (
     RpcError,
     ToChat,
     UnreadableError,
+    failure,
 )
+from edge_spec.errors import ModelFileError
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -74,6 +76,14 @@ def test_wrong_parameters_are_named(params: object, told: str) -> None:
     with pytest.raises(RpcError, match=told) as caught:
         Request.parse(request(params=params)).read(ToChat)
     assert caught.value.code is Code.INVALID_PARAMS
+
+
+def test_an_error_that_quotes_a_file_is_fit_to_be_shown() -> None:
+    error = ModelFileError("two tensors named \x1b[2J" + "x" * 100_000, remedy="Convert it again.")
+    told = failure(1, error)["error"]
+    assert told["message"].startswith("two tensors named \ufffd[2Jxxx")
+    assert len(told["message"]) < 2000
+    assert told["data"] == {"type": "ModelFileError", "remedy": "Convert it again."}
 
 
 def test_two_forms_of_an_answer_contradict_each_other() -> None:

@@ -1,0 +1,191 @@
+"""`edge-spec doctor` says of a model that has to be converted first whether it can be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from edge_spec import plugins
+from edge_spec.bundle import Bundle
+from edge_spec.doctor.diagnose import Report, Request, diagnose
+from edge_spec.doctor.finding import Finding, Level
+from edge_spec.errors import MissingDependencyError, UnsupportedModelError
+from edge_spec.exporters.optimum import export
+from edge_spec.load_options import LoadOptions
+from edge_spec.model import ExportOptions
+from edge_spec.placement.devices import Device
+from edge_spec.preparation import prepare
+from edge_spec.sources import Source
+
+GPT2 = Path(__file__).parents[1] / "fixtures/growing/gpt2"  # as optimum has converted it
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def examined(model: Path, draft: Path | None = None, *, open_models: bool = False) -> Report:
+    request = Request(str(model), None if draft is None else str(draft), open_models)
+    return diagnose(request, quiet, lambda: [Device("ort", "cpu", "cpu", "the processor")])
+
+
+def found(report: Report, group: str, check: str) -> Finding:
+    return next(each for each in report.findings if (each.group, each.check) == (group, check))
+
+
+def faults(report: Report) -> list[tuple[str, str]]:
+    return [(each.group, each.check) for each in report.findings if each.level is Level.FAULT]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(plugins, "AUTO_RUNTIMES", (("ort", "json"), ("llamacpp", "json")))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def mixture(tiny: ModuleType, tmp_path: Path) -> Path:
+    """A GGUF file of an architecture that only a library knows."""
+    model = tiny.build("qwen2")
+    model.config["model_type"] = "qwen2moe"
+    return Path(tiny.write_gguf(model, tmp_path / "mixture.gguf"))
+
+
+@pytest.fixture
+def gpt2(tiny: ModuleType, tmp_path: Path) -> Path:
+    """A Hugging Face directory, as far as anything is read here."""
+    path = Path(tiny.write_hf(tiny.build(), tmp_path / "gpt2"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    return path
+
+
+@pytest.fixture
+def optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "version", lambda name: "0.1.0")
+
+
+@pytest.fixture
+def without_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(export, "version", version)
+
+
+def test_a_gguf_file_that_the_usual_runtime_cannot_have_is_a_fault(
+    mixture: Path, cache: Path
+) -> None:
+    report = examined(mixture)
+    assert not cache.exists()
+    with pytest.raises(UnsupportedModelError) as caught:
+        prepare(Source(str(mixture), quiet), "auto", LoadOptions(), quiet)
+    assert faults(report) == [("target", "runtime")]
+    told = found(report, "target", "runtime")
+    assert told.found == caught.value.message
+    assert told.remedy.startswith("Add --runtime llamacpp, ")
+    assert "llama, mistral, qwen2, qwen3" in told.remedy
+    assert not {"memory", "speed"} & set(report.grouped)
+
+
+def test_a_draft_that_cannot_be_converted_is_the_drafts_fault(
+    mixture: Path, exported: Callable[..., Bundle]
+) -> None:
+    report = examined(exported().path, mixture)
+    assert faults(report) == [("draft", "runtime")]
+    assert found(report, "draft", "runtime").remedy.startswith("Add --draft-runtime llamacpp, ")
+
+
+def test_a_tokenizer_that_only_a_library_has_cannot_be_converted(
+    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a file with a tokenizer that `tokenizers` cannot do justice to."""
+
+    def refuse(path: Path) -> Any:
+        def tokenizer_json() -> str:
+            raise UnsupportedModelError("its tokenizer", remedy="Give the directory.")
+
+        checkpoint = open_checkpoint(path)
+        object.__setattr__(checkpoint, "read_tokenizer", tokenizer_json)
+        return checkpoint
+
+    open_checkpoint = plugins.open_checkpoint
+    monkeypatch.setattr(plugins, "open_checkpoint", refuse)
+    report = examined(gguf())
+    assert faults(report) == [("target", "runtime")]
+    assert found(report, "target", "runtime").remedy.startswith("Add --runtime llamacpp, ")
+
+
+def test_without_the_writers_library_a_conversion_is_a_fault(
+    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_exporter(name: str) -> Any:
+        raise MissingDependencyError("it needs onnx", remedy="Install it.")
+
+    monkeypatch.setattr(plugins, "load_exporter", load_exporter)
+    assert faults(examined(gguf())) == [("target", "runtime")]
+
+
+@pytest.mark.usefixtures("optimum")
+def test_another_architecture_is_described_before_it_is_converted(gpt2: Path, cache: Path) -> None:
+    (gpt2 / "model.safetensors").write_bytes(b"never read")
+    report = examined(gpt2, open_models=True)
+    assert faults(report) == []
+    architecture = found(report, "target", "architecture")
+    assert architecture.level is Level.NOTE
+    assert architecture.found == "gpt2, converted by optimum at the first start"
+    assert found(report, "target", "tokenizer").found == "265 tokens"
+    assert found(report, "target", "chat template").level is Level.OK
+    assert found(report, "target", "end of text").level is Level.OK
+    assert "not converted yet" in found(report, "target", "opens").found
+    assert "no tensor" not in found(report, "target", "files").found
+    assert "is converted for ort first" in found(report, "memory", "forecast").found
+    assert not cache.exists()
+
+
+@pytest.mark.usefixtures("optimum")
+def test_another_architecture_can_draft(gpt2: Path, exported: Callable[..., Bundle]) -> None:
+    report = examined(exported().path, gpt2)
+    assert faults(report) == []
+    assert found(report, "pair", "tokens").found == "the same 265 ids"
+    assert found(report, "pair", "size").level is Level.NOTE
+
+
+@pytest.mark.usefixtures("without_optimum")
+def test_without_optimum_another_architecture_is_a_fault(gpt2: Path) -> None:
+    report = examined(gpt2)
+    assert faults(report) == [("target", "model")]
+    told = found(report, "target", "model")
+    assert "optimum, which is not installed" in told.found
+    assert told.remedy == 'Run: pip install "edge-spec[optimum]".'
+
+
+@pytest.mark.usefixtures("without_optimum")
+def test_another_architecture_that_was_converted_needs_optimum_no_more(gpt2: Path) -> None:
+    kept = Source(str(gpt2), quiet).cached("onnx", ExportOptions())
+    shutil.copytree(GPT2, kept)
+    report = examined(gpt2)
+    assert faults(report) == []
+    assert found(report, "target", "architecture").found.startswith("gpt2, 2 layers, 32 wide")
+    assert found(report, "target", "files").found.startswith("Hugging Face")
+    assert found(report, "memory", "target").found.startswith("ort: ")
+    (kept / "model.onnx.data").write_bytes(b"short")
+    assert faults(examined(gpt2)) == [("target", "model")]  # nothing here converts it again
+
+
+@pytest.mark.usefixtures("optimum")
+def test_a_runtime_that_reads_gguf_has_no_other_architectures(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "AUTO_RUNTIMES", (("llamacpp", "json"),))
+    report = examined(gpt2)
+    assert faults(report) == [("target", "runtime")]
+    assert "'gpt2'" in found(report, "target", "runtime").found
