@@ -64,8 +64,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     with refusal_told(final):
         is_free = final.is_dir() or final.is_file() or not final.exists()
     _refuse_unless(is_free, final)
-    with refusal_told(final):
-        recover(final)
+    recover(final)
     with scratch_directory(final) as work:
         yield work
         for path in work.rglob("*"):
