@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import stat
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -22,6 +25,22 @@ TOKENIZER = "tokenizer.json"
 PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
 MAX_MANIFEST_BYTES = 16_000_000
 _SHOWN = 200  # characters of a name in a message
+# Several times what any model has, and little enough to compute with. intermediate_size is 0 in
+# bundles of architectures that do not state it.
+_MAX_COUNTS = MappingProxyType(
+    {
+        "num_layers": 10_000,
+        **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 1 << 12),
+        **dict.fromkeys(("num_experts", "experts_used"), 1 << 16),
+        "hidden_size": 1 << 20,
+        "vocab_size": 1 << 22,
+        **dict.fromkeys(("intermediate_size", "context_length"), 1 << 24),
+    }
+)
+_MAY_BE_NONE = ("intermediate_size", "num_experts", "experts_used")
+_MAX_NUMBER = 2.0**64  # of any in an architecture
+_MAX_BLOCK = 1 << 16  # weights of one scale
+_BLOCK = re.compile(r"block (\d+)")  # of a quantization
 # Windows opens these as devices, whatever the folder and the ending.
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
@@ -103,8 +122,8 @@ def may_replace(out: Path) -> bool:
     if not found:
         return True
     try:
-        manifest = Manifest.model_validate_json((out / MANIFEST).read_bytes())
-    except (OSError, ValueError):
+        manifest = read_model(out / MANIFEST, Manifest, _EXPORT_AGAIN)
+    except BundleError:
         return False
     return found <= {MANIFEST, PARTS_FILE, *manifest.files}
 
@@ -137,19 +156,52 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleError(
             f"{path / MANIFEST}: bad architecture: {str(error)[:_SHOWN]}", remedy=_EXPORT_AGAIN
         ) from None
+    problem = _problem(manifest)
+    if problem:
+        raise BundleError(f"{path / MANIFEST}: {problem}", remedy=_EXPORT_AGAIN)
     return manifest
+
+
+def _problem(manifest: Manifest) -> str | None:
+    """Why no model can be so; the tensors, which a runtime reads, are not looked at."""
+    config = ModelConfig.from_dict(manifest.architecture)
+    for name, largest in _MAX_COUNTS.items():
+        least = 0 if name in _MAY_BE_NONE else 1
+        if not least <= getattr(config, name) <= largest:
+            return f"{name} is not from {least} to {largest:,}"
+    scaling = config.rope_scaling
+    numbers = [config.norm_epsilon, config.rope_theta]
+    if scaling is not None:
+        numbers += [scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor]
+        numbers += [scaling.original_context_length, *scaling.factors]
+    if not all(abs(number) <= _MAX_NUMBER for number in numbers):
+        return "it has a number that no model has"
+    blocks = _BLOCK.findall(manifest.quantization)
+    if not all(len(block) < 9 and 1 <= int(block) <= _MAX_BLOCK for block in blocks):
+        return f"its quantization has blocks that are not of 1 to {_MAX_BLOCK:,} weights"
+    return None
 
 
 def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
     """A JSON file of at most MAX_MANIFEST_BYTES. Raises BundleError with this remedy."""
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
+        size = regular_size(path)
+        if size > MAX_MANIFEST_BYTES:
             raise BundleError(f"{path} is too large", remedy=remedy)
-        return kind.model_validate_json(path.read_bytes())
+        with path.open("rb") as file:
+            return kind.model_validate_json(file.read(size))
     except OSError as error:
         raise BundleError(f"cannot read {path}: {error}", remedy=remedy) from None
     except ValidationError as error:
         raise _not_valid(path, error, remedy) from None
+
+
+def regular_size(path: Path) -> int:
+    """In bytes. Raises OSError for what is no file, nor a link to one: it may have no end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is no regular file")
+    return found.st_size
 
 
 def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:

@@ -2,6 +2,7 @@
 
 - Every value that a template makes weighs at most `Limits.value`: its characters and items, one
   that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
+- It is nested at most _MAX_DEPTH deep: Python hashes a tuple in a tuple on the stack of C.
 - All of them together have at most `Limits.total` characters and items of their own.
 - The processor time of the thread is looked at every few steps, of which a long value that is read
   is many.
@@ -30,6 +31,7 @@ from typing import Any
 from jinja2.utils import Namespace
 
 _MAX_WIDTH = 10_000  # of padding and indentation
+_MAX_DEPTH = 200  # of containers in containers; tools have some 20
 _MAX_BITS = 4096  # of an integer
 _MAX_DIGITS = 300  # that a number is rounded to
 _MAX_ATTRIBUTE_CHARACTERS = 200
@@ -75,8 +77,9 @@ class Budget:
         self._end_s = time.thread_time() + limits.seconds
         self._steps: float = 0
         self._made = 0
-        # Containers by id, with what they weigh; held, so that no id comes twice.
-        self._weights: dict[int, tuple[Any, int]] = {}
+        # Containers by id, with what they weigh and how deep they are; held, so that no id comes
+        # twice.
+        self._weights: dict[int, tuple[Any, int, int]] = {}
 
     def step(self, num_steps: float = 1) -> None:
         self._steps += num_steps
@@ -129,7 +132,8 @@ class Budget:
         return value
 
     def weight(self, value: Any) -> int:
-        """Characters and items, those that appear twice counted twice."""
+        """Characters and items, those that appear twice counted twice. Raises LimitError for
+        what is nested too deeply."""
         if isinstance(value, str | bytes):
             return len(value) + 1
         if isinstance(value, Namespace):  # its content changes, and may be itself
@@ -146,8 +150,14 @@ class Budget:
         items: Iterable[Any] = value
         if isinstance(value, dict):
             items = (part for pair in value.items() for part in pair)
-        total = 1 + sum(map(self.weight, items))
-        self._weights[id(value)] = (value, total)
+        total = depth = 1
+        for item in items:
+            total += self.weight(item)
+            if isinstance(item, _CONTAINERS):
+                depth = max(depth, 1 + self._weights[id(item)][2])
+        if depth > _MAX_DEPTH:
+            raise LimitError(f"nests values more than {_MAX_DEPTH} deep")
+        self._weights[id(value)] = (value, total, depth)
         return total
 
     def text(self, value: Any) -> str:

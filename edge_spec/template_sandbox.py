@@ -119,6 +119,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         budget = __self._budget
         budget.step()
+        for value in args:  # a method may hash it, and a macro's `varargs` nest it once more
+            if isinstance(value, tuple):
+                budget.weight(value)
         if isinstance(__obj, BuiltinMethodType | MethodType):
             # jinja2 adds these for functions that take its context.
             kwargs.pop("_loop_vars", None)

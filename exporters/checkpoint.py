@@ -15,6 +15,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 SUPPORTED_ARCHITECTURES = LLAMA_FAMILY
 MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
+_MAX_COUNT = 1 << 40  # of anything; a number of thousands of digits cannot even be shown
 _LAYER_PREFIXES = ("model.layers.", "blk.")  # "blk.": a GGUF name that has no counterpart
 
 
@@ -95,6 +96,8 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
         *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
         *(config.hidden_size, config.intermediate_size, config.vocab_size, config.context_length),
     )
+    if max(map(abs, counts)) > _MAX_COUNT:
+        return f"it has a count of more than {_MAX_COUNT}"
     if min(counts) < 1:
         return f"it has a count of {min(counts)}, expected 1 or more"
     if config.num_layers > num_tensors:

@@ -14,7 +14,11 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.architecture import ModelConfig
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
+from edge_spec.exporters.checkpoint import (
+    MAX_CONTEXT_TOKENS,
+    SUPPORTED_ARCHITECTURES,
+    Checkpoint,
+)
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
 
@@ -26,6 +30,7 @@ _ASSERTED = MappingProxyType(
         "paddleocr": "rope.dimension_sections",
     }
 )
+_MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
 _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
 
 
@@ -115,7 +120,7 @@ def _config(metadata: Metadata) -> ModelConfig:
         value: Any = metadata.values.get(f"{architecture}.{key}", otherwise)
         if isinstance(value, np.ndarray) and value.size:
             value = int(value.max())
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
             raise ModelFileError(
                 f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count",
                 remedy="Convert the model again.",
@@ -133,12 +138,22 @@ def _config(metadata: Metadata) -> ModelConfig:
         num_kv_heads=largest("attention.head_count_kv", num_heads),
         head_dim=largest("attention.key_length", hidden_size // max(num_heads, 1)),
         vocab_size=len(tokens),
-        context_length=metadata.require(f"{architecture}.context_length", int),
+        context_length=_context_length(metadata, architecture),
         norm_epsilon=_norm_epsilon(metadata, architecture),
         rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
         num_experts=largest("expert_count"),
         experts_used=largest("expert_used_count"),
     )
+
+
+def _context_length(metadata: Metadata, architecture: str) -> int:
+    found: int = metadata.require(f"{architecture}.context_length", int)
+    if not 1 <= found <= MAX_CONTEXT_TOKENS:
+        raise ModelFileError(
+            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}",
+            remedy="Convert the model again.",
+        )
+    return found
 
 
 def _norm_epsilon(metadata: Metadata, architecture: str) -> float:

@@ -18,11 +18,18 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from edge_spec.bundle import regular_size
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+# Of a header, which takes several times its size in memory. Large vocabularies have 260,000 tokens
+# and 510,000 merges in 15 MB, models with experts some thousand tensors.
+MAX_HEADER_BYTES = 256_000_000
+MAX_TENSORS = 100_000
+MAX_PAIRS = 100_000
+MAX_ITEMS = 4_000_000  # texts and arrays in arrays
 MAX_DIMS = 4
 MAX_ARRAY_DEPTH = 2
 DEFAULT_ALIGNMENT = 32
@@ -42,6 +49,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            regular_size(path)  # to open a pipe would wait
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
@@ -69,7 +77,9 @@ class _Header:
         self.buffer = buffer
         self.path = path
         self.size = len(buffer)
+        self.end = min(self.size, MAX_HEADER_BYTES)
         self.at = 0
+        self.num_items = 0
         magic = self.take(4)
         if magic != MAGIC:
             raise ModelFileError(
@@ -83,6 +93,11 @@ class _Header:
         # A pair takes at least 13 bytes, a tensor's description at least 32.
         if num_pairs * 13 + num_tensors * 32 > self.size:
             self.fail(f"{num_tensors} tensors and {num_pairs} metadata pairs cannot fit")
+        if num_tensors > MAX_TENSORS or num_pairs > MAX_PAIRS:
+            self.fail(
+                f"{num_tensors} tensors and {num_pairs} metadata pairs, expected {MAX_TENSORS} and "
+                f"{MAX_PAIRS} at most"
+            )
         self.metadata = {}
         self.kinds: dict[str, int] = {}
         for _ in range(num_pairs):
@@ -100,6 +115,8 @@ class _Header:
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self.size - self.at:
             self.fail(f"{num_bytes} more bytes expected, {self.size - self.at} left")
+        if num_bytes > self.end - self.at:
+            self.fail(f"a header of more than {MAX_HEADER_BYTES // 10**6} MB")
         taken = self.buffer[self.at : self.at + num_bytes]
         self.at += num_bytes
         return taken
@@ -128,6 +145,9 @@ class _Header:
             return np.frombuffer(self.take(count * code.itemsize), code).copy()
         if count * 8 > self.size - self.at:  # a string or an array takes at least 8 bytes
             self.fail(f"an array of {count} items")
+        self.num_items += count
+        if self.num_items > MAX_ITEMS:
+            self.fail(f"arrays of more than {MAX_ITEMS} items")
         return [self.value(item, depth + 1) for _ in range(count)]
 
     def _read_tensors(self, num_tensors: int) -> dict[str, StoredTensor]:

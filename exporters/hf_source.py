@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.architecture import ModelConfig, RopeScaling
-from edge_spec.bundle import is_below
+from edge_spec.bundle import is_below, regular_size
 from edge_spec.errors import (
     ModelFileError,
     UnknownArchitectureError,
@@ -58,12 +58,14 @@ def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
+        size = regular_size(path)
+        if size > MAX_TEXT_BYTES:
             raise ModelFileError(
                 f"{path} is larger than {MAX_TEXT_BYTES // 10**6} MB",
                 remedy="Do not use this model.",
             )
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            return file.read(size)  # characters: no more than that, should it grow
     except FileNotFoundError:
         raise ModelFileError(
             f"no such file: {path}",

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
+from edge_spec.bundle import regular_size
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # The format's own limit is 100 MB, of which Python would make 2 GB; large models' have 1 MB.
 MAX_HEADER_BYTES = 32_000_000
+MAX_DIMS = 8  # models have 2, images' filters 5
 _SHOWN = 200  # characters of a name in a message
 _KINDS = MappingProxyType(
     {
@@ -33,6 +35,7 @@ _KINDS = MappingProxyType(
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """All tensors of one file, still on disk. Raises ModelFileError for a damaged file."""
     try:
+        regular_size(path)  # to open a pipe would wait
         mapped = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise ModelFileError(
@@ -62,6 +65,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor:
     try:
         dtype = str(entry["dtype"])
+        num_dims = len(entry["shape"])
         shape = tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, OverflowError, TypeError, ValueError):
@@ -72,8 +76,14 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor
             remedy=f"Save the model in one of {', '.join(_KINDS)}.",
         )
     kind, item_bytes = _KINDS[dtype]
-    fits = 0 <= begin <= end <= len(body) and end - begin == math.prod(shape) * item_bytes
-    if not shape or min(shape) < 1 or not fits:
+    # The dimensions first: to multiply numbers of thousands of digits takes its time.
+    fits = (
+        1 <= num_dims <= MAX_DIMS
+        and all(1 <= dim <= len(body) for dim in shape)
+        and 0 <= begin <= end <= len(body)
+        and end - begin == math.prod(shape) * item_bytes
+    )
+    if not fits:
         what = f"tensor {name[:_SHOWN]} of shape {reprlib.repr(shape)}"
         raise _damaged(path, f"{what} at {reprlib.repr(begin)}..{reprlib.repr(end)}")
     data = body[begin:end].reshape(*shape[:-1], shape[-1] * item_bytes)

@@ -35,6 +35,8 @@ def models() -> Iterator[tuple[str, bytes]]:
         yield "tokenizer", (folder / "tokenizer.json").read_bytes()
     small = {"t": ("F32", np.ones((2, 3), np.float32)), "u": ("F16", np.ones(4, np.float16))}
     yield "safetensors", tiny.safetensors(small)
+    long = {"t": {"dtype": "F32", "shape": [10**4000] * 4, "data_offsets": [0, 16]}}
+    yield "safetensors", tiny.safetensors_file(long, bytes(16))
 
 
 # The library's Rust code gives this one up.
@@ -64,6 +66,9 @@ TEMPLATES = (
     "{% endfor %}",
     "{{ '%99999999d' % 1 }}{{ '{:99999999}'.format(1) }}",
     "{{ " + "[" * 900 + "]" * 900 + " }}",
+    "{% set ns = namespace(x=()) %}{% for i in range(7000) %}{% set ns.x = "
+    + ("(" * 25 + "ns.x" + ",)" * 25)
+    + " %}{% endfor %}{{ 1 if ns.x in {} else 2 }}",
 )
 
 
@@ -114,6 +119,9 @@ def described() -> Iterator[tuple[str, bytes]]:
     }
     yield "manifest", json.dumps(manifest).encode()
     yield "manifest", json.dumps({**manifest, "files": {"../x": entry, "a\\b": entry}}).encode()
+    unbounded = {**config.to_dict(), "hidden_size": 0, "vocab_size": 10**400}
+    yield "manifest", json.dumps({**manifest, "architecture": unbounded}).encode()
+    yield "manifest", json.dumps({**manifest, "quantization": "int4 block 0"}).encode()
     variant = {
         "format": "gguf",
         "quantization": "q4_0",

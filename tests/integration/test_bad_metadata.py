@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
+from edge_spec.exporters.gguf_published import open_published
 
 Refusal = Callable[..., EdgeSpecError]
 pytestmark = pytest.mark.usefixtures("bounded_memory")
@@ -105,6 +106,23 @@ def test_a_gguf_value_that_does_not_fit_is_refused(
     path = tiny.write_gguf(tiny.build(), tmp_path / "model.gguf")
     set_value(path, key, struct.pack("<I" if isinstance(value, int) else "<f", value))
     refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("gemma3.context_length", count) for count in (0, 2**24 + 1, U32_MAX)),
+        *((f"gemma3.{key}", U32_MAX) for key in ("block_count", "attention.head_count")),
+    ],
+)
+def test_a_value_of_an_architecture_that_only_a_library_knows_is_bounded_too(
+    key: str, value: int, tiny: ModuleType, tmp_path: Path
+) -> None:
+    path = tiny.write_gguf(tiny.build(model_type="gemma3"), tmp_path / "model.gguf")
+    open_published(path)
+    set_value(path, key, struct.pack("<I", value))
+    with pytest.raises(ModelFileError, match=r"model\.gguf"):
+        open_published(path)
 
 
 @pytest.mark.parametrize("form", ["hf", "gguf"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +51,44 @@ def test_a_chat_template_of_another_kind_is_refused_or_left_out(
         refusal(directory, file.name)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such files")
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        *("model.safetensors", "model.safetensors.index.json"),
+    ],
+)
+def test_a_file_without_end_is_refused_unread(
+    file: str, kind: str, directory: Path, refusal: Refusal
+) -> None:
+    (directory / file).unlink(missing_ok=True)
+    if kind == "device":
+        (directory / file).symlink_to("/dev/zero")
+    else:
+        os.mkfifo(directory / file)
+    error = refusal(directory, file)
+    assert isinstance(error, ModelFileError) and "no regular file" in str(error)
+
+
+def test_links_to_files_are_followed(directory: Path, read: Callable[[Path], None]) -> None:
+    """Caches of the hub consist of them."""
+    for number, file in enumerate(list(directory.iterdir())):
+        file.symlink_to(file.rename(directory.parent / f"blob-{number}"))
+    read(directory)
+
+
+def test_counts_of_thousands_of_digits_are_refused(
+    directory: Path, tiny: ModuleType, refusal: Refusal
+) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    config |= dict.fromkeys(names, 10**4200)
+    tiny.write_json(directory / "config.json", config)
+    assert isinstance(refusal(directory, str(directory)), ModelFileError)
+
+
 def entry(shape: Any = (4,), dtype: str = "F32", offsets: Any = (0, 16)) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
@@ -63,6 +103,7 @@ BAD_SAFETENSORS = {
     "a scalar": {"t": entry([], offsets=[0, 4])},
     "a negative dimension": {"t": entry([-2, -2])},
     "a huge dimension": {"t": entry([2**62])},
+    "many dimensions": {"t": entry([1] * 8 + [4])},
     "one offset": {"t": entry(offsets=[0])},
     "reversed offsets": {"t": entry(offsets=[16, 0])},
     "offsets before the data": {"t": entry(offsets=[-16, 0])},
@@ -81,6 +122,17 @@ def test_a_damaged_safetensors_header_is_refused(
     data = tiny.safetensors_file(BAD_SAFETENSORS[case], bytes(16))
     (directory / "model.safetensors").write_bytes(data)
     refusal(directory, "model.safetensors")
+
+
+def test_dimensions_of_thousands_of_digits_are_not_multiplied(
+    directory: Path, tiny: ModuleType, refusal: Refusal
+) -> None:
+    for shape in ([10**4290] * 1000, [10**4290] * 8):
+        data = tiny.safetensors_file({"t": entry(shape)}, bytes(16))
+        (directory / "model.safetensors").write_bytes(data)
+        before_s = time.process_time()
+        assert isinstance(refusal(directory, "model.safetensors"), ModelFileError)
+        assert time.process_time() - before_s < 10  # multiplied, they take a minute
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,6 +92,41 @@ def test_a_file_that_is_no_gguf_is_refused(case: str, tmp_path: Path, refusal: R
     error = refusal(path)
     assert isinstance(error, ModelFileError)
     assert expected in str(error)
+
+
+@pytest.mark.parametrize(("tensors", "pairs"), [(200_000, 0), (0, 200_000)])
+def test_more_than_any_model_has_is_refused_unread(
+    tensors: int, pairs: int, tmp_path: Path, refusal: Refusal
+) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(header(tensors, pairs))
+    with path.open("r+b") as file:
+        file.truncate(64 * (tensors + pairs))  # takes no space
+    assert f"{tensors} tensors and {pairs} metadata pairs, expected" in str(refusal(path))
+
+
+@pytest.mark.parametrize(
+    ("value", "size", "expected"),
+    [
+        (array(U8, 300_000_000), 400_000_000, "a header of more than 256 MB"),
+        (array(STRING, 4_000_001), 64_000_000, "arrays of more than 4000000 items"),
+    ],
+    ids=["bytes", "texts"],
+)
+def test_a_header_that_would_take_the_memory_is_refused(
+    value: bytes, size: int, expected: str, tmp_path: Path, refusal: Refusal
+) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(pair(ARRAY, value))
+    with path.open("r+b") as file:
+        file.truncate(size)  # takes no space
+    assert expected in str(refusal(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such files")
+def test_a_pipe_is_refused_unopened(tmp_path: Path, refusal: Refusal) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    assert "no regular file" in str(refusal(tmp_path / "model.gguf"))
 
 
 def test_a_path_without_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def test_a_link_to_a_folder_is_not_followed(directory: Path, tmp_path_factory: A
 @pytest.mark.parametrize("name", [".", ""])
 def test_a_name_that_is_no_file_is_refused(directory: Path, name: str) -> None:
     edit(directory, lambda manifest: manifest["files"].update({name: FILE}))
-    refused(directory, f"outside itself: {name}")
+    refused(directory, f"outside itself: {name}".rstrip())
 
 
 @pytest.mark.parametrize(
@@ -194,11 +195,48 @@ def test_a_missing_field_is_refused_by_name(directory: Path, field: str) -> None
         {"context_length": "many"},
         {"context_length": "512"},
         {"num_layers": None},
+        {"hidden_size": 0},
+        {"hidden_size": 10**400},
+        {"vocab_size": 10**9},
+        {"num_layers": -1},
+        {"num_kv_heads": 0},
+        {"head_dim": 2**40},
+        {"intermediate_size": -1},
+        {"num_experts": 10**9},
+        {"context_length": 0},
+        {"context_length": 16_777_217},
+        {"rope_theta": 10**400},
+        {"rope_scaling": {"kind": "linear", "original_context_length": 10**400}},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:60],
 )
 def test_a_wrong_field_of_the_architecture_is_refused(
     directory: Path, change: dict[str, Any]
 ) -> None:
     edit(directory, lambda manifest: manifest["architecture"].update(change))
+    refused(directory, MANIFEST)
+
+
+@pytest.mark.parametrize("block", ["0", "00", "65537", "9" * 5000], ids=lambda text: text[:9])
+def test_a_quantization_whose_blocks_cannot_be_is_refused(directory: Path, block: str) -> None:
+    edit(directory, lambda manifest: manifest.update(quantization=f"int4 block {block}"))
+    refused(directory, MANIFEST)
+
+
+def test_what_an_architecture_does_not_state_is_0(directory: Path) -> None:
+    """As the optimum exporter writes it."""
+    unstated = {"intermediate_size": 0, "norm_epsilon": 0.0, "rope_theta": 0.0}
+    edit(directory, lambda manifest: manifest["architecture"].update(unstated))
+    edit(directory, lambda manifest: manifest.update(quantization="int4 block 128"))
+    assert open_bundle(directory).config.intermediate_size == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such files")
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_a_manifest_without_end_is_refused(directory: Path, kind: str) -> None:
+    (directory / MANIFEST).unlink()
+    if kind == "device":
+        (directory / MANIFEST).symlink_to("/dev/zero")
+    else:
+        os.mkfifo(directory / MANIFEST)
     refused(directory, MANIFEST)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 import tracemalloc
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from edge_spec.template_budget import Limits
 USER = [{"role": "user", "content": "hi"}]
 MAX_TRACED_BYTES = 100_000_000
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}X{% endfor %}{% endfor %}"
+CHAIN = "{% set ns = namespace(x=()) %}{% for i in range(300) %}X{% endfor %}"
 GROW = "{% set ns = namespace(s='ab', l=[1]) %}{% for i in range(99) %}X{% endfor %}{{ ns.l }}"
 
 TOO_MUCH = {
@@ -30,6 +33,10 @@ TOO_MUCH = {
     "a list of itself": GROW.replace("X", "{% set ns.l = [ns.l, ns.l] %}"),
     "a mapping of itself": GROW.replace("X", "{% set ns.l = {'a': ns.l, 'b': ns.l} %}"),
     "dict of itself": GROW.replace("X", "{% set ns.l = dict(a=ns.l, b=ns.l) %}"),
+    "tuples in tuples": CHAIN.replace("X", "{% set ns.x = (ns.x,) %}"),
+    "arguments of arguments": "{% macro m() %}{% set ns.x = varargs %}{% endmacro %}"
+    + CHAIN.replace("X", "{{ m(ns.x) }}"),
+    "a cycler's items": CHAIN.replace("X", "{% set ns.x = cycler(ns.x).items %}"),
     "a namespace in itself": "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns }}",
     "a namespace as text": "{% set ns = namespace(a=1) %}{{ ns }}",
     "a block": "{% set x %}{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}{% endset %}",
@@ -103,6 +110,21 @@ READ = {
     "a number": LONG_TEXT + "{% if s | float or 'g' in s %}{% endif %}" * 300,
     "from the right": LONG_TEXT + "{{ s.rfind('bbbb') }}" * 300,
 }
+# 175,000 levels, which weigh as little as many: Python's hash of a tuple calls itself in C.
+HASHED = (
+    "{% set ns = namespace(x=()) %}{% for i in range(7000) %}{% set ns.x = "
+    + ("(" * 25 + "ns.x" + ",)" * 25)
+    + " %}{% endfor %}{{ 1 if ns.x in {} else 2 }}"
+)
+RENDER = """
+import sys
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.template import ChatTemplate
+try:
+    ChatTemplate(sys.argv[1]).render([{"role": "user", "content": "hi"}])
+except UnsupportedModelError as error:
+    print(error)
+"""
 NOT_FOR_TEMPLATES = ["{{ 'x'.encode('idna') }}", "{{ 'x'.translate({120: 'y' * 9}) }}"]
 NOT_FOR_TEMPLATES += ["{{ (1).to_bytes(10**10, 'big') }}", "{{ lipsum(10**9) }}"]
 NOT_FOR_TEMPLATES += ["{% autoescape true %}{{ 1 }}{% endautoescape %}", "{{ 'x' | center(9) }}"]
@@ -118,6 +140,23 @@ def test_a_template_that_makes_too_much_is_ended(case: str) -> None:
     finally:
         tracemalloc.stop()
     assert "chat template" in str(caught.value) and "refuses" not in str(caught.value)
+
+
+def test_a_tuple_in_many_does_not_end_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RENDER, HASHED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "more than 200 deep" in done.stdout
+
+
+def test_what_tools_nest_is_rendered() -> None:
+    nested: dict[str, Any] = {"type": "string"}
+    for _ in range(30):
+        nested = {"type": "object", "properties": {"a": nested}}
+    assert '"string"' in ChatTemplate("{% if tools %}{{ tools | tojson }}{% endif %}").render(
+        USER, [nested]
+    )
 
 
 @pytest.mark.parametrize("case", TOO_LONG)
