@@ -86,6 +86,7 @@ class OrtModel:
         )
         self.config = self._weights.config
         self._inference: Any = self._weights.open(GRAPH_FILE)
+        _require_described(self._inference, bundle)
         self._partial: Any = None
         self._lock = Lock()  # sessions may be used by threads of their own
 
@@ -108,8 +109,31 @@ class OrtModel:
             )
         with self._lock:
             if self._partial is None:
-                self._partial = self._weights.open(PARTIAL_FILE)
+                opened = self._weights.open(PARTIAL_FILE)
+                _require_described(opened, bundle)
+                self._partial = opened
             return self._partial
+
+
+def _require_described(inference: Any, bundle: Bundle) -> None:
+    """Raises BundleError where the graph is not as the manifest says, by which memory is taken."""
+    config = bundle.config
+    parts = [(layer, part) for layer in range(config.num_layers) for part in ("key", "value")]
+    caches = {
+        f"past.{layer}.{part}": (config.num_kv_heads, config.head_dim) for layer, part in parts
+    }
+    found = {
+        value.name: (value.shape[1], value.shape[-1])
+        for value in inference.get_inputs()
+        if value.name.startswith("past.")
+    }
+    widths = {value.name: value.shape[-1] for value in inference.get_outputs()}
+    scored = (widths.get("logits"), widths.get("hidden"))
+    if found != caches or scored != (config.vocab_size, config.hidden_size):
+        raise BundleError(
+            f"{bundle.path}: its graph is not the one that its manifest describes",
+            remedy="Export the model again.",
+        )
 
 
 class GrowingModel:

@@ -91,6 +91,27 @@ def test_a_bundle_that_lists_no_graph_is_refused(copy: Path) -> None:
     refusal(copy, "model.onnx")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"num_layers": 10_000},
+        {"num_layers": 1},
+        {"num_kv_heads": 4096},
+        {"head_dim": 4096},
+        {"vocab_size": 4_000_000},
+        {"hidden_size": 1 << 20},
+    ],
+    ids=str,
+)
+def test_a_graph_that_is_not_as_the_manifest_says_is_refused(
+    said: dict[str, int], copy: Path
+) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["architecture"] |= said
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    refusal(copy, "manifest")
+
+
 def test_an_unknown_device_names_the_known_ones(exported: Exported) -> None:
     options = RuntimeOptions(providers=("abacus",))
     with pytest.raises(UsageError) as caught:
