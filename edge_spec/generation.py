@@ -11,6 +11,7 @@ from types import FrameType
 
 from edge_spec.control.load import Load
 from edge_spec.decoder import DecodedToken, Decoder, Limits
+from edge_spec.errors import SessionError
 from edge_spec.metrics import PlainRate, RoundStats, Stats
 from edge_spec.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.sampling import Sampler
@@ -55,10 +56,21 @@ class Conversation:
             if cached != token:
                 break
             shared += 1
-        with target_calls:
-            self.decoder.target.rollback(shared)
-        self.tokens = list(prompt[:shared])
-        return shared
+        kept = self.cut(shared)
+        self.tokens = list(prompt[:kept])
+        return kept
+
+    def cut(self, length: int) -> int:
+        """Rolls back to so many tokens, or to none where a sliding window has forgotten what would
+        then be needed; how many are left."""
+        target = self.decoder.target
+        try:
+            with target_calls:
+                target.rollback(length)
+        except SessionError:
+            with target_calls:
+                target.rollback(0)
+        return target.length
 
 
 class Generation(Iterator[Chunk]):
@@ -205,11 +217,9 @@ class Generation(Iterator[Chunk]):
     def _drop_behind_stop(self) -> None:
         """A round's tokens behind the one that completes a stop string leave the cache: plain
         decoding would not have had them, and the next prompt may go on with them."""
-        target = self._conversation.decoder.target
         plain = len(self._request.prompt) - 1 + len(self.result.tokens)
-        if target.length > plain:
-            with target_calls:
-                target.rollback(plain)
+        if self._conversation.decoder.target.length > plain:
+            self._conversation.cut(plain)
 
     def _on_round(self, round_stats: RoundStats) -> None:
         self.result.stats.observe(round_stats)

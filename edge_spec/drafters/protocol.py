@@ -19,7 +19,8 @@ class Budget:
 
     num_draft_tokens: int  # guesses that can still become part of the text
     num_rows: int  # rows that fit one pass, the pending one included
-    branches: bool = True  # whether guesses may branch: otherwise only a chain can be accepted
+    # Whether guesses may branch: otherwise only a chain can be accepted, and samples must be one.
+    branches: bool = True
     probes: bool = True  # whether rows beside that chain may be scored for what they teach
     min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
     shape: tuple[int, ...] = ()  # parents of the rows of a tree that samples are to fill, if known

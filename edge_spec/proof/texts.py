@@ -16,7 +16,7 @@ from edge_spec.results import GenerationResult
 from edge_spec.sampling import SamplingParams
 
 DOMAIN = "verify"  # keeps these answers out of what a pair's acceptance is known by
-# In logits. Rounding made 0.6 at most on the runtimes that we know (docs/lossless.md); passes that
+# In logits. Rounding made 0.75 at most on the runtimes that we know (docs/lossless.md); passes that
 # are wrong by themselves measure as much noise as they need for an excuse.
 MOST_NOISE = 1.0
 _FORCED = 1e6  # added to a token's logit: it is what is written

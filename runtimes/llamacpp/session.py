@@ -88,7 +88,8 @@ class LlamaCppSession:
         if length == self.length:
             return
         start = self._library.sequence_start(self._library.memory(self._context()), 0)
-        if start > 0:
+        window = self._weights.state_window or length  # before it nothing is looked at
+        if length and start > max(0, length - window):
             raise SessionError(
                 f"{self._library.name} holds this text from token {start} on only, so that it "
                 f"cannot go back to token {length}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from edge_spec import plugins
+from edge_spec.engine import Engine
 from edge_spec.errors import SessionError, UnsupportedModelError
+from edge_spec.load_options import LoadOptions
+from edge_spec.loading import load_engine
 from edge_spec.model import RuntimeOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.testing import check_session
 from edge_spec.tree import TokenTree
 
@@ -146,7 +149,7 @@ def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
     one = open_llama(llama, gguf()).open_session()
     one.prefill(tokens(20))
     one._library = replace(one._library, sequence_start=lambda memory, sequence: 12)
-    for length in (0, 5, 19):
+    for length in (1, 5, 19):
         with pytest.raises(SessionError, match="from token 12 on only") as caught:
             one.rollback(length)
         assert f"go back to token {length}" in str(caught.value)
@@ -154,6 +157,47 @@ def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
     one.rollback(20)  # nothing is forgotten by it
     one.prefill(tokens(3))
     assert one.length == 23
+    one.rollback(0)  # and nothing needed
+    found, fresh = one, open_llama(llama, gguf()).open_session()
+    text = tokens(9, seed=1)
+    assert np.array_equal(last_logits(found, text), last_logits(fresh, text))
+
+
+@pytest.fixture
+def grown(
+    gemma3: Callable[..., Path], tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    """With a text whose cache has grown: what its window has passed was left behind."""
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr(session, "FIRST_TOKENS", 64)
+    options = LoadOptions(runtime="llamacpp", threads=1, drafter="none")
+    with load_engine(str(gemma3()), options, lambda what, fraction: None) as engine:
+        for length in (60, 70):
+            engine.generate(tokens(length), max_tokens=2)
+        target = engine._session
+        with pytest.raises(SessionError, match="on only"):
+            target.rollback(1)
+        yield engine
+
+
+def test_a_prompt_that_goes_back_behind_the_window_is_read_anew(
+    grown: Engine, tokens: Tokens
+) -> None:
+    other = [*tokens(30), *tokens(45, seed=3)]
+    found = grown.generate(other, max_tokens=4)
+    assert found.stats.cached_n == 0
+    with grown.fork() as fresh:
+        expected = fresh.generate(other, max_tokens=4)
+    assert [token.id for token in found.tokens] == [token.id for token in expected.tokens]
+
+
+def test_what_stands_behind_a_window_can_be_kept(grown: Engine, tokens: Tokens) -> None:
+    """As after a stop string, whose round goes on behind it."""
+    target = grown._session
+    held = target.length
+    assert held > 70
+    target.rollback(held - 1)
+    assert target.length == held - 1
 
 
 @pytest.mark.parametrize("architecture", RECURRENT + HYBRID)
