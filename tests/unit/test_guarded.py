@@ -162,23 +162,30 @@ def test_the_engine_guards_every_drafter_it_loads(make_engine: Any, monkeypatch:
         assert [t.id for t in drafted.tokens] == [t.id for t in plain.tokens]
 
 
+class TwoSamples(SuffixDrafter):
+    """Of one distribution, below the pending token."""
+
+    def __init__(self, second: float) -> None:
+        """second: the confidence of the second one; the first one's is 0.5."""
+        super().__init__()
+        self._second = second
+
+    def propose(self, pending: int, budget: Any) -> TokenTree:
+        probs = np.full(4, 0.25)
+        return TokenTree(
+            np.array([pending, 1, 2], np.int32),
+            np.array([-1, 0, 0], np.int32),
+            np.array([1, 0.5, self._second], np.float32),
+            draft_probs=(None, probs, probs),
+        )
+
+
 @pytest.mark.parametrize(("second", "dropped"), [(0.6, True), (0.5, False), (0.1, False)])
 def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
     second: float, dropped: bool
 ) -> None:
     """What is sampled after a sibling is verified on the supposition that it came first."""
-    probs = np.full(4, 0.25)
-
-    class Sampling(SuffixDrafter):
-        def propose(self, pending: int, budget: Any) -> TokenTree:
-            return TokenTree(
-                np.array([pending, 1, 2], np.int32),
-                np.array([-1, 0, 0], np.int32),
-                np.array([1, 0.5, second], np.float32),
-                draft_probs=(None, probs, probs),
-            )
-
-    guarded = GuardedDrafter(Sampling(), 4)
+    guarded = GuardedDrafter(TwoSamples(second), 4)
     guarded.begin([0])
     assert len(guarded.propose(0, Budget(2, 3))) == (1 if dropped else 3)
     assert (guarded.fault is not None) == dropped
@@ -187,18 +194,7 @@ def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
 @pytest.mark.parametrize("branches", [True, False])
 def test_sampled_rows_that_branch_where_they_must_not_drop_the_drafter(branches: bool) -> None:
     """One that does so for some tokens only would choose the rule that verifies them."""
-    probs = np.full(4, 0.25)
-
-    class Sampling(SuffixDrafter):
-        def propose(self, pending: int, budget: Any) -> TokenTree:
-            return TokenTree(
-                np.array([pending, 1, 2], np.int32),
-                np.array([-1, 0, 0], np.int32),
-                np.array([1, 0.5, 0.5], np.float32),
-                draft_probs=(None, probs, probs),
-            )
-
-    guarded = GuardedDrafter(Sampling(), 4)
+    guarded = GuardedDrafter(TwoSamples(0.5), 4)
     guarded.begin([0])
     assert len(guarded.propose(0, Budget(2, 3, branches=branches))) == (3 if branches else 1)
     assert (guarded.fault is None) == branches
