@@ -152,6 +152,14 @@ def _verify_on(runtime: str) -> Proof:
 PROOFS: dict[str, Proof] = {
     "verify-ort": _verify_on("ort"),
     "verify-llamacpp": _verify_on("llamacpp"),
+    "verify-pair": Proof(
+        "Lossless with a draft that is sampled, in another library",
+        "-m edge_spec verify --threads 1 --draft smollm2 --draft-runtime llamacpp "
+        "--draft-threads 1 --drafter draft-model --count 6 --draws 3000 --json",
+        _verified,
+        lambda found: found["verdict"] == "pass",
+        "tests/unit/test_sampled_exact.py, tests/unit/test_sampled_distribution.py",
+    ),
     "exact-ort": _exact_on("ort"),
     "exact-llamacpp": _exact_on("llamacpp"),
     "exact-ik": _exact_on("ik"),

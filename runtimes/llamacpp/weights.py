@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -21,6 +23,8 @@ from edge_spec.runtimes.llamacpp.library import (
 )
 
 NO_REASON = "it gives no reason"
+# glibc's, which keeps what was freed behind anything that is in use.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
@@ -79,7 +83,7 @@ class Weights:
         known = log.num_errors
         handle = self.library.open_context(self._handle, choices)
         if handle is not None:
-            free = weakref.finalize(owner, self.library.free_context, handle)
+            free = weakref.finalize(owner, _free, self.library.free_context, handle)
             with self._lock:
                 self._contexts = [*(other for other in self._contexts if other.alive), free]
             return OpenContext(handle, free)
@@ -126,3 +130,11 @@ def _too_little(devices: Sequence[Device], needed: int, what: str) -> DeviceMemo
         remedy="Give a shorter --context, a smaller quantization, fewer --gpu-layers or another "
         "--device.",
     )
+
+
+def _free(free_context: Callable[[int], None], handle: int) -> None:
+    """And gives its memory back to the system: contexts come and go with forks and texts that grow,
+    and what is allocated between them keeps the heap from shrinking."""
+    free_context(handle)
+    if _malloc_trim is not None:
+        _malloc_trim(0)
