@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec import plugins
-from edge_spec.bundle import open_bundle
-from edge_spec.model import RuntimeOptions, Session
-from edge_spec.sources import Source
-from edge_spec.tree import TokenTree
+from edge_spec.core.model import RuntimeOptions, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import open_bundle
+from edge_spec.models.source import Source
 
 PROMPT_TOKENS, TREE_ROWS = 100, 8
 
 
 def main(model: str, *bundles: str) -> None:
-    checkpoint = plugins.open_checkpoint(Source(model, lambda what, fraction: None).path)
+    checkpoint = runtimes.open_checkpoint(Source(model, lambda what, fraction: None).path)
     random = np.random.RandomState(0)
     prompt = random.randint(0, checkpoint.config.vocab_size, PROMPT_TOKENS).tolist()
     parents = [-1, *(random.randint(0, row) for row in range(1, TREE_ROWS))]
@@ -33,10 +33,10 @@ def main(model: str, *bundles: str) -> None:
         tokens.astype(np.int32), np.array(parents, np.int32), np.ones(TREE_ROWS, np.float32)
     )
     passes = {"step": TokenTree.chain(int(tokens[0])), f"tree of {TREE_ROWS}": tree}
-    reference = plugins.load_runtime("reference").open(checkpoint, RuntimeOptions())
+    reference = runtimes.load_runtime("reference").open(checkpoint, RuntimeOptions())
     expected = scores(reference.open_session(), prompt, passes)
     for path in bundles:
-        opened = plugins.load_runtime("mil").open(open_bundle(Path(path)), RuntimeOptions())
+        opened = runtimes.load_runtime("mil").open(open_bundle(Path(path)), RuntimeOptions())
         found = scores(opened.open_session(), prompt, passes)
         for name in passes:
             far = np.abs(found[name] - expected[name]).max()

@@ -29,14 +29,14 @@ import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.drafters.lookahead import WindowSize
+from edge_spec.core.metrics import Stats
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.factory import load_drafters
+from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine import Engine
-from edge_spec.metrics import Stats
-from edge_spec.model import Forward
-from edge_spec.plugins import load_drafters
-from edge_spec.speculation import Speculation, Speculator
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import Speculation, Speculator
 
 DRAFTERS = ("suffix", "recycling", "lookahead", "jacobi", "suffix,recycling")
 NUM_BINS = 10

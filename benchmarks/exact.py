@@ -18,7 +18,7 @@ from typing import Any
 
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.engine import Engine
+from edge_spec.engine.engine import Engine
 
 ARMS = [(exact, drafter) for exact in (False, True) for drafter in ("none", "auto")]
 

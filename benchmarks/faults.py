@@ -23,11 +23,11 @@ import numpy as np
 from common import open_engine, report
 
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.parts import Parts
-from edge_spec.storage import CACHE_VARIABLE
+from edge_spec.core.tree import TokenTree
+from edge_spec.core.watchdog import WatchedModel
+from edge_spec.engine.components import EngineComponents
+from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import FaultReport, ScriptedModel, check_faults, random_logits
-from edge_spec.tree import TokenTree
-from edge_spec.watch import WatchedModel
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 RUNTIMES: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def tiny_model(folder: Path) -> Path:
     return tiny_models.write_hf(tiny_models.build("llama"), folder)
 
 
-def parts_of(parts: Parts, runtime: str) -> Parts:
+def parts_of(parts: EngineComponents, runtime: str) -> EngineComponents:
     """The draft guesses on while the target verifies, and for "scripted" both are."""
     speculator = replace(parts.speculator, draft_overlap=DraftOverlap.ON)
     if runtime != "scripted":

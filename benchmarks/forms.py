@@ -18,7 +18,7 @@ from typing import Any
 
 from common import open_engine, report
 
-from edge_spec.grammar import Grammar
+from edge_spec.text.grammar import Grammar
 
 TEXT = {"type": "string", "maxLength": 60}
 CASES = {

@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.bundle import may_replace, open_bundle
-from edge_spec.drafters.corpus_file import build_index, open_index
-from edge_spec.drafters.ngram_store import NgramStore
-from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.metrics import Stats
+from edge_spec.drafters.lookup.corpus_file import build_index, open_index
+from edge_spec.drafters.lookup.ngram_store import NgramStore
+from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.hub.cache import find_cached
-from edge_spec.hub.pull import pull
-from edge_spec.hub.reference import HubReference
-from edge_spec.metrics import Stats
-from edge_spec.model import ExportOptions
-from edge_spec.pair_history import PairHistory
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import may_replace, open_bundle
+from edge_spec.models.hub.cache import find_cached
+from edge_spec.models.hub.pull import pull
+from edge_spec.models.hub.reference import HubReference
+from edge_spec.models.pair_history import PairHistory
+from edge_spec.models.source import Source
+from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, save_plan
 from edge_spec.placement.profile import (
     ContextCosts,
@@ -35,10 +38,7 @@ from edge_spec.placement.profile import (
     save_learnt,
     save_profile,
 )
-from edge_spec.self_speculation import ChosenPart, save_parts, saved_parts
-from edge_spec.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
-from edge_spec.sources import Source
-from edge_spec.vocabulary import Vocabulary
+from edge_spec.text.vocabulary import Vocabulary
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 VOCABULARY = Vocabulary.of({f"t{i}": i for i in range(1 << 16)})

@@ -25,7 +25,7 @@ import llama_cpp
 import numpy as np
 from common import open_engine, report
 
-from edge_spec.sources import Source
+from edge_spec.models.source import Source
 
 CONTEXT_TOKENS = 2048
 

@@ -24,12 +24,12 @@ from typing import Any
 
 from common import open_engine, report
 
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import Model, RuntimeOptions
+from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import Prepared, prepare
+from edge_spec.models.source import Source
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.memory import format_bytes, resident_bytes
-from edge_spec.preparation import Prepared, prepare
-from edge_spec.sources import Source
 
 CASES = (
     *("ort", "ort:int8", "ort:fp16", "llamacpp", "llamacpp:Q4_0", "llamacpp:Q8_0", "ik:Q4_0"),

@@ -28,9 +28,9 @@ from common import OWN_PROMPTS, open_engine, read_prompts, report
 from pairs import pair_options
 
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.engine import Engine
-from edge_spec.metrics import Stats
-from edge_spec.speculation import Speculation, Speculator
+from edge_spec.core.metrics import Stats
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import Speculation, Speculator
 
 OVERLAPS = {
     "after": DraftOverlap.OFF,

@@ -33,12 +33,12 @@ from stretched import make_draft, make_target
 
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.engine import Engine
-from edge_spec.metrics import Stats
-from edge_spec.model import Session
-from edge_spec.sampling import SamplingParams
-from edge_spec.speculation import Speculation, Speculator
-from edge_spec.tree import TokenTree
+from edge_spec.core.metrics import Stats
+from edge_spec.core.model import Session
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import Speculation, Speculator
 
 PAIRS = ("4x-onnx:int8/onnx:4", "8x-onnx:int8/onnx:4", "8x-gguf:F16/gguf:4", "8x-gguf:F16/onnx:4")
 ARMS = ("plain", "chain", "tree", "cascade", "chain@4")

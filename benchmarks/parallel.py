@@ -24,7 +24,7 @@ from typing import Any
 
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.engine import Engine
+from edge_spec.engine.engine import Engine
 
 ARMS = {"plain": "none", "auto": "auto", "shared": "auto"}  # the drafters of each
 

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime
 from common import open_engine, report
 
-from edge_spec.engine import Engine
+from edge_spec.engine.engine import Engine
 
 
 def bare_decode(engine: Engine, prompt: list[int], count: int) -> tuple[list[int], float]:

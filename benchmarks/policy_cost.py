@@ -19,11 +19,11 @@ from statistics import median
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
 from edge_spec.control.policy import Plan, Policy
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine import Engine
-from edge_spec.metrics import RoundStats
-from edge_spec.model import Forward
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.engine.engine import Engine
 
 
 class TimedDrafter:

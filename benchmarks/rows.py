@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from common import medians, open_engine, report
 
-from edge_spec.tree import TokenTree
+from edge_spec.core.tree import TokenTree
 
 SETTLE_S = 0.2  # the threads of the process before spin on for a while
 WARM_UP_PASSES = 3

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.engine import Engine
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
 from edge_spec.exporters.parity import compare, parity_text, score_text
-from edge_spec.tree import TokenTree
 
 
 def margin(engine: Engine, tokens: list[int], first: int, second: int) -> float:

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.engine import Engine
-from edge_spec.model import SelfDrafting, Session, SkippingSession
-from edge_spec.tree import TokenTree
+from edge_spec.core.model import SelfDrafting, Session, SkippingSession
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
 
 BLOCK_ROWS = 8  # of an answer that are compared at once
 MAX_GUESSES = 8

@@ -32,7 +32,7 @@ from typing import Any
 
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.engine import Engine
+from edge_spec.engine.engine import Engine
 
 HUGE_BYTES = 10_000_000
 MISCHIEF_S = 1.0  # between two of one client: the server is tested, not what a flood takes

@@ -29,15 +29,15 @@ from typing import Any
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
+from edge_spec.control.adaptive import MeasuredPolicy
 from edge_spec.control.cost import RowCosts, measure_rows
-from edge_spec.control.measured import MeasuredPolicy
 from edge_spec.control.policy import FixedPolicy, Policy
+from edge_spec.core.metrics import Stats
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.drafters.recycling import RecyclingDrafter
-from edge_spec.drafters.suffix import SuffixDrafter
-from edge_spec.metrics import Stats
 from edge_spec.placement.replay import (
     Charged,
     DraftCost,

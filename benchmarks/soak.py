@@ -40,7 +40,7 @@ import soak_http
 from common import machine
 from soak_requests import DRAFTERS, DRAFTERS_OF_PAIR, Outcome
 
-from edge_spec.storage import atomic_file
+from edge_spec.storage.atomic import atomic_file
 
 SAMPLE_S = 5.0
 WRITE_S = 60.0

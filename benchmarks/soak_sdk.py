@@ -32,8 +32,8 @@ from soak_requests import (
 )
 
 from edge_spec import Engine, Grammar, SamplingParams
+from edge_spec.engine.results import FinishReason
 from edge_spec.errors import ContextFullError
-from edge_spec.results import FinishReason
 
 
 class Asker:

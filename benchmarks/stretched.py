@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
-from edge_spec import plugins
-from edge_spec.bundle import is_bundle
-from edge_spec.demo_model import SHA256, fetch_demo_model
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.core.export import ExportOptions
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.model import ExportOptions
-from edge_spec.sources import EXPORT_VERSION
-from edge_spec.storage import cache_directory
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import is_bundle
+from edge_spec.models.demo import SHA256, fetch_demo_model
+from edge_spec.models.source import EXPORT_VERSION
+from edge_spec.storage.atomic import cache_directory
 
 VERSION = 1  # of what this script writes
 BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
@@ -187,7 +188,7 @@ def _export(checkpoint: Checkpoint, format: str, quantization: str, kind: str) -
     if not (out.is_file() or is_bundle(out)):
         out.parent.mkdir(parents=True, exist_ok=True)
         options = ExportOptions(quantization, check=False)
-        exporter: Any = plugins.load_exporter(format)
+        exporter: Any = runtimes.load_exporter(format)
         exporter.export(checkpoint, out, options, _say)
     return out
 

@@ -128,8 +128,8 @@ def cached_plan() -> dict[str, Any]:
     """Of the demo model, where `edge-spec plan` has run."""
     import json
 
+    from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path
-    from edge_spec.sources import Source
 
     plan = cached_plan(plan_path(Source("smollm2", lambda what, fraction: None), None))
     return {} if plan is None else dict(json.loads(plan_json(plan)))

@@ -11,36 +11,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge_spec.answer_options import AnswerOptions, ChatOptions
-    from edge_spec.async_engine import AsyncEngine, load_async
-    from edge_spec.engine import Engine
+    from edge_spec.core.metrics import Stats
+    from edge_spec.core.sampling import SamplingParams
+    from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
+    from edge_spec.engine.async_engine import AsyncEngine
+    from edge_spec.engine.engine import Engine
+    from edge_spec.engine.generation import Generation
+    from edge_spec.engine.results import (
+        Alternative,
+        Chunk,
+        FinishReason,
+        GenerationResult,
+        Origin,
+        Token,
+    )
     from edge_spec.errors import EdgeSpecError
-    from edge_spec.generation import Generation
-    from edge_spec.grammar import Grammar
-    from edge_spec.metrics import Stats
-    from edge_spec.opening import load
-    from edge_spec.results import Alternative, Chunk, FinishReason, GenerationResult, Origin, Token
-    from edge_spec.sampling import SamplingParams
+    from edge_spec.opening import load, load_async
+    from edge_spec.text.grammar import Grammar
 
 # Imported when first used, so that `import edge_spec` costs nothing.
 _HOMES = {
-    "Alternative": "results",
-    "AnswerOptions": "answer_options",
-    "AsyncEngine": "async_engine",
-    "ChatOptions": "answer_options",
-    "Chunk": "results",
+    "Alternative": "engine.results",
+    "AnswerOptions": "engine.answer_options",
+    "AsyncEngine": "engine.async_engine",
+    "ChatOptions": "engine.answer_options",
+    "Chunk": "engine.results",
     "EdgeSpecError": "errors",
-    "Engine": "engine",
-    "FinishReason": "results",
-    "Generation": "generation",
-    "GenerationResult": "results",
-    "Grammar": "grammar",
-    "Origin": "results",
-    "SamplingParams": "sampling",
-    "Stats": "metrics",
-    "Token": "results",
+    "Engine": "engine.engine",
+    "FinishReason": "engine.results",
+    "Generation": "engine.generation",
+    "GenerationResult": "engine.results",
+    "Grammar": "text.grammar",
+    "Origin": "engine.results",
+    "SamplingParams": "core.sampling",
+    "Stats": "core.metrics",
+    "Token": "engine.results",
     "load": "opening",
-    "load_async": "async_engine",
+    "load_async": "opening",
 }
 
 __all__ = [

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_spec.draft_choice import chosen_drafts
-from edge_spec.drafters.fill import Fill
-from edge_spec.drafters.lookahead import WindowSize
-from edge_spec.engine import Engine
-from edge_spec.load_options import LoadOptions, device_names
-from edge_spec.loading import load_engine
-from edge_spec.model import Progress
-from edge_spec.sources import Source
+from edge_spec.core.model import Progress
+from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.lookahead import WindowSize
+from edge_spec.engine.async_engine import awaited
+from edge_spec.engine.engine import Engine
+from edge_spec.loader import load_engine
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.options import LoadOptions, device_names
+from edge_spec.models.source import Source
 
 
 def load(
@@ -87,3 +88,7 @@ def load(
         plan=None if plan is None else Path(plan),
     )
     return load_engine(model, options, say, measure_when_idle=True)
+
+
+load_async = awaited(load)
+load_async.__name__ = load_async.__qualname__ = "load_async"

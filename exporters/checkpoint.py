@@ -1,4 +1,4 @@
-"""One reader for published models: a Hugging Face directory or a GGUF file."""
+"""A published model, opened but not yet converted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.architecture import LLAMA_FAMILY, ModelConfig
+from edge_spec.core.config import LLAMA_FAMILY, ModelConfig
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -72,22 +72,6 @@ class Checkpoint:
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""
         return self.read_tokenizer()
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a `.gguf` file or a directory with config.json and safetensors.
-
-    Raises ModelFileError where the path is missing, damaged or neither of the two.
-    """
-    if not path.exists():
-        raise ModelFileError(f"no such file or directory: {path}", remedy="Check the path.")
-    if path.is_dir():
-        from edge_spec.exporters.hf_source import open_directory
-
-        return open_directory(path)
-    from edge_spec.exporters.gguf_source import open_gguf
-
-    return open_gguf(path)
 
 
 def _problem(config: ModelConfig, num_tensors: int) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import MANIFEST, TOKENIZER, Bundle, open_bundle, write_manifest
+from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.parity import Parity
-from edge_spec.storage import sha256_file
+from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, open_bundle, write_manifest
+from edge_spec.storage.atomic import sha256_file
 
 
 def describe(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import (
     MAX_CONTEXT_TOKENS,

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from edge_spec.architecture import ModelConfig, RopeScaling
+from edge_spec.core.config import ModelConfig, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
 from edge_spec.exporters.gguf_reader import GgufFile

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_spec.architecture import ModelConfig, RopeScaling
-from edge_spec.bundle import is_below, regular_size
+from edge_spec.core.config import ModelConfig, RopeScaling
 from edge_spec.errors import (
     ModelFileError,
     UnknownArchitectureError,
@@ -18,6 +17,7 @@ from edge_spec.errors import (
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.models.bundle import is_below, regular_size
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge_spec import plugins
-from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
+from edge_spec.core.export import ObservesInputs
+from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.exporters.checkpoint import Checkpoint
-from edge_spec.model import ObservesInputs, Progress, RuntimeOptions
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.models import runtimes
+from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+from edge_spec.text.tokenizer import Tokenizer
 
 _PROMPTS_PER_CATEGORY = 6
 _TOKENS_PER_PROMPT = 32
@@ -30,7 +31,7 @@ def input_importance(checkpoint: Checkpoint, progress: Progress) -> Mapping[str,
     tokens: list[int] = []
     for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
         tokens += tokenizer.encode(prompt.text + "\n")[:_TOKENS_PER_PROMPT]
-    model = plugins.load_runtime("reference").open(checkpoint, RuntimeOptions())
+    model = runtimes.load_runtime("reference").open(checkpoint, RuntimeOptions())
     assert isinstance(model, ObservesInputs)
     try:
         squares = model.mean_square_inputs(tokens[: checkpoint.config.context_length])

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_spec import plugins
+from edge_spec.core.model import Model, Progress, RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ExportError
 from edge_spec.exporters.checkpoint import Checkpoint
-from edge_spec.model import Model, Progress, RuntimeOptions
-from edge_spec.tokenizer import Tokenizer
-from edge_spec.tree import TokenTree
+from edge_spec.models import runtimes
+from edge_spec.text.tokenizer import Tokenizer
 
 _CHUNK_ROWS = 32
 _MIN_TOKENS = 16
@@ -96,7 +96,7 @@ def _scores(
     on_chunk: Callable[[float], None],
     chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
-    model = plugins.load_runtime(runtime).open(source, RuntimeOptions())
+    model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
     try:
         return score_text(model, tokens, on_chunk, chunk_rows)
     finally:

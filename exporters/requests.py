@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_spec.bundle import may_replace
+from edge_spec.core.export import ExportOptions
 from edge_spec.errors import UsageError
-from edge_spec.model import ExportOptions
+from edge_spec.models.bundle import may_replace
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
 

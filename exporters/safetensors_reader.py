@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edge_spec.bundle import regular_size
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.models.bundle import regular_size
 
 # The format's own limit is 100 MB, of which Python would make 2 GB; large models' have 1 MB.
 MAX_HEADER_BYTES = 32_000_000

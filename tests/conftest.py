@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.demo_model import fetch_demo_model
+from edge_spec.models.demo import fetch_demo_model
 
 # Windows has not all of them.
 END_SIGNALS = [

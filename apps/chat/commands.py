@@ -14,7 +14,7 @@ from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import Conversation, OnChunk, Report
 from edge_spec.apps.chat.report import comparison_text, has_colours, stats_text, tokens_text
 from edge_spec.errors import UsageError
-from edge_spec.storage import expanded
+from edge_spec.storage.atomic import expanded
 
 KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.

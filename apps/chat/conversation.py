@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_spec.context_room import num_to_leave_out
+from edge_spec.apps.chat.context_room import num_to_leave_out
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:

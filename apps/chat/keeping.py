@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_spec.apps.chat.conversation import Conversation, Message
 from edge_spec.errors import UsageError
-from edge_spec.storage import atomic_file
+from edge_spec.storage.atomic import atomic_file
 
 _ROLES = ("system", "user", "assistant")
 

@@ -13,8 +13,8 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from edge_spec.apps.chat.commands import COMMANDS, find
 from edge_spec.apps.chat.conversation import Conversation
-from edge_spec.locks import locked
-from edge_spec.storage import atomic_file, cache_directory
+from edge_spec.storage.atomic import atomic_file, cache_directory
+from edge_spec.storage.locks import locked
 
 _MAX_HISTORY_BYTES = 1_000_000
 _LOCK_S = 1.0

@@ -27,7 +27,7 @@ class Work:
     """
 
     prompts: Sequence[Sequence[int]]
-    options: Sequence[Any]  # edge_spec.engine.AnswerOptions
+    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
     drafter: str
     session_id: str | None = None
 

@@ -14,10 +14,10 @@ from edge_spec.cli import options
 from edge_spec.errors import EdgeSpecError, UsageError
 
 if TYPE_CHECKING:
-    from edge_spec.bench.measuring import Measured, Plan
-    from edge_spec.bench.peers import OpenPeer, PeerChoice
-    from edge_spec.bench.report import Document
-    from edge_spec.engine import Engine
+    from edge_spec.diagnostics.bench.measuring import Measured, Plan
+    from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
+    from edge_spec.diagnostics.bench.report import Document
+    from edge_spec.engine.engine import Engine
 
 _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 
@@ -54,10 +54,10 @@ def bench(
     json: options.Json = False,
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
-    from edge_spec.bench.measuring import make_plan
-    from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
-    from edge_spec.bench.report import document
     from edge_spec.cli.opening import open_engine
+    from edge_spec.diagnostics.bench.measuring import make_plan
+    from edge_spec.diagnostics.bench.report import document
+    from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(prompts or OWN_PROMPTS, per_category)
     _require_forgetful(loading.drafter, repeat)
@@ -86,7 +86,7 @@ def bench(
 
 def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dict[str, Any]:
     from edge_spec.cli.opening import asked_drafts
-    from edge_spec.sources import Source
+    from edge_spec.models.source import Source
 
     drafts = loading.draft or []
     if loading.draft in (None, ["auto"]):  # told by its name, not by its path
@@ -106,9 +106,9 @@ def _measure(
 ) -> tuple[Measured, list[OpenPeer]]:
     from contextlib import ExitStack
 
-    from edge_spec.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
-    from edge_spec.bench.peers import open_peers
     from edge_spec.cli.progress import ProgressBar
+    from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
+    from edge_spec.diagnostics.bench.peers import open_peers
 
     stop_ids = engine.parts.text.eos_ids
     with ProgressBar() as progress, ExitStack() as stack:
@@ -124,12 +124,12 @@ def _peer_choice(
     model: str, loading: options.ModelOptions, models: Sequence[str], pythons: Sequence[str]
 ) -> PeerChoice:
     """With one GGUF file for all, ourselves included."""
-    from edge_spec.bench.peers import PeerChoice, parse_choices
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.load_options import LoadOptions
-    from edge_spec.preparation import gguf_file
-    from edge_spec.processor import available_cores
-    from edge_spec.sources import Source
+    from edge_spec.diagnostics.bench.peers import PeerChoice, parse_choices
+    from edge_spec.models.options import LoadOptions
+    from edge_spec.models.resolve import gguf_file
+    from edge_spec.models.source import Source
+    from edge_spec.placement.processor import available_cores
 
     chosen = parse_choices("--peer-model", models), parse_choices("--peer-python", pythons)
     with ProgressBar() as progress:
@@ -164,9 +164,9 @@ def _require_writable(directory: Path) -> None:
 
 
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.bench.chart import draw_chart
-    from edge_spec.bench.report import markdown
-    from edge_spec.storage import atomic_file
+    from edge_spec.diagnostics.bench.chart import draw_chart
+    from edge_spec.diagnostics.bench.report import markdown
+    from edge_spec.storage.atomic import atomic_file
 
     if as_json:
         print(dumps(report, ensure_ascii=False))

@@ -10,8 +10,8 @@ import typer
 from edge_spec.cli import options
 
 if TYPE_CHECKING:
-    from edge_spec.engine import Engine
-    from edge_spec.model import Progress
+    from edge_spec.core.model import Progress
+    from edge_spec.engine.engine import Engine
 
 
 @options.with_groups
@@ -24,8 +24,8 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.core import entry_points
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
         return open_engine(
@@ -33,4 +33,4 @@ def chat(
         )
 
     answering = {"sampling": sampling_params(sampling), "max_tokens": sampling.max_tokens}
-    plugins.load_app("chat")(opener, model, loading.exact, answering, system, json)
+    entry_points.load_app("chat")(opener, model, loading.exact, answering, system, json)

@@ -22,11 +22,11 @@ def desktop(
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
     hold for what the page does not set."""
-    from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
     from edge_spec.cli.serve import plan_document
+    from edge_spec.core import entry_points
 
-    plugins.load_app("desktop")(
+    entry_points.load_app("desktop")(
         partial(open_engine, model, loading, measure_when_idle=True),
         _announce,
         title=model,

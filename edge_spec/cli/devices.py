@@ -41,7 +41,7 @@ def devices(
             )
         _show_placements(model, json)
         return
-    from edge_spec.endpoint import Endpoint
+    from edge_spec.core.endpoint import Endpoint
     from edge_spec.placement.devices import list_devices
 
     for server in rpc or ():
@@ -57,7 +57,7 @@ def devices(
 
 
 def _show_placements(path: Path, json: bool) -> None:
-    from edge_spec.bundle import open_bundle
+    from edge_spec.models.bundle import open_bundle
     from edge_spec.placement.operations import placements_of
 
     found = placements_of(open_bundle(path))

@@ -13,8 +13,8 @@ from edge_spec.cli import options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_spec.doctor.diagnose import Report
-    from edge_spec.doctor.finding import Finding
+    from edge_spec.diagnostics.doctor.diagnose import Report
+    from edge_spec.diagnostics.doctor.finding import Finding
 
 _COLORS = {"note": "cyan", "warning": "yellow", "fault": "red"}
 _LEAST_COLUMNS = 60  # in fewer, text begins further left
@@ -43,7 +43,7 @@ def doctor(
     Nothing is fetched, converted or loaded. Exit status 1: there is a fault.
     """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.doctor.diagnose import Request, diagnose
+    from edge_spec.diagnostics.doctor.diagnose import Request, diagnose
 
     with ProgressBar() as progress:
         report = diagnose(Request(model, draft, open_models, hashes), progress)

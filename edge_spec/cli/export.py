@@ -12,9 +12,9 @@ from edge_spec.cli import options
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec.model import ExportOptions
-    from edge_spec.pair_bundle import PairManifest
-    from edge_spec.pair_choices import Choices
+    from edge_spec.core.export import ExportOptions
+    from edge_spec.models.export_presets import Choices
+    from edge_spec.models.pair_bundle import PairManifest
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
@@ -86,7 +86,7 @@ def export(
 ) -> None:
     """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly, or a
     model and its draft into one pair bundle."""
-    from edge_spec.model import ExportOptions
+    from edge_spec.core.export import ExportOptions
 
     choices = _choices(format, kind, quant)
     asked = ExportOptions(
@@ -102,7 +102,7 @@ def export(
 
 def _choices(format: str | None, kind: str | None, quant: str | None) -> Choices | None:
     """None for a single format. Raises UsageError."""
-    from edge_spec.pair_choices import (
+    from edge_spec.models.export_presets import (
         ALL_FORMATS,
         choices_for,
         named_formats,
@@ -122,13 +122,13 @@ def _choices(format: str | None, kind: str | None, quant: str | None) -> Choices
 def _export_one(
     model: str, out: Path, format: str, export_options: ExportOptions, as_json: bool
 ) -> None:
-    from edge_spec import plugins
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.sources import Source
+    from edge_spec.models import runtimes
+    from edge_spec.models.source import Source
 
     with ProgressBar() as progress:
-        exporter = plugins.load_exporter(format)
-        source = plugins.open_exportable(exporter, Source(model, progress).path)
+        exporter = runtimes.load_exporter(format)
+        source = runtimes.open_exportable(exporter, Source(model, progress).path)
         report = exporter.export(source, out, export_options, progress)
     if as_json:
         written = {"path": str(report.path), "num_bytes": report.num_bytes, "notes": report.notes}
@@ -155,8 +155,8 @@ def _export_pair(
 ) -> None:
     """drafting: a model and how many of its layers. Raises UsageError."""
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.pair_export import PairRequest, Part, export_pair
-    from edge_spec.sources import Source
+    from edge_spec.models.pair_export import PairRequest, Part, export_pair
+    from edge_spec.models.source import Source
 
     if asked.compute is not None:
         raise UsageError(

@@ -13,8 +13,8 @@ from edge_spec.cli import options
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec.generation import Generation
-    from edge_spec.grammar import Grammar
+    from edge_spec.engine.generation import Generation
+    from edge_spec.text.grammar import Grammar
 
 
 @options.with_groups
@@ -66,7 +66,7 @@ def generate(
 
 def _grammar(path: Path) -> Grammar:
     """Raises UsageError for a file that is no JSON object."""
-    from edge_spec.grammar import Grammar
+    from edge_spec.text.grammar import Grammar
 
     try:
         schema = loads(path.read_text(encoding="utf-8"))

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from edge_spec.cli.options import ModelOptions, SamplingOptions
 from edge_spec.cli.progress import ProgressBar
-from edge_spec.draft_choice import chosen_drafts
-from edge_spec.drafters.lookahead import WindowSize
-from edge_spec.engine import Engine
-from edge_spec.load_options import LoadOptions, device_names
-from edge_spec.loading import load_engine
-from edge_spec.model import Progress
-from edge_spec.sampling import SamplingParams
-from edge_spec.sources import Source
+from edge_spec.core.model import Progress
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.jacobi.lookahead import WindowSize
+from edge_spec.engine.engine import Engine
+from edge_spec.loader import load_engine
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.options import LoadOptions, device_names
+from edge_spec.models.source import Source
 
 
 def open_engine(

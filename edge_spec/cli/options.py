@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.drafters.fill import Fill
+from edge_spec.drafters.jacobi.initial_guesses import Fill
 
 _LOADING = "Model and drafting"
 _LLAMACPP = "llama.cpp"

@@ -34,11 +34,11 @@ def plan(
     The plan is kept: from then on this model runs as it says, unless options say otherwise.
     """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.draft_choice import chosen_drafts
+    from edge_spec.models.draft_choice import chosen_drafts
+    from edge_spec.models.source import Source
     from edge_spec.placement.devices import list_devices
     from edge_spec.placement.plan import plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
-    from edge_spec.sources import Source
 
     with ProgressBar() as progress:
         target = Source(model, progress)

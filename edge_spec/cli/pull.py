@@ -10,8 +10,8 @@ import typer
 from edge_spec.cli import options
 
 if TYPE_CHECKING:
-    from edge_spec.hub.cache import HubModel
-    from edge_spec.hub.reference import HubReference
+    from edge_spec.models.hub.cache import HubModel
+    from edge_spec.models.hub.reference import HubReference
 
 
 def pull(
@@ -32,8 +32,8 @@ def pull(
     What is here already is not fetched again; an interrupted download goes on.
     """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.hub.pull import pull as fetch
-    from edge_spec.hub.reference import HubReference
+    from edge_spec.models.hub.pull import pull as fetch
+    from edge_spec.models.hub.reference import HubReference
 
     reference = HubReference.parse(model)
     smaller = None if draft in (None, "none") else _draft(reference, draft)
@@ -55,8 +55,8 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.hub.families import known_draft
-    from edge_spec.hub.reference import PREFIX, HubReference
+    from edge_spec.models.hub.families import known_draft
+    from edge_spec.models.hub.reference import PREFIX, HubReference
 
     if draft != "auto":
         return HubReference.parse(draft)
@@ -69,9 +69,9 @@ def _draft(target: HubReference, draft: str) -> HubReference | None:
 
 def _compare(target: HubModel, draft: HubModel) -> None:
     """Says so where the draft's tokens are not the target's."""
-    from edge_spec.draft_choice import describe
     from edge_spec.errors import EdgeSpecError
-    from edge_spec.vocabulary import same_vocabulary
+    from edge_spec.models.draft_choice import describe
+    from edge_spec.text.vocabulary import same_vocabulary
 
     try:
         same = same_vocabulary(describe(target.path).vocabulary, describe(draft.path).vocabulary)
@@ -86,7 +86,7 @@ def _compare(target: HubModel, draft: HubModel) -> None:
 
 
 def _document(model: HubModel) -> dict[str, Any]:
-    from edge_spec.hub.cache import content_sha256
+    from edge_spec.models.hub.cache import content_sha256
 
     files = [
         {"name": name, "num_bytes": path.stat().st_size, "sha256": content_sha256(path)}

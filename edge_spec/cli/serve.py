@@ -57,14 +57,14 @@ def serve(
     Sampling options and --max-tokens hold for requests that do not say. --json prints one line,
     {"url", "port", "model"}, when requests are accepted.
     """
-    from edge_spec import plugins
     from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.core import entry_points
 
     open_model = partial(open_engine, model, loading, measure_when_idle=True)
     if stdio:
-        plugins.load_app("sidecar")(open_model)
+        entry_points.load_app("sidecar")(open_model)
         return
-    plugins.load_app("serve")(
+    entry_points.load_app("serve")(
         open_model,
         partial(_announce, as_json=json),
         host=host,
@@ -99,8 +99,8 @@ def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any
     import json
 
     from edge_spec.cli.opening import asked_drafts
+    from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
-    from edge_spec.sources import Source
 
     def quiet(what: str, fraction: float) -> None:
         pass

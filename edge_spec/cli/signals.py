@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from threading import Thread
 from types import FrameType
 
-from edge_spec.called_back import comes_again
+from edge_spec.core.callbacks import comes_again
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # those that the system has
 _BY_SIGNAL = 128  # is added to its number, as shells do

@@ -26,16 +26,22 @@ def tune_skip(
 
     Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
     """
-    from edge_spec.bundle import Bundle
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.control.cost import measure_rows
     from edge_spec.errors import UsageError
-    from edge_spec.load_options import LoadOptions
-    from edge_spec.loading import load_engine
-    from edge_spec.pair_bundle import is_in_pair
-    from edge_spec.preparation import prepare
-    from edge_spec.self_speculation import Judge, best_exit, best_nested, optimized, save_parts
-    from edge_spec.sources import Source
+    from edge_spec.loader import load_engine
+    from edge_spec.models.bundle import Bundle
+    from edge_spec.models.options import LoadOptions
+    from edge_spec.models.pair_bundle import is_in_pair
+    from edge_spec.models.resolve import prepare
+    from edge_spec.models.source import Source
+    from edge_spec.placement.layer_selection import (
+        Judge,
+        best_exit,
+        best_nested,
+        optimized,
+        save_parts,
+    )
 
     plain = LoadOptions(runtime="ort", drafter="none")
     bar = ProgressBar()

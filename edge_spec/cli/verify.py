@@ -13,8 +13,8 @@ from edge_spec.cli import options
 from edge_spec.errors import EdgeSpecError, UsageError
 
 if TYPE_CHECKING:
-    from edge_spec.bench.prompts import Prompt
-    from edge_spec.proof import Extent, Proof
+    from edge_spec.diagnostics.lossless_check import Extent, Proof
+    from edge_spec.text.prompt_files import Prompt
 
 
 @options.with_groups
@@ -44,10 +44,10 @@ def verify(
     """
     from json import dumps
 
-    from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
-    from edge_spec.proof import Extent
-    from edge_spec.proof.report import document, html_page, print_report
-    from edge_spec.storage import atomic_file
+    from edge_spec.diagnostics.lossless_check import Extent
+    from edge_spec.diagnostics.lossless_check.report import document, html_page, print_report
+    from edge_spec.storage.atomic import atomic_file
+    from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     extent = Extent(count, max_tokens, draws, runs)
     entries = read_prompts(prompts or OWN_PROMPTS)
@@ -75,7 +75,7 @@ def _prove(
 
     from edge_spec.cli.opening import open_engine
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.proof import prove, try_exact
+    from edge_spec.diagnostics.lossless_check import prove, try_exact
 
     # What is asked here says nothing of what will be asked.
     with (

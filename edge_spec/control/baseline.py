@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_spec.metrics import RoundStats
+from edge_spec.core.metrics import RoundStats
 
 _SHORTEST, _LONGEST = 64, 1024  # rounds without a plain one
 _SURPRISE = 0.1  # of the expected time, beyond which the next one is due sooner

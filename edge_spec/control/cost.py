@@ -11,9 +11,9 @@ from statistics import median
 
 import numpy as np
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.model import Model
-from edge_spec.tree import TokenTree
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Model
+from edge_spec.core.tree import TokenTree
 
 WIDTHS = (1, 2, 4, 8)
 _REPETITIONS = 3

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_spec.control.policy import Plan, Policy
+from edge_spec.core.metrics import RoundStats
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.metrics import RoundStats
 
 
 class ExactPolicy:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from enum import StrEnum
 from statistics import fmean, median
 
-from edge_spec.metrics import RoundStats
+from edge_spec.core.metrics import RoundStats
 
 _BLOCK = 8  # rounds in a row with it, or without
 _RECENT = 64  # rounds of one kind that are remembered

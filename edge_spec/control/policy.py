@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.metrics import PlainReason, RoundStats
-from edge_spec.tree import TokenTree
 
 DEFAULT_DRAFT_TOKENS = 15
 

@@ -13,14 +13,14 @@ from math import prod
 
 import numpy as np
 
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.growth import Growth, nothing
-from edge_spec.drafters.keeping import learnt_of, relearn_into, restore_into, snapshot_of
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Closing, Drafter
-from edge_spec.model import Forward
-from edge_spec.sampling import Sampler
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.drafters.state import learnt_of, relearn_into, restore_into, snapshot_of
+from edge_spec.drafters.tree_builder import Growth, nothing
 
 # Kinds of guess: contested by a sibling that only others proposed, or made by several drafters;
 # each by steps of the chance that at least one of its drafters is right, if they were independent:

@@ -8,7 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_spec.constraint import Constraint, permitted
+from edge_spec.core.constraint import Constraint, permitted
+from edge_spec.core.model import STATE_TYPES, Forward, Model, Session
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import (
     Anticipating,
     Attached,
@@ -24,10 +27,6 @@ from edge_spec.drafters.protocol import (
     TextCounts,
 )
 from edge_spec.errors import EdgeSpecError
-from edge_spec.model import Forward, Model, Session
-from edge_spec.sampling import Sampler
-from edge_spec.snapshot_file import TYPES
-from edge_spec.tree import TokenTree, Verdict
 
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
 
@@ -233,8 +232,11 @@ def _chances(chances: Sequence[float]) -> Sequence[float]:
 def _keepable(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Raises ValueError for what `write_snapshot` would refuse."""
     for name, array in state.items():
-        if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("<").str not in TYPES:
-            raise ValueError(f"a snapshot whose {name} is no array of {', '.join(TYPES)}")
+        if (
+            not isinstance(array, np.ndarray)
+            or array.dtype.newbyteorder("<").str not in STATE_TYPES
+        ):
+            raise ValueError(f"a snapshot whose {name} is no array of {', '.join(STATE_TYPES)}")
     return dict(state)
 
 

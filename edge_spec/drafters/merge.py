@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.tree import TokenTree
+from edge_spec.core.tree import TokenTree
 
 
 class MergedRow:

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_spec.model import Forward, Model, Session
-from edge_spec.sampling import Sampler
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.core.model import Forward, Model, Session
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Keeping(Protocol):
     """A drafter whose state belongs to a snapshot of its conversation."""
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Copies, of the types that `edge_spec.snapshot_file` writes."""
+        """Copies, of the types that `edge_spec.engine.snapshot_file` writes."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for what is no snapshot of such a drafter."""

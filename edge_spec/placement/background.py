@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Condition, Lock, Thread
 
-from edge_spec.model import Model
+from edge_spec.core.model import Model
 from edge_spec.placement.measure import Effort, measuring
 from edge_spec.placement.profile import Profile, ProfileKey, save_profile
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edge_spec import plugins
+from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import Progress, RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import Prepared, compute_for, is_prepared, prepare
+from edge_spec.models.source import Source
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.plan import Place
+from edge_spec.placement.processor import available_cores
 from edge_spec.placement.profile import ProfileKey, profile_key
-from edge_spec.preparation import Prepared, compute_for, is_prepared, prepare
-from edge_spec.processor import available_cores
-from edge_spec.sources import Source
 
 _FOR_CHECKS = ("reference", "mil")  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
@@ -56,7 +56,7 @@ def candidates(
     refused: list[str] = []
     fault: EdgeSpecError | None = None
     prepared: dict[tuple[str, str | None], Prepared] = {}  # by runtime and what it is laid out for
-    usual = plugins.auto_runtime(source.formats)
+    usual = runtimes.auto_runtime(source.formats)
     for device in sorted(devices, key=lambda device: device.runtime != usual):
         if device.runtime in _FOR_CHECKS:
             continue
@@ -66,7 +66,7 @@ def candidates(
             continue
         try:
             runtime, places = device.runtime, (device.name,)
-            key = (runtime, compute_for(plugins.load_runtime(runtime), places))
+            key = (runtime, compute_for(runtimes.load_runtime(runtime), places))
             if key not in prepared:
                 if found and not _is_cheap(source, runtime, options, places):
                     refused.append(f"{runtime}: {source.name} is not converted for it yet")

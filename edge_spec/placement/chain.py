@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_spec.model import Model, Session
+from edge_spec.core.model import Model, Session
+from edge_spec.core.tree import TokenTree
 from edge_spec.placement.replay import PassCost, Recording
-from edge_spec.tree import TokenTree
 
 MOST_GUESSES = 8  # of a round
 _ROWS = 32  # of a text that are read in one pass

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from edge_spec import plugins
-from edge_spec.model import RuntimeOptions
+from edge_spec.core import entry_points
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models import runtimes
 from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.placement.memory import free_bytes, total_bytes
 
@@ -55,7 +56,7 @@ def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
     Each is asked in a process of its own, so that a driver that crashes or hangs is an entry with
     a fault.
     """
-    runtimes = plugins.names("runtimes")
+    runtimes = entry_points.names("runtimes")
     # Closed in this order: an interrupt does not wait for the processes.
     with ThreadPoolExecutor() as pool, Lifeline() as lifeline:
         found = pool.map(lambda runtime: _listed(runtime, rpc_servers, lifeline), runtimes)
@@ -73,7 +74,7 @@ def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> lis
 
 def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
     """In this process, as JSON has them. Raises EdgeSpecError, and whatever a library raises."""
-    loaded = plugins.load_runtime(runtime)
+    loaded = runtimes.load_runtime(runtime)
     if not isinstance(loaded, Listing):
         fault = "it does not list its devices"
         return [asdict(Device(runtime, None, None, "", fault=fault))]

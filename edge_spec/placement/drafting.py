@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edge_spec import plugins
+from edge_spec.control.batch_invariance import Numerics
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.numerics import Numerics
 from edge_spec.control.policy import Policy
+from edge_spec.core.metrics import Stats
+from edge_spec.core.model import Capabilities, Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters import factory
+from edge_spec.drafters.factory import Setting
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.setting import Setting
-from edge_spec.metrics import Stats
-from edge_spec.model import Capabilities, Forward
+from edge_spec.engine.speculation import Speculator
+from edge_spec.models.resolve import Prepared
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay
-from edge_spec.preparation import Prepared
-from edge_spec.speculation import Speculator
-from edge_spec.tree import TokenTree, Verdict
 
 _CONTEXT_STEP = 32  # tokens, within which t(k) is taken to be the same
 
@@ -83,7 +83,7 @@ def replay_drafters(
             Numerics(0.0, (), branch_invariant=profile.branches),
             costs=lambda: profile.costs(TYPICAL_TOKENS),
         )
-        speculation = speculator.compose(plugins.load_drafters(names, setting))
+        speculation = speculator.compose(factory.load_drafters(names, setting))
 
         def speculate(clock: VirtualClock) -> tuple[Sequence[Drafter], Policy]:
             drafters = [RealTime(drafter, clock) for drafter in speculation.drafters]

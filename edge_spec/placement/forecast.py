@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_spec.load_options import LoadOptions
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import Prepared
 from edge_spec.placement.memory import Memory, Sizing, format_bytes, free_bytes
-from edge_spec.preparation import Prepared
 
 
 @dataclass(frozen=True)

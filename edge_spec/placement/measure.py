@@ -15,9 +15,9 @@ from statistics import median
 
 import numpy as np
 
-from edge_spec.model import Model, Session
+from edge_spec.core.model import Model, Session
+from edge_spec.core.tree import TokenTree
 from edge_spec.placement.profile import ContextCosts, Profile
-from edge_spec.tree import TokenTree
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow

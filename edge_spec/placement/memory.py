@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from edge_spec.model import RuntimeOptions
+from edge_spec.core.model import RuntimeOptions
 
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")

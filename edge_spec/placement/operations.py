@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from edge_spec import plugins
-from edge_spec.bundle import Bundle
+from edge_spec.core import entry_points
+from edge_spec.core.model import Runtime, RuntimeOptions
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.model import Runtime, RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
 
 UNKNOWN = "unknown"  # a device that the library does not tell
 
@@ -50,8 +51,8 @@ def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
 
 
 def _installed() -> Iterator[Runtime]:
-    for name in plugins.names("runtimes"):
+    for name in entry_points.names("runtimes"):
         try:
-            yield plugins.load_runtime(name)
+            yield runtimes.load_runtime(name)
         except MissingDependencyError:
             continue

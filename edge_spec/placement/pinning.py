@@ -8,14 +8,16 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from edge_spec import plugins
+from edge_spec.core import entry_points
+from edge_spec.core.model import Progress
+from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import Progress
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
 from edge_spec.placement.devices import list_devices
 from edge_spec.placement.memory import format_bytes, free_bytes
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan
-from edge_spec.sources import Source
 
 # With one of these, what a plan in the cache was made for is not what was asked for.
 _ASKED = ("runtime", "providers", "threads", "draft_runtime", "draft_providers", "draft_threads")
@@ -91,7 +93,7 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     plan = cached_plan(plan_path(source, draft))
     if plan is None:
         return options
-    paired = options.drafter in plugins.PAIR_DRAFTERS
+    paired = options.drafter in factory.PAIR_DRAFTERS
     if options.drafter != "auto":  # the user's drafter, at the best place for it
         fitting = [each for each in plan.placements if (each.draft is not None) == paired]
     else:
@@ -109,7 +111,7 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
             outdated[0].runtime,
         )
         return options
-    if placement.target.runtime != plugins.auto_runtime(
+    if placement.target.runtime != runtimes.auto_runtime(
         source.formats
     ):  # perhaps with other weights
         progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
@@ -133,9 +135,11 @@ def _usable(placements: tuple[Placement, ...]) -> Placement | None:
 def _obstacle(placement: Placement) -> str | None:
     """What is in the way of a placement now, None where nothing is."""
     for place in _places(placement):
-        module = dict(plugins.AUTO_RUNTIMES).get(place.runtime)
-        if place.runtime not in plugins.names("runtimes") or (module and not find_spec(module)):
-            extra = plugins.EXTRAS.get(place.runtime, "cpu")
+        module = dict(runtimes.AUTO_RUNTIMES).get(place.runtime)
+        if place.runtime not in entry_points.names("runtimes") or (
+            module and not find_spec(module)
+        ):
+            extra = entry_points.EXTRAS.get(place.runtime, "cpu")
             return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
         if place.device != "cpu" and not _is_there(place):
             return f"{place.runtime} has no device {place.device} now"
@@ -154,7 +158,7 @@ def _is_there(place: Place) -> bool:
 
 
 def _is_outdated(place: Place) -> bool:
-    return place.library != plugins.library_version(place.runtime)
+    return place.library != runtimes.library_version(place.runtime)
 
 
 def _places(placement: Placement) -> Iterator[Place]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from edge_spec import plugins
-from edge_spec.bench.prompts import OWN_PROMPTS, read_prompts
+from edge_spec.core import entry_points
+from edge_spec.core.model import Progress
+from edge_spec.drafters import factory
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import Progress
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidates
 from edge_spec.placement.chain import agreements, best_walk, walk
 from edge_spec.placement.devices import Device
@@ -24,8 +25,8 @@ from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import Measured, survey
 from edge_spec.placement.texts import record_texts
-from edge_spec.sources import Source
-from edge_spec.vocabulary import same_vocabulary
+from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+from edge_spec.text.vocabulary import same_vocabulary
 
 _JOINED = ("suffix,recycling",)  # drafters that may share a tree
 _FEW_RIGHT = 0.4  # of a drafter's guesses
@@ -100,8 +101,8 @@ class Planner:
             return
         plain_rate = _plain_rate(profile, recordings)
         yield replace(plain, tokens_per_s=plain_rate, speedup=1.0)
-        apart = (*plugins.COSTLY_DRAFTERS, "corpus")
-        names = [*(name for name in plugins.names("drafters") if name not in apart), *_JOINED]
+        apart = (*factory.COSTLY_DRAFTERS, "corpus")
+        names = [*(name for name in entry_points.names("drafters") if name not in apart), *_JOINED]
         what = f"Replaying drafters on {candidate.place}"
         for i, name in enumerate(names):
             self.progress(what, i / len(names))

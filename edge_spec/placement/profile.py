@@ -13,16 +13,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from edge_spec import plugins
-from edge_spec.bundle import Bundle
 from edge_spec.control.cost import RowCosts
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import ModelFileError
-from edge_spec.kept_file import DamagedError, KeptFile, read_sealed
-from edge_spec.model import RuntimeOptions
-from edge_spec.preparation import Prepared, joined_types
-from edge_spec.processor import cpu_name
-from edge_spec.sources import EXPORT_VERSION, Source
-from edge_spec.storage import cache_directory
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.resolve import Prepared, joined_types
+from edge_spec.models.source import EXPORT_VERSION, Source
+from edge_spec.placement.processor import cpu_name
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
@@ -129,7 +129,7 @@ def profile_key(source: Source, prepared: Prepared, options: RuntimeOptions) -> 
         identity=source.identity,
         weights=stored_weights(prepared),
         runtime=prepared.runtime.name,
-        library=plugins.library_version(prepared.runtime.name),
+        library=runtimes.library_version(prepared.runtime.name),
         device=",".join(options.providers),
         threads=options.threads,
         options=tuple(others),

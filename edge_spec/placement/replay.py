@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.control.policy import Policy
-from edge_spec.decoder import Decoder, Limits
+from edge_spec.core.metrics import Stats
+from edge_spec.core.model import Forward, Session, require_rollback
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.lookup.recycling import TOP_TOKENS, top_tokens
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.recycling import TOP_TOKENS, top_tokens
-from edge_spec.metrics import Stats
-from edge_spec.model import Forward, Session, require_rollback
-from edge_spec.sampling import Sampler, SamplingParams
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.engine.decoder import Decoder, Limits
 
 MAX_ROWS = 64
 _UNLIKELY = -1e4  # logit of what is not among the recorded tokens

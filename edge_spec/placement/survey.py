@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_spec.control.numerics import measure_numerics
-from edge_spec.kept_file import tell_unkept
-from edge_spec.model import Progress
+from edge_spec.control.batch_invariance import measure_numerics
+from edge_spec.core.model import Progress
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.memory import Sizing, resident_bytes
 from edge_spec.placement.plan import PLANNED_TOKENS
 from edge_spec.placement.profile import Profile, load_profile, save_profile
+from edge_spec.storage.json_store import tell_unkept
 
 _MEASURE_S = 30.0  # for all places together that the cache does not know
 _MOST_S, _LEAST_S = 15.0, 3.0  # for one of them

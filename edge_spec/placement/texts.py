@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from edge_spec.bench.prompts import Prompt
-from edge_spec.model import Progress
+from edge_spec.core.model import Progress
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import Recording, record
+from edge_spec.text.prompt_files import Prompt
 
 _MOST_TOKENS, _LEAST_TOKENS = 64, 16  # of each recorded answer
 _LEAST_TEXTS = 2

@@ -10,6 +10,16 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from edge_spec.core.model import (
+    Forward,
+    Model,
+    Restorable,
+    SelfDrafting,
+    Session,
+    SkippingSession,
+)
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import (
     Anticipating,
     Attached,
@@ -24,16 +34,6 @@ from edge_spec.drafters.protocol import (
     Preparing,
     TextCounts,
 )
-from edge_spec.model import (
-    Forward,
-    Model,
-    Restorable,
-    SelfDrafting,
-    Session,
-    SkippingSession,
-)
-from edge_spec.sampling import Sampler
-from edge_spec.tree import TokenTree, Verdict
 
 _Result = TypeVar("_Result")
 

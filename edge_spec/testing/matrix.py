@@ -9,18 +9,18 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_spec import plugins
-from edge_spec.drafters.draft import Draft
+from edge_spec.core.model import Model
+from edge_spec.core.watchdog import WatchedModel
+from edge_spec.drafters import factory
+from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.engine import Engine
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.results import FinishReason, GenerationResult
+from edge_spec.engine.shared_models import SharedModels
+from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import EdgeSpecError
-from edge_spec.model import Model
-from edge_spec.parts import Parts
-from edge_spec.results import FinishReason, GenerationResult
-from edge_spec.shared import SharedModels
-from edge_spec.speculation import Speculation
 from edge_spec.testing.faults import DRAFTER_CALLS, Fault, FaultKind, FaultyDrafter, FaultyModel
-from edge_spec.watch import WatchedModel
 
 _TARGET_CALLS = ("prefill", "forward", "commit", "rollback")
 _DRAFT_CALLS = (*_TARGET_CALLS, "state", "restore")
@@ -66,7 +66,7 @@ class FaultReport:
 
 
 def check_faults(
-    parts: Parts,
+    parts: EngineComponents,
     prompts: Sequence[Sequence[int]],
     drafters: Sequence[str] = ("suffix",),
     *,
@@ -96,7 +96,7 @@ def check_faults(
 class _Matrix:
     def __init__(
         self,
-        parts: Parts,
+        parts: EngineComponents,
         prompts: Sequence[Sequence[int]],
         max_tokens: int,
         hang_limit_s: float,
@@ -116,7 +116,7 @@ class _Matrix:
         setting = self._speculator.setting
         for index, name in enumerate(names.split(",")):
             for fault in _faults(DRAFTER_CALLS, _AT_ONCE, at):
-                made: list[Drafter] = list(plugins.load_drafters(names, setting))
+                made: list[Drafter] = list(factory.load_drafters(names, setting))
                 made[index] = FaultyDrafter(made[index], fault)
                 speculation = self._speculator.compose(made)
                 yield self._survives(names, name, fault, speculation)
@@ -124,7 +124,7 @@ class _Matrix:
     def draft(self, names: str, at: int) -> Iterator[FaultCase]:
         """The session of the first draft, for drafters that have one."""
         speculator = self._speculator
-        if not set(names.split(",")) & set(plugins.PAIR_DRAFTERS):
+        if not set(names.split(",")) & set(factory.PAIR_DRAFTERS):
             return
         hangs = _faults(_WATCHED, (FaultKind.HANGS,), at)
         for fault in [*_faults(_DRAFT_CALLS, _AT_ONCE, at), *hangs]:
@@ -143,7 +143,7 @@ class _Matrix:
 
     def part(self, names: str, at: int) -> Iterator[FaultCase]:
         """The part of the target that drafts for it."""
-        if not set(names.split(",")) & set(plugins.SELF_DRAFTERS):
+        if not set(names.split(",")) & set(factory.SELF_DRAFTERS):
             return
         for fault in _faults(_TARGET_CALLS, _AT_ONCE, at):
             model = FaultyModel(self._parts.model, [], [fault])

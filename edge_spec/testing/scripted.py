@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.model import Capabilities, Forward, require_rollback, require_room, require_state
-from edge_spec.tree import TokenTree
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import (
+    Capabilities,
+    Forward,
+    require_rollback,
+    require_room,
+    require_state,
+)
+from edge_spec.core.tree import TokenTree
 
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_spec.control.numerics import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.control.batch_invariance import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.core.model import Model, Restorable, Session
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
-from edge_spec.model import Model, Restorable, Session
-from edge_spec.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SessionReport:
 
 
 def check_session(model: Model, tolerance: float) -> SessionReport:
-    """Holds a runtime's sessions to what `edge_spec.model.Session` promises.
+    """Holds a runtime's sessions to what `edge_spec.core.model.Session` promises.
 
     The same row, scored in different ways, may differ by `tolerance` in a logit: 1e-4 suits
     float32. Needs a context of 32 tokens or more; a short one keeps the check fast. Raises

@@ -1,6 +1,6 @@
 """Writes Core ML packages, on any system: the program is built from named tensors, no torch."""
 
-from edge_spec.quiet_import import quiet_import
+from edge_spec.core.entry_points import quiet_import
 
 with quiet_import():
     from edge_spec.exporters.coreml.export import CoreMlExporter

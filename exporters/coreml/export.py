@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.coreml import package
@@ -22,8 +23,8 @@ from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.requests import require_replaceable
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.model import ExportOptions, ExportReport, Progress
-from edge_spec.storage import atomic_directory
+from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.storage.atomic import atomic_directory
 
 PACKAGE = "model.mlpackage"
 GPU, ANE = "gpu", "ane"

@@ -27,7 +27,7 @@ from coremltools.converters.mil import Builder as ops  # noqa: N813
 from coremltools.converters.mil import Function, Program
 from coremltools.converters.mil.mil import types
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.coreml.recipes import Recipe
 from edge_spec.exporters.coreml.weights import Var, Weights, constant
 

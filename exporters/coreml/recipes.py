@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from coremltools.converters.mil import Builder as ops  # noqa: N813
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.coreml.weights import Var, Weights
 
 ANE_MAX_SIZE = 16384  # of a dimension on the Neural Engine: a longer one leaves it

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import LlamaFileType
 
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf import kquants
@@ -21,8 +23,7 @@ from edge_spec.exporters.gguf_published import open_published
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.model import ExportOptions, ExportReport, Progress
-from edge_spec.storage import atomic_file, scratch_directory
+from edge_spec.storage.atomic import atomic_file, scratch_directory
 
 DEFAULT_QUANTIZATION = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gguf.constants import LlamaFileType
 
+from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, MissingDependencyError
-from edge_spec.model import Progress
 
 LIBRARY = "llama_cpp"
 _SCRIPT = Path(__file__).with_name("llama_quantize.py")

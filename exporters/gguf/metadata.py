@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGUFValueType, LlamaFileType
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf_reader import GgufFile

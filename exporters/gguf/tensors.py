@@ -10,7 +10,7 @@ import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.errors import ExportError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf.metadata import gguf_architecture

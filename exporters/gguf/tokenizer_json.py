@@ -23,7 +23,7 @@ from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.trial import Trial
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.text.tokenizer import Tokenizer
 
 NO_SCORE = -1e9  # of tokens that no merge makes
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")

@@ -8,9 +8,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from edge_spec.core.model import Progress
 from edge_spec.exporters.gguf.metadata import Metadata, add_to_writer
 from edge_spec.exporters.gguf.tensors import GgufTensor
-from edge_spec.model import Progress
 
 
 def write_gguf(

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.description import describe
@@ -29,8 +30,8 @@ from edge_spec.exporters.requests import (
     require_replaceable,
 )
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.model import ExportOptions, ExportReport, Progress
-from edge_spec.storage import atomic_directory
+from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.storage.atomic import atomic_directory
 
 GRAPH_FILE = "model.onnx"
 _REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."

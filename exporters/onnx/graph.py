@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, Weights

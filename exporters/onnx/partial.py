@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.onnx.graph import EMBEDDED, Sublayer, cache_shape, tensor
 
 PARTIAL_FILE = "partial.onnx"

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import TOKENIZER, open_bundle, write_manifest
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -30,9 +31,9 @@ from edge_spec.exporters.requests import (
     chosen_quantization,
     require_replaceable,
 )
-from edge_spec.model import ExportOptions, ExportReport, Progress
+from edge_spec.models.bundle import TOKENIZER, open_bundle, write_manifest
 from edge_spec.placement.isolated import IsolatedError, isolated
-from edge_spec.storage import atomic_directory, scratch_directory
+from edge_spec.storage.atomic import atomic_directory, scratch_directory
 
 LIBRARY = "optimum-onnx"
 _STEP_S = 4 * 3600.0  # then it hangs

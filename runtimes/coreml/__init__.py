@@ -1,9 +1,8 @@
-"""Core ML packages, as `exporters/coreml` writes them: run by Core ML on macOS, or in numpy on any
-system.
+"""Core ML packages, as `exporters/coreml` writes them, run by Core ML on macOS.
 
 Nothing here imports coremltools before a model is opened.
 """
 
-from edge_spec.runtimes.coreml.model import CoreMlModel, CoreMlRuntime, MilRuntime
+from edge_spec.runtimes.coreml.model import CoreMlModel, CoreMlRuntime
 
-__all__ = ["CoreMlModel", "CoreMlRuntime", "MilRuntime"]
+__all__ = ["CoreMlModel", "CoreMlRuntime"]

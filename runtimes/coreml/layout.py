@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.errors import BundleError
 
 Shape = tuple[int, ...]

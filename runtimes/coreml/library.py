@@ -6,8 +6,8 @@ import platform
 import sys
 from typing import Any
 
+from edge_spec.core.entry_points import quiet_import
 from edge_spec.errors import DeviceError, MissingDependencyError
-from edge_spec.quiet_import import quiet_import
 
 _MIN_MACOS = 15  # states and several functions in a package
 

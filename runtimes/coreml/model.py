@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Capabilities, RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.model import Capabilities, RuntimeOptions
-from edge_spec.placement.devices import CPU, GPU, Device, processor
+from edge_spec.models.bundle import Bundle
+from edge_spec.placement.devices import GPU, Device
 from edge_spec.runtimes.coreml.layout import Layout, Signature, read_layout, signatures_of_spec
-from edge_spec.runtimes.coreml.library import import_coremltools, require_core_ml
+from edge_spec.runtimes.coreml.library import require_core_ml
 from edge_spec.runtimes.coreml.package import (
     FORMAT,
     compute_of,
     package_of,
-    read_function,
     read_specification,
 )
 from edge_spec.runtimes.coreml.units import ANE, UNITS
@@ -55,7 +53,7 @@ class CoreMlModel:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class OpenedPackage:
     """What a package says of itself."""
 
     package: Path
@@ -64,7 +62,7 @@ class _Opened:
     layout: Layout
 
     @classmethod
-    def of(cls, bundle: Bundle) -> _Opened:
+    def of(cls, bundle: Bundle) -> OpenedPackage:
         """Raises UsageError, BundleError."""
         package = package_of(bundle)
         specification = read_specification(package)
@@ -87,11 +85,11 @@ class CoreMlRuntime:
         # Threads are Core ML's own matter; a draft is given its target's.
         options.require_only(self.name, "threads", "providers", "context_length")
         asked = _unit(options.providers)
-        config = _config(source, options)
+        config = config_of(source, options)
         require_core_ml()
         from edge_spec.runtimes.coreml.native import NativeProgram, compiled_package
 
-        opened = _Opened.of(source)
+        opened = OpenedPackage.of(source)
         unit = asked or opened.unit
         program = NativeProgram(compiled_package(source), list(opened.signatures), unit)
         return CoreMlModel(program, opened.layout, config)
@@ -116,41 +114,11 @@ class CoreMlRuntime:
         from edge_spec.runtimes.coreml.native import compiled_package
         from edge_spec.runtimes.coreml.unit_plan import read_plan, summarize
 
-        unit = _unit(options.providers) or _Opened.of(source).unit
+        unit = _unit(options.providers) or OpenedPackage.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)
 
 
-class MilRuntime:
-    """The same packages in numpy, on any system: slow, for checks."""
-
-    name = "mil"
-    reads = FORMAT
-
-    def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
-        """Raises UsageError, BundleError; a session, UnsupportedModelError for operations that
-        are not known."""
-        # It is numpy, whatever threads are asked for.
-        options.require_only(self.name, "threads", "providers", "context_length")
-        others = [name for name in options.providers if name.lower() != CPU]
-        if others:
-            raise UsageError(
-                f"{self.name} has no device {', '.join(others)}",
-                remedy="It evaluates packages on the cpu; --runtime coreml runs them on others.",
-            )
-        config = _config(source, options)
-        import_coremltools()
-        from edge_spec.runtimes.coreml.program import NumpyProgram
-
-        opened = _Opened.of(source)
-        load = partial(read_function, opened.package, opened.specification)
-        return CoreMlModel(NumpyProgram(opened.signatures, load), opened.layout, config)
-
-    def devices(self, options: RuntimeOptions) -> list[Device]:
-        import_coremltools()
-        return [processor(self.name)]
-
-
-def _config(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
+def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
     """With the context that was asked for. Raises UsageError where the cache does not hold it."""
     config, wanted = bundle.config, options.context_length
     if wanted is None:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge_spec.bundle import Bundle
 from edge_spec.errors import BundleError, UsageError
+from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.coreml.layout import EXPORT_AGAIN
 from edge_spec.runtimes.coreml.library import import_coremltools
 

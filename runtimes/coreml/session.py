@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.coreml.cache import Slots
 from edge_spec.runtimes.coreml.layout import SLOT_AXIS, Layout, PassShape
 from edge_spec.runtimes.coreml.program import Program
-from edge_spec.tree import TokenTree
 
 _FRONT = (slice(None),) * SLOT_AXIS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.tree import TokenTree
+from edge_spec.core.tree import TokenTree
 
 
 class Batch:

@@ -8,7 +8,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import Any
 
-from edge_spec.called_back import called_back
+from edge_spec.core.callbacks import called_back
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 # ggml_log_level; a warning of the library is rarely one for the user.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.model import Published, RuntimeOptions
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Published, RuntimeOptions
 from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_spec.architecture import LLAMA_FAMILY
+from edge_spec.core.config import LLAMA_FAMILY
+from edge_spec.core.model import Capabilities, Published, RuntimeOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.model import Capabilities, Published, RuntimeOptions
-from edge_spec.processor import available_cores
+from edge_spec.placement.processor import available_cores
 from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from edge_spec.endpoint import Endpoint
+from edge_spec.core.endpoint import Endpoint
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.runtimes.llamacpp import upstream

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.model import Forward, require_rollback, require_room, require_state
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
 from edge_spec.runtimes.llamacpp.sequence import holds
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, Weights
-from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full

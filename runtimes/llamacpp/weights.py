@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, UnsupportedModelError
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,

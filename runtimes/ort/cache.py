@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.model import require_state
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import require_state
 
 GROWTH_TOKENS = 512
 

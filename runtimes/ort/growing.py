@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.ort.growing_graph import CacheArray, GrowingGraph
 from edge_spec.runtimes.ort.passes import pass_error
-from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle
-from edge_spec.model import RuntimeOptions
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models.bundle import Bundle
 from edge_spec.placement.memory import Memory, context_tokens
 
 DATA_FILE = "model.onnx.data"

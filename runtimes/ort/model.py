@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.bundle import MANIFEST, Bundle
+from edge_spec.core.model import Capabilities, RuntimeOptions
 from edge_spec.errors import BundleError, UsageError
-from edge_spec.model import Capabilities, RuntimeOptions
+from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.runtimes.ort.devices import (
     add_providers,
@@ -18,7 +18,7 @@ from edge_spec.runtimes.ort.devices import (
     import_onnxruntime,
     require_started,
 )
-from edge_spec.storage import cache_directory, sha256_file
+from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory

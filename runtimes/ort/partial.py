@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge_spec.core.model import Forward, Session, require_rollback
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.model import Forward, Session, require_rollback
 from edge_spec.runtimes.ort.passes import Passes
-from edge_spec.tree import TokenTree
 
 
 class PartialSession:

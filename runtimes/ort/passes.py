@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Forward, require_room
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
-from edge_spec.model import Forward, require_room
 from edge_spec.runtimes.ort.cache import KvCache
-from edge_spec.tree import TokenTree
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnxruntime
 
-from edge_spec.architecture import ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Forward, require_rollback
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.model import Forward, require_rollback
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
-from edge_spec.tree import TokenTree
 
 
 class OrtSession:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_spec.core.model import Model
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError
-from edge_spec.model import Model
-from edge_spec.tree import TokenTree
 
 _PROMPT_TOKENS = 6
 _PARENTS = (-1, 0, 0, 2)  # so that masks and positions are tried, too

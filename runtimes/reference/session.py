@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.model import Forward, require_rollback, require_room, require_state
-from edge_spec.runtimes.reference.model import MAX_ROWS, ReferenceModel
-from edge_spec.tree import TokenTree
+from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.tree import TokenTree
+from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
 
 
 class ReferenceSession:
-    def __init__(self, model: ReferenceModel) -> None:
+    def __init__(self, model: Arithmetic) -> None:
         config = model.config
         self.length = 0
         self._model = model

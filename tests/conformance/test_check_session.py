@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec import plugins
-from edge_spec.model import Forward, RuntimeOptions
+from edge_spec.core.model import Forward, RuntimeOptions
+from edge_spec.models import runtimes
 from edge_spec.testing import ScriptedModel, ScriptedSession, check_session, random_logits
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "write-a-runtime.md"
@@ -131,6 +131,6 @@ def test_the_documented_runtime_passes(demo_gguf, tmp_path):
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    checkpoint = plugins.open_checkpoint(demo_gguf)
+    checkpoint = runtimes.open_checkpoint(demo_gguf)
     model = module.BigramRuntime().open(checkpoint, RuntimeOptions(context_length=40))
     assert check_session(model, tolerance=0).max_difference == 0

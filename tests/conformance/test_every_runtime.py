@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core import entry_points
+from edge_spec.core.export import ExportOptions
 from edge_spec.errors import DeviceError, MissingDependencyError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import ExportOptions
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
 from edge_spec.testing import check_session
 
 CONTEXT = 48  # tokens: long enough for the suite, short enough to fill, as its last check does
@@ -31,7 +32,7 @@ CASES = {
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("case", sorted(CASES.keys() | set(plugins.names("runtimes"))))
+@pytest.mark.parametrize("case", sorted(CASES.keys() | set(entry_points.names("runtimes"))))
 def test_a_runtime_passes_the_conformance_suite(case, demo_gguf, tmp_path):
     choices, tolerance = CASES.get(case, ({}, 1e-3))
     options = LoadOptions(runtime=case.partition("-")[0], context_length=CONTEXT, **choices)
@@ -53,7 +54,7 @@ def first_layers(demo_gguf: Path, directory: Path) -> str:
     """A Core ML bundle of two of the 30 layers: the suite takes hundreds of passes, which numpy
     would compute for minutes."""
     options = ExportOptions("fp16", num_layers=2, context_length=CONTEXT, check=False)
-    exporter = plugins.load_exporter("coreml")
-    checkpoint = plugins.open_checkpoint(demo_gguf)
+    exporter = runtimes.load_exporter("coreml")
+    checkpoint = runtimes.open_checkpoint(demo_gguf)
     exporter.export(checkpoint, directory / "bundle", options, lambda what, fraction: None)
     return str(directory / "bundle")

@@ -24,16 +24,17 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec import Engine, SamplingParams
 from edge_spec.apps.chat import run
-from edge_spec.control.numerics import Numerics
-from edge_spec.drafters.setting import Setting
+from edge_spec.control.batch_invariance import Numerics
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.factory import Setting
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.speculation import Speculator
 from edge_spec.errors import ModelFileError, SessionError
-from edge_spec.grammar import GrammarCompiler
-from edge_spec.model import Forward
-from edge_spec.parts import Parts, TextFormat
-from edge_spec.speculation import Speculator
 from edge_spec.testing import ScriptedModel, ScriptedSession
-from edge_spec.tokenizer import Tokenizer
-from edge_spec.tree import TokenTree
+from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.grammar import GrammarCompiler
+from edge_spec.text.tokenizer import Tokenizer
 
 SPECIALS = ["<eos>", "<user>", "<asked>"]
 TEMPLATE = (
@@ -112,12 +113,12 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
             report("Downloading", 0.5)
         scripted = AnsweringModel(answers, pace)
         numerics = Numerics(0, (1,) if exact else ())
-        text = TextFormat(scripted.text, TEMPLATE, (scripted.eos,), None)
+        text = ChatFormat(scripted.text, TEMPLATE, (scripted.eos,), None)
         speculator = Speculator(
             Setting(scripted.config.vocab_size), scripted.capabilities, numerics, exact=exact
         )
         return Engine(
-            Parts(
+            EngineComponents(
                 name=model,
                 runtime="script",
                 model=scripted,

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.storage import CACHE_VARIABLE, cache_directory
+from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
 
 pytestmark = pytest.mark.model
 

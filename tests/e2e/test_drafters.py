@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.drafters.corpus_file import build_index
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.storage import cache_directory
-from edge_spec.tree import TokenTree
-from edge_spec.vocabulary import Vocabulary
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.lookup.corpus_file import build_index
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.model
 

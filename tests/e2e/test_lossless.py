@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.control.numerics import EXACT_WIDTHS
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.tree import TokenTree
+from edge_spec.control.batch_invariance import EXACT_WIDTHS
+from edge_spec.core.tree import TokenTree
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("free_rows")]
 

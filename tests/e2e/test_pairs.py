@@ -13,10 +13,10 @@ import pytest
 
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.engine import Engine
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
 
 pytestmark = pytest.mark.model
 

@@ -344,7 +344,7 @@ def run(*_):
 
 def test_a_server_whose_model_hangs_is_ended_by_a_third_signal(python: Python, tiny: str) -> None:
     process = python(f"""
-from edge_spec.engine import Engine
+from edge_spec.engine.engine import Engine
 
 def hang(*_, **settings):
     print("in", flush=True)

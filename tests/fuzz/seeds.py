@@ -96,8 +96,8 @@ def texts() -> Iterator[tuple[str, bytes]]:
 
 def described() -> Iterator[tuple[str, bytes]]:
     """JSON files of our own, and binary ones with JSON in them."""
-    from edge_spec.architecture import ModelConfig, RopeScaling
-    from edge_spec.drafters.ngram_store import NgramStore
+    from edge_spec.core.config import ModelConfig, RopeScaling
+    from edge_spec.drafters.lookup.ngram_store import NgramStore
 
     config = ModelConfig("llama", 1, 8, 8, 2, 1, 4, 265, 128, 1e-5, 1e4)
     config = replace(config, rope_scaling=RopeScaling("linear", 2.0))

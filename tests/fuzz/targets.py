@@ -20,22 +20,22 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType, ModuleType
 
 from edge_spec.apps.sidecar import messages
-from edge_spec.bench.prompts import read_prompts
-from edge_spec.bundle import open_bundle
-from edge_spec.drafters.corpus_file import MAGIC, open_index
-from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.drafters.lookup.corpus_file import MAGIC, open_index
+from edge_spec.drafters.lookup.ngram_store import NgramStore
+from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.errors import EdgeSpecError
-from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.exporters.gguf_published import open_published
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.safetensors_reader import read_safetensors
-from edge_spec.hub.reference import HubReference
-from edge_spec.pair_bundle import find_member
+from edge_spec.models.bundle import open_bundle
+from edge_spec.models.hub.reference import HubReference
+from edge_spec.models.pair_bundle import find_member
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
-from edge_spec.snapshot_file import read_snapshot
-from edge_spec.template import ChatTemplate
-from edge_spec.tokenizer import Tokenizer
-from edge_spec.vocabulary import Vocabulary
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.prompt_files import read_prompts
+from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.vocabulary import Vocabulary
 
 MAX_MESSAGE_CHARACTERS = 2000
 GGUF_BYTES = 1 << 20  # what a header is followed by: zeros, which take no space

@@ -19,23 +19,25 @@ import numpy as np
 import pytest
 import tokenizers
 
-from edge_spec import plugins
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.bundle import Bundle, open_bundle
-from edge_spec.engine import Engine
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import ExportOptions, RuntimeOptions, Session
-from edge_spec.pair_choices import named_formats
-from edge_spec.pair_export import PairRequest, Part, export_pair
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.export_presets import named_formats
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_export import PairRequest, Part, export_pair
+from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
-from edge_spec.sources import Source
-from edge_spec.tree import TokenTree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODULES = {"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}  # of runtimes that read GGUF files
@@ -159,7 +161,7 @@ def packaged(
     def export(variant: str = "llama", compute: str = "gpu") -> Bundle:
         out = tmp_path_factory.mktemp("package") / variant
         options = ExportOptions("fp16", compute=compute, context_length=100, check=False)
-        exporter = plugins.load_exporter("coreml")
+        exporter = runtimes.load_exporter("coreml")
         exporter.export(checkpoint(variant), out, options, lambda what, fraction: None)
         return open_bundle(out)
 
@@ -196,8 +198,8 @@ def open_llama() -> Callable[..., LlamaCppModel]:
 
     def open_model(runtime: str, path: Path, **options: Any) -> LlamaCppModel:
         options = {"threads": 1} | options
-        model = plugins.load_runtime(runtime).open(
-            plugins.open_published(path), RuntimeOptions(**options)
+        model = runtimes.load_runtime(runtime).open(
+            runtimes.open_published(path), RuntimeOptions(**options)
         )
         assert isinstance(model, LlamaCppModel)
         return model
@@ -209,7 +211,7 @@ def open_llama() -> Callable[..., LlamaCppModel]:
 def llama_ids() -> Iterator[Callable[[Path, str], list[int]]]:
     """llama_ids(path, text): what llama.cpp itself makes of a text, its special tokens parsed."""
     api: Any = pytest.importorskip("llama_cpp")
-    plugins.load_runtime("llamacpp")
+    runtimes.load_runtime("llamacpp")
     opened: dict[Path, Any] = {}
 
     def ids(path: Path, text: str) -> list[int]:
@@ -257,7 +259,7 @@ def make_both(
 
     def make(setup: Any, path: Path = long, **options: Any) -> Any:
         model = open_llama(setup.runtime, path, **setup.options, **options)
-        reference = ReferenceModel(plugins.open_checkpoint(path), model.config.context_length)
+        reference = ReferenceModel(runtimes.open_checkpoint(path), model.config.context_length)
         sessions = (model.open_session(), reference.open_session())
         return side_by_side.Both(sessions, setup.tolerance)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.bench.measuring import EngineSide
 from edge_spec.cli.main import run
+from edge_spec.diagnostics.bench.measuring import EngineSide
 
 PROMPTS = [
     {"id": 1, "category": "a", "prompt": "one two one two one two"},

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.load_options import LoadOptions
-from edge_spec.preparation import gguf_file, is_prepared, prepare
-from edge_spec.sources import Source
-from edge_spec.storage import sha256_file
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import gguf_file, is_prepared, prepare
+from edge_spec.models.source import Source
+from edge_spec.storage.atomic import sha256_file
 
 
 def converted(model: Path, runtime: str) -> list[str]:

@@ -14,10 +14,10 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, quants
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.text.tokenizer import Tokenizer
 
 VARIANTS = (
     "llama",

@@ -14,21 +14,22 @@ import pytest
 
 pytest.importorskip("coremltools")
 
-from edge_spec import plugins
-from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, recipes
 from edge_spec.exporters.coreml.export import QUANTIZATIONS
 from edge_spec.exporters.coreml.graph import GraphBuilder, Shape
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
 from edge_spec.exporters.coreml.weights import Weights, dense
-from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_program
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.program import NumpyProgram
 from edge_spec.runtimes.coreml.session import CoreMlSession
+from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.tree import TokenTree
 
 CONTEXT = 64
 RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
@@ -51,7 +52,7 @@ def export(checkpoint: Any, out: Path, **options: Any) -> Bundle:
 def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A checkpoint that every recipe and quantization takes, stored as Q8_0."""
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
-    return plugins.open_checkpoint(tiny.write_gguf(tiny.build("llama-tied", **WIDE), path, "Q8_0"))
+    return runtimes.open_checkpoint(tiny.write_gguf(tiny.build("llama-tied", **WIDE), path, "Q8_0"))
 
 
 def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> CoreMlSession:
@@ -95,7 +96,7 @@ def test_the_graph_scores_real_weights_as_the_reference_does(
     recipe: str, demo_gguf: Path, random_tree: Open
 ) -> None:
     """The whole demo model in float32: after a prefill, a plain step and a tree."""
-    source = plugins.open_checkpoint(demo_gguf)
+    source = runtimes.open_checkpoint(demo_gguf)
     sessions = (float32_session(source, recipe), ReferenceModel(source).open_session())
     prompt = np.random.RandomState(0).randint(0, source.config.vocab_size, 20).tolist()
     for session in sessions:
@@ -177,7 +178,7 @@ def test_the_size_is_what_the_quantization_promises(
     compute: str, name: str, demo_gguf: Path, tmp_path: Path
 ) -> None:
     """On the demo model's first layer and its embedding."""
-    source = plugins.open_checkpoint(demo_gguf)
+    source = runtimes.open_checkpoint(demo_gguf)
     bundle = export(
         source, tmp_path / "out", compute=compute, quantization=name, num_layers=1, check=False
     )
@@ -204,7 +205,7 @@ def test_blocks_of_a_gguf_file_are_carried_bit_for_bit(
     kind: str, name: str, tiny: ModuleType, tmp_path: Path
 ) -> None:
     path = tiny.write_gguf(tiny.build("llama", **WIDE), tmp_path / "model.gguf", kind)
-    source = plugins.open_checkpoint(path)
+    source = runtimes.open_checkpoint(path)
     bundle = export(source, tmp_path / "out", quantization=name, check=False)
     function = read_function(package_of(bundle), read_specification(package_of(bundle)), "rows_1")
     found = {
@@ -228,7 +229,7 @@ def test_hidden_states_come_where_they_were_asked_for(
     bundle = export(
         wide, tmp_path / "out", compute=compute, quantization="fp16", hidden_states=True
     )
-    model = plugins.load_runtime("mil").open(bundle, RuntimeOptions())
+    model = runtimes.load_runtime("mil").open(bundle, RuntimeOptions())
     assert model.capabilities.hidden_states
     found = model.open_session().forward(TokenTree.chain(3)).hidden
     expected = ReferenceModel(wide).open_session().forward(TokenTree.chain(3)).hidden
@@ -270,14 +271,14 @@ def test_a_context_that_no_state_holds_is_refused(
 ) -> None:
     shape = WIDE | {"num_key_value_heads": 4, "num_hidden_layers": 32}
     model = tiny.build("llama", **shape, max_position_embeddings=1 << 20)
-    source = plugins.open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
+    source = runtimes.open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
     with pytest.raises(UsageError, match=f"holds {largest} of this model. Choose a smaller"):
         export(source, tmp_path / "out", compute=compute, context_length=context_length)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused(tiny: ModuleType, tmp_path: Path) -> None:
     model = tiny.build("llama", hidden_size=48, num_attention_heads=3, num_key_value_heads=3)
-    source = plugins.open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
+    source = runtimes.open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
     with pytest.raises(UnsupportedModelError, match="48 weights are not whole blocks of 32"):
         export(source, tmp_path / "out")
     export(source, tmp_path / "out", quantization="fp16")  # and passes its own check
@@ -286,7 +287,7 @@ def test_rows_that_are_no_whole_blocks_are_refused(tiny: ModuleType, tmp_path: P
 def test_weights_beyond_float16_are_refused(tiny: ModuleType, tmp_path: Path) -> None:
     model = tiny.build("llama")
     model.weights["model.layers.1.mlp.up_proj.weight"][3, 5] = 70000.0
-    source = plugins.open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
+    source = runtimes.open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
     with pytest.raises(UnsupportedModelError, match=r"up_proj\.weight has values beyond float16"):
         export(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -12,22 +12,23 @@ import pytest
 
 pytest.importorskip("coremltools")
 
-from edge_spec.bundle import Bundle
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import RuntimeOptions
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import compute_for, is_prepared
+from edge_spec.models.source import Source
 from edge_spec.placement.operations import placements_of
-from edge_spec.preparation import compute_for, is_prepared
-from edge_spec.runtimes.coreml import CoreMlRuntime, MilRuntime
+from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
 from edge_spec.runtimes.coreml.layout import signatures_of_spec
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.package import read_function, read_specification
-from edge_spec.runtimes.coreml.program import NumpyProgram
-from edge_spec.sources import Source
+from edge_spec.runtimes.mil import MilRuntime
+from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.testing import check_session
-from edge_spec.tree import TokenTree
 
 OWN_TOLERANCE = 0.05  # as in test_coreml_session.py
 

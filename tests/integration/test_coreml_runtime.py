@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("coremltools")
 
-from edge_spec import plugins
-from edge_spec.bundle import MANIFEST, Bundle, open_bundle, write_manifest
 from edge_spec.cli.main import run
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, UsageError
-from edge_spec.model import RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
 from edge_spec.placement.devices import devices_of
-from edge_spec.runtimes.coreml import MilRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml.layout import (
     Signature,
@@ -29,7 +29,7 @@ from edge_spec.runtimes.coreml.layout import (
 )
 from edge_spec.runtimes.coreml.library import require_core_ml
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.tree import TokenTree
+from edge_spec.runtimes.mil import MilRuntime
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:
@@ -118,7 +118,7 @@ def test_no_runtime_tells_where_operations_of_other_bundles_run(
 def test_options_that_mean_nothing_are_refused(
     runtime: str, options: Any, text: str, packaged: Callable[..., Bundle]
 ) -> None:
-    opened = plugins.load_runtime(runtime)
+    opened = runtimes.load_runtime(runtime)
     refused(UsageError, lambda: opened.open(packaged(), RuntimeOptions(**options)), text)
 
 

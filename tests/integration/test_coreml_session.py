@@ -11,18 +11,20 @@ import pytest
 
 pytest.importorskip("coremltools")
 
-from edge_spec import plugins
-from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.model import ExportOptions, RuntimeOptions
-from edge_spec.runtimes.coreml import MilRuntime
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_spec
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.program import NumpyProgram, Program
+from edge_spec.runtimes.coreml.program import Program
 from edge_spec.runtimes.coreml.session import CoreMlSession
+from edge_spec.runtimes.mil import MilRuntime
+from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.testing import check_session
-from edge_spec.tree import TokenTree
 
 CONTEXT = 100  # tokens, of `packaged`; 128 slots
 # Logits have a standard deviation of 2 to 3, and one wrong token moves them by 1 to 10. Float16
@@ -283,7 +285,7 @@ def test_hidden_states_come_where_they_were_exported(
     checkpoint: Callable[..., Any], tmp_path: Any, side_by_side: ModuleType, tokens: Tokens
 ) -> None:
     options = ExportOptions("fp16", context_length=CONTEXT, check=False, hidden_states=True)
-    exporter = plugins.load_exporter("coreml")
+    exporter = runtimes.load_exporter("coreml")
     exporter.export(checkpoint("llama"), tmp_path / "out", options, lambda what, fraction: None)
     model = MilRuntime().open(open_bundle(tmp_path / "out"), RuntimeOptions())
     assert model.capabilities.hidden_states

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.coreml.layout import Layout, PassShape
 from edge_spec.runtimes.coreml.session import CoreMlSession
-from edge_spec.tree import TokenTree
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 CASES = json.loads((VECTORS / "coreml.json").read_text("utf-8"))["cases"]

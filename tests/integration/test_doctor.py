@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
-from edge_spec.bundle import MANIFEST, Bundle, list_files, read_manifest, write_manifest
-from edge_spec.doctor.examine import examine
-from edge_spec.doctor.finding import Finding, Level
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.finding import Finding, Level
 from edge_spec.errors import DeviceError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import ExportOptions, RuntimeOptions
-from edge_spec.pair_bundle import read_pair
-from edge_spec.pair_choices import named_formats
-from edge_spec.pair_export import PairRequest, Part, export_pair
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import MANIFEST, Bundle, list_files, read_manifest, write_manifest
+from edge_spec.models.export_presets import named_formats
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_bundle import read_pair
+from edge_spec.models.pair_export import PairRequest, Part, export_pair
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
-from edge_spec.preparation import prepare
-from edge_spec.sources import Source
 
 Exported = Callable[..., Bundle]
 # The template of the tiny models does not ask for an answer.
@@ -117,7 +118,7 @@ def test_large_files_are_not_hashed_unless_that_is_asked_for(
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr("edge_spec.doctor.files.HASHED_BYTES", 1000)
+    monkeypatch.setattr("edge_spec.diagnostics.doctor.files.HASHED_BYTES", 1000)
     assert "not hashed" in the_fault(pair).found and the_fault(pair).level is Level.NOTE
     _, found = examine(pair, quiet, hashes=True)
     assert "sha256" in found[0].found and found[0].level is Level.FAULT
@@ -295,7 +296,7 @@ def test_what_cannot_be_opened_here_is_a_warning(
         def open(self, *arguments: object) -> None:
             raise DeviceError("only on macOS", remedy="Use a Mac.")
 
-    monkeypatch.setattr(plugins, "load_runtime", lambda name: Elsewhere())
+    monkeypatch.setattr(runtimes, "load_runtime", lambda name: Elsewhere())
     found = the_fault(exported().path, open_models=True)
     assert (found.check, found.level) == ("opens", Level.WARNING)
     assert found.found == "onnx was not opened: ort: only on macOS"

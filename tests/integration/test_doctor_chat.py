@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.bundle import MANIFEST, Bundle, read_manifest, write_manifest
-from edge_spec.doctor.examine import examine
-from edge_spec.doctor.finding import Finding, Level
+from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.finding import Finding, Level
+from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 
 Exported = Callable[..., Bundle]
 NO_SYSTEM = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
-from edge_spec.bundle import Bundle
-from edge_spec.doctor.diagnose import Report, Request, diagnose
-from edge_spec.doctor.finding import Finding, Level
+from edge_spec.core.export import ExportOptions
+from edge_spec.diagnostics.doctor.diagnose import Report, Request, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Level
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError
 from edge_spec.exporters.optimum import export
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import ExportOptions
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device
-from edge_spec.preparation import prepare
-from edge_spec.sources import Source
 
 GPT2 = Path(__file__).parents[1] / "fixtures/growing/gpt2"  # as optimum has converted it
 
@@ -47,7 +47,7 @@ def faults(report: Report) -> list[tuple[str, str]]:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(plugins, "AUTO_RUNTIMES", (("ort", "json"), ("llamacpp", "json")))
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", (("ort", "json"), ("llamacpp", "json")))
     return tmp_path / "cache"
 
 
@@ -117,8 +117,8 @@ def test_a_tokenizer_that_only_a_library_has_cannot_be_converted(
         object.__setattr__(checkpoint, "read_tokenizer", tokenizer_json)
         return checkpoint
 
-    open_checkpoint = plugins.open_checkpoint
-    monkeypatch.setattr(plugins, "open_checkpoint", refuse)
+    open_checkpoint = runtimes.open_checkpoint
+    monkeypatch.setattr(runtimes, "open_checkpoint", refuse)
     report = examined(gguf())
     assert faults(report) == [("target", "runtime")]
     assert found(report, "target", "runtime").remedy.startswith("Add --runtime llamacpp, ")
@@ -130,7 +130,7 @@ def test_without_the_writers_library_a_conversion_is_a_fault(
     def load_exporter(name: str) -> Any:
         raise MissingDependencyError("it needs onnx", remedy="Install it.")
 
-    monkeypatch.setattr(plugins, "load_exporter", load_exporter)
+    monkeypatch.setattr(runtimes, "load_exporter", load_exporter)
     assert faults(examined(gguf())) == [("target", "runtime")]
 
 
@@ -185,7 +185,7 @@ def test_another_architecture_that_was_converted_needs_optimum_no_more(gpt2: Pat
 def test_a_runtime_that_reads_gguf_has_no_other_architectures(
     gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "AUTO_RUNTIMES", (("llamacpp", "json"),))
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", (("llamacpp", "json"),))
     report = examined(gpt2)
     assert faults(report) == [("target", "runtime")]
     assert "'gpt2'" in found(report, "target", "runtime").found

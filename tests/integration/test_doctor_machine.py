@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from edge_spec.bundle import Bundle
 from edge_spec.cli.doctor import lines
-from edge_spec.doctor.diagnose import Report, Request, diagnose
-from edge_spec.doctor.finding import Finding, Level, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.diagnose import Report, Request, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Level, fault, note, ok, warning
+from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import Device
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
@@ -46,7 +46,9 @@ def test_devices_and_why_others_cannot_be_used() -> None:
 
 def test_a_disk_that_is_almost_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=5_000_000)
-    monkeypatch.setattr("edge_spec.doctor.machine.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr(
+        "edge_spec.diagnostics.doctor.machine.shutil.disk_usage", lambda path: usage
+    )
     assert found(examined(), "machine", "disk").level is Level.WARNING
 
 
@@ -67,7 +69,7 @@ def test_a_cache_that_is_no_directory_is_told(
 def test_a_cache_that_cannot_be_written_is_a_warning_where_nothing_is_converted(
     exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.doctor.machine.os.access", lambda path, mode: False)
+    monkeypatch.setattr("edge_spec.diagnostics.doctor.machine.os.access", lambda path, mode: False)
     report = examined(model=str(exported().path))
     assert "cannot be written" in found(report, "machine", "disk").found
     assert report.verdict == "warnings"

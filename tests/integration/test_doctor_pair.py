@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
-from edge_spec.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 from edge_spec.control.cost import RowCosts
-from edge_spec.doctor.chosen import choose
-from edge_spec.doctor.diagnose import Report, Request, diagnose
-from edge_spec.doctor.finding import Finding, Level
-from edge_spec.doctor.speed import Costs, break_even, expected_speedup
-from edge_spec.load_options import LoadOptions
-from edge_spec.metrics import Stats
-from edge_spec.pair_history import SETUP_ROUNDS, PairHistory, history_path
+from edge_spec.core.metrics import Stats
+from edge_spec.diagnostics.doctor.chosen import choose
+from edge_spec.diagnostics.doctor.diagnose import Report, Request, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Level
+from edge_spec.diagnostics.doctor.speed import Costs, break_even, expected_speedup
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory, history_path
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device
 from edge_spec.placement.memory import Memory
 from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
-from edge_spec.preparation import prepare
-from edge_spec.sources import Source
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
 
@@ -85,7 +85,7 @@ def test_a_pair_bundle_is_examined_with_its_own_draft_and_nothing_is_opened(
     def open_nothing(*arguments: object) -> None:
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr(type(plugins.load_runtime("ort")), "open", open_nothing)
+    monkeypatch.setattr(type(runtimes.load_runtime("ort")), "open", open_nothing)
     report = examined(pair)
     assert list(report.grouped) == [
         *("machine", "target", "draft", "pair", "memory", "speed", "caches")
@@ -144,7 +144,7 @@ def test_memory_is_compared_with_what_is_free(
     def memory(self: object, source: object, options: object, num_tokens: int) -> Memory:
         return Memory(100_000_000, 200_000 * num_tokens, 0)
 
-    monkeypatch.setattr(type(plugins.load_runtime("ort")), "memory", memory)
+    monkeypatch.setattr(type(runtimes.load_runtime("ort")), "memory", memory)
     monkeypatch.setattr("edge_spec.placement.forecast.free_bytes", lambda: free * 1_000_000)
     report = examined(bundle("target", architecture={"context_length": 8192}))
     together = found(report, "memory", "together")
@@ -182,7 +182,7 @@ def test_a_plan_of_gguf_converts_and_hashes_nothing(
 ) -> None:
     pytest.importorskip("llama_cpp")
     source = Source(str(hf()), quiet)
-    place = Place("llamacpp", "cpu", None, "Q4_0", plugins.library_version("llamacpp"))
+    place = Place("llamacpp", "cpu", None, "Q4_0", runtimes.library_version("llamacpp"))
     placement = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
     plan = Plan(1, source.model, source.identity, None, None, (placement,))
     save_plan(plan, plan_path(source, None))
@@ -192,7 +192,7 @@ def test_a_plan_of_gguf_converts_and_hashes_nothing(
     def hash_nothing(path: Path) -> str:
         raise AssertionError(f"{path} was hashed")
 
-    monkeypatch.setattr("edge_spec.preparation.sha256_file", hash_nothing)
+    monkeypatch.setattr("edge_spec.models.resolve.sha256_file", hash_nothing)
     assert "llamacpp" in found(examined(hf()), "memory", "target").found
     content = kept.read_bytes()[:-100]
     kept.write_bytes(content)
@@ -263,7 +263,7 @@ def test_a_command_that_is_suggested_can_be_copied(bundle: Callable[..., Path]) 
 
 def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -> None:
     target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
-    place = Place("ort", "cpu", None, "fp32", plugins.library_version("ort"))
+    place = Place("ort", "cpu", None, "fp32", runtimes.library_version("ort"))
     alone = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
     paired = Placement(place, place, "draft-model", 90.0, 1.1, 0.7)
     plan = Plan(1, target.model, target.identity, draft.model, draft.identity, (alone, paired))
@@ -290,7 +290,7 @@ def test_only_what_is_used_of_a_plan_says_whether_speculation_pays(
         save_plan(plan, plan_path(target, None))
         return examined(target.model)
 
-    version = plugins.library_version("ort")
+    version = runtimes.library_version("ort")
     best, next_one = ("suffix", 1.5, 10**15), ("none", 1.0, 10)
     report = keep(version, best, next_one)
     assert report.numbers["speedup"] == {"plan": 1.0, "use": None}
@@ -352,9 +352,9 @@ def test_a_draft_that_is_chosen_is_not_hashed_and_no_damaged_one(
     for name in ("fits", "damaged", unfinished):
         shutil.copytree(bundle(name), cache / "bundles" / name)
     (cache / "bundles/damaged/manifest.json").write_text("{")
-    monkeypatch.setattr("edge_spec.draft_choice.list_cached", lambda: [])
-    monkeypatch.setattr("edge_spec.doctor.files.HASHED_BYTES", 0)
-    monkeypatch.setattr("edge_spec.bundle.sha256_file", hash_nothing)
+    monkeypatch.setattr("edge_spec.models.draft_choice.list_cached", lambda: [])
+    monkeypatch.setattr("edge_spec.diagnostics.doctor.files.HASHED_BYTES", 0)
+    monkeypatch.setattr("edge_spec.models.bundle.sha256_file", hash_nothing)
     report = examined(target, "auto")
     chosen: Any = report.numbers["draft"]
     assert chosen["path"] == str(cache / "bundles/fits")
@@ -367,7 +367,7 @@ def test_a_draft_that_cannot_be_chosen_is_a_fault(
     def choose_none(*arguments: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied", "bundles")
 
-    monkeypatch.setattr("edge_spec.doctor.diagnose.chosen_drafts", choose_none)
+    monkeypatch.setattr("edge_spec.diagnostics.doctor.diagnose.chosen_drafts", choose_none)
     report = examined(bundle("target"), "auto")
     assert "Permission denied" in found(report, "draft", "model").found
     assert found(report, "caches", "kept").level is Level.OK
@@ -385,9 +385,9 @@ def test_nothing_is_fetched(
         raise AssertionError("something was fetched")
 
     monkeypatch.setenv("HF_HUB_CACHE", str(cache / "hub"))
-    monkeypatch.setattr("edge_spec.sources.open_model", fetch)
-    monkeypatch.setattr("edge_spec.sources.demo_model.fetch_demo_model", fetch)
-    monkeypatch.setattr("edge_spec.sources.demo_model.find_demo_model", lambda: None)
+    monkeypatch.setattr("edge_spec.models.source.open_model", fetch)
+    monkeypatch.setattr("edge_spec.models.source.demo_model.fetch_demo_model", fetch)
+    monkeypatch.setattr("edge_spec.models.source.demo_model.find_demo_model", lambda: None)
     report = examined("smollm2")
     assert (report.verdict, found(report, "target", "model").level) == ("ok", Level.NOTE)
     report = examined(bundle("target"), "smollm2")
@@ -406,7 +406,7 @@ def test_a_path_that_cannot_be_looked_at_is_a_fault(monkeypatch: pytest.MonkeyPa
     def too_long(path: Path) -> None:
         raise OSError(errno.ENAMETOOLONG, "File name too long", "a name")
 
-    monkeypatch.setattr("edge_spec.sources.recover", too_long)
+    monkeypatch.setattr("edge_spec.models.source.recover", too_long)
     report = examined("a name")
     assert "File name too long" in found(report, "target", "model").found
     assert found(report, "caches", "kept").level is Level.OK

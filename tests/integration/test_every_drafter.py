@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec import plugins
-from edge_spec.engine import Engine
-from edge_spec.grammar import Grammar
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.storage import CACHE_VARIABLE
-from edge_spec.tree import TokenTree
+from edge_spec.core import entry_points
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters import factory
+from edge_spec.engine.engine import Engine
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.storage.atomic import CACHE_VARIABLE
+from edge_spec.text.grammar import Grammar
 
 RUNTIMES = {
     "reference": {},
@@ -29,7 +30,7 @@ RUNTIMES = {
     "ik": {"quantization": "F32"},
 }
 NUM_PROMPTS, NUM_TOKENS = 30, 40
-FREE = sorted(set(plugins.names("drafters")) - set(plugins.COSTLY_DRAFTERS))
+FREE = sorted(set(entry_points.names("drafters")) - set(factory.COSTLY_DRAFTERS))
 Open = Callable[..., Engine]
 
 
@@ -93,12 +94,12 @@ def plain(engine: Engine) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "drafters",
-    ["auto", *FREE, ",".join(FREE), "suffix,recycling", *plugins.SELF_DRAFTERS],
+    ["auto", *FREE, ",".join(FREE), "suffix,recycling", *factory.SELF_DRAFTERS],
 )
 def test_greedy_text_is_the_plain_text(
     engine: Engine, plain: list[list[int]], drafters: str
 ) -> None:
-    if drafters in plugins.SELF_DRAFTERS and engine.parts.runtime != "ort":
+    if drafters in factory.SELF_DRAFTERS and engine.parts.runtime != "ort":
         pytest.skip("only onnxruntime can run a model in part")
     assert sum(map(len, plain)) > NUM_PROMPTS * NUM_TOKENS // 2
     noise = NOISE.get(engine.parts.runtime, 0.0)

@@ -9,13 +9,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edge_spec import storage
-from edge_spec.bundle import open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx import OnnxExporter, export
-from edge_spec.model import ExportOptions, Progress
-from edge_spec.storage import sha256_file
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import open_bundle
+from edge_spec.storage.atomic import atomic as storage
+from edge_spec.storage.atomic import sha256_file
 
 Checkpoints = Callable[..., Checkpoint]
 

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.bundle import open_bundle
-from edge_spec.drafters.corpus_file import build_index
-from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.core.export import ExportOptions
+from edge_spec.drafters.lookup.corpus_file import build_index
+from edge_spec.drafters.lookup.ngram_store import NgramStore
+from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.errors import EdgeSpecError, StorageError
 from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import ExportOptions
-from edge_spec.pair_history import PairHistory, Stats
+from edge_spec.loader import load_engine
+from edge_spec.models.bundle import open_bundle
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import PairHistory, Stats
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
+from edge_spec.placement.layer_selection import ChosenPart, save_parts
 from edge_spec.placement.plan import Place, Placement, Plan, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_learnt, save_profile
-from edge_spec.preparation import prepare
-from edge_spec.self_speculation import ChosenPart, save_parts
-from edge_spec.snapshot_file import Description, Snapshot, write_snapshot
-from edge_spec.sources import Source
-from edge_spec.vocabulary import Vocabulary
+from edge_spec.text.vocabulary import Vocabulary
 
 resource = pytest.importorskip("resource")
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.core.export import ExportOptions
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.model import ExportOptions
+from edge_spec.exporters.reader import open_checkpoint
 
 # Of random weights rounding takes this part of the norm, measured; a shuffled row takes 140 %.
 ROUNDING = {"Q2_K": 0.5, "Q3_K": 0.25, "Q4_K": 0.12, "Q5_K": 0.06, "Q6_K": 0.03}

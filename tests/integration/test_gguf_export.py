@@ -14,14 +14,16 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf.constants import LlamaFileType
 
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, UnsupportedModelError
 from edge_spec.exporters import parity
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf import GgufExporter, kquants
 from edge_spec.exporters.gguf.tensors import gguf_name
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.model import ExportOptions, ExportReport, Progress
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 

@@ -12,11 +12,13 @@ from types import MappingProxyType
 import pytest
 from gguf.constants import LlamaFileType
 
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, MissingDependencyError, UsageError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf import GgufExporter, export, kquants
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.model import ExportOptions, ExportReport, Progress
+from edge_spec.exporters.reader import open_checkpoint
 
 Checkpoints = Callable[..., Checkpoint]
 

@@ -12,9 +12,10 @@ import pytest
 import tokenizers
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf.trial import TEXTS
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.reader import open_checkpoint
 
 Tokenized = Callable[..., Checkpoint]
 LlamaIds = Callable[[Path, str], list[int]]

@@ -16,11 +16,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.gguf.tokenizer_json import vocabulary_of
 from edge_spec.exporters.gguf.trial import TEXTS, Trial
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from edge_spec.exporters.reader import open_checkpoint
 
 REASONS = (
     "marks belong to words",

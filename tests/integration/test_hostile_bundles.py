@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge_spec.bundle import MANIFEST, Bundle, is_below, open_bundle, write_manifest
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, ModelFileError
-from edge_spec.exporters.checkpoint import open_checkpoint
-from edge_spec.model import RuntimeOptions
-from edge_spec.preparation import text_of_bundle
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import MANIFEST, Bundle, is_below, open_bundle, write_manifest
+from edge_spec.models.resolve import text_of_bundle
 from edge_spec.runtimes.coreml.package import package_of
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.testing import ScriptedModel, random_logits
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.text.tokenizer import Tokenizer
 
 CONFIG = replace(ScriptedModel(random_logits(5), 5).config, context_length=8)
 WEIGHTS = np.arange(4, dtype=np.float32)

@@ -20,16 +20,16 @@ import pytest
 from huggingface_hub import constants, file_download
 
 import edge_spec
-from edge_spec import draft_choice
 from edge_spec.cli.main import run
-from edge_spec.draft_choice import chosen_drafts
+from edge_spec.core.export import ExportOptions
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
-from edge_spec.hub import download
-from edge_spec.hub.cache import find_cached, link
-from edge_spec.hub.pull import open_model, pull
-from edge_spec.hub.reference import HubReference
-from edge_spec.model import ExportOptions
-from edge_spec.sources import Source
+from edge_spec.models import draft_choice
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.hub import download
+from edge_spec.models.hub.cache import find_cached, link
+from edge_spec.models.hub.pull import open_model, pull
+from edge_spec.models.hub.reference import HubReference
+from edge_spec.models.source import Source
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 PROMPT = "the inn and the"

@@ -8,12 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from edge_spec import plugins
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.grammar import Grammar, GrammarCompiler
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.tokenizer import Tokenizer
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.text.grammar import Grammar, GrammarCompiler
+from edge_spec.text.tokenizer import Tokenizer
 
 TEXTS = [
     "the thin man",
@@ -33,9 +33,9 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[..., Path]) -> None:
-    published = plugins.open_published(gguf("llama"))
+    published = runtimes.open_published(gguf("llama"))
     ours = Tokenizer(published.tokenizer_json())
-    library = plugins.load_runtime(runtime).open_tokenizer(published)
+    library = runtimes.load_runtime(runtime).open_tokenizer(published)
     assert library.vocabulary() == ours.vocabulary()
     for text in TEXTS:
         ids = library.encode(text)
@@ -48,9 +48,9 @@ def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[.
 def test_grammars_read_its_tokens_as_they_read_ours(
     runtime: str, gguf: Callable[..., Path]
 ) -> None:
-    published = plugins.open_published(gguf("llama"))
+    published = runtimes.open_published(gguf("llama"))
     ours = Tokenizer(published.tokenizer_json())
-    library = plugins.load_runtime(runtime).open_tokenizer(published)
+    library = runtimes.load_runtime(runtime).open_tokenizer(published)
     size, stops = len(ours.vocabulary()), published.eos_ids
     text = library.encode('{"name": "the')
     allowed = [
@@ -63,7 +63,7 @@ def test_grammars_read_its_tokens_as_they_read_ours(
 def test_a_character_cut_off_at_the_end_is_replaced(
     runtime: str, gguf: Callable[..., Path]
 ) -> None:
-    library = plugins.load_runtime(runtime).open_tokenizer(plugins.open_published(gguf("llama")))
+    library = runtimes.load_runtime(runtime).open_tokenizer(runtimes.open_published(gguf("llama")))
     stream = library.stream()
     first, *_ = library.encode("\u4f60")
     assert (stream.push(first), stream.finish()) == ("", "\ufffd")
@@ -72,8 +72,8 @@ def test_a_character_cut_off_at_the_end_is_replaced(
 def test_bos_comes_first_and_only_once(
     runtime: str, tiny: ModuleType, gguf: Callable[..., Path]
 ) -> None:
-    published = plugins.open_published(gguf("llama"))
-    opened = plugins.load_runtime(runtime)
+    published = runtimes.open_published(gguf("llama"))
+    opened = runtimes.load_runtime(runtime)
     bos = tiny.TOKENS.index("<|endoftext|>")
     tokenizer = type(opened.open_tokenizer(published))(opened._library(), published.path, bos)
     assert tokenizer.encode("a") == [bos, tiny.TOKENS.index("a")]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.model import RuntimeOptions
+from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel, remote
 from edge_spec.runtimes.llamacpp.library import Device, Library
 from edge_spec.runtimes.llamacpp.listing import listed
@@ -31,7 +31,7 @@ RPC1 = Device("RPC1", "b:1", False, 0, 0, 3, "b:1")
 
 @pytest.fixture
 def library(llama: str) -> Library:
-    found: Library = plugins.load_runtime(llama)._library()  # type: ignore[attr-defined]
+    found: Library = runtimes.load_runtime(llama)._library()  # type: ignore[attr-defined]
     return found
 
 
@@ -98,7 +98,7 @@ def test_a_library_without_servers_says_how_to_compile_one_with(
 
 def test_the_fork_knows_no_servers() -> None:
     pytest.importorskip("ik_llama_cpp")
-    found = plugins.load_runtime("ik").devices(  # type: ignore[attr-defined]
+    found = runtimes.load_runtime("ik").devices(  # type: ignore[attr-defined]
         RuntimeOptions(rpc_servers=("127.0.0.1:1",))
     )
     assert [device.fault for device in found] == [None] * len(found)

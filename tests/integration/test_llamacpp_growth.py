@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
+from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.tree import TokenTree
 
 Files = Callable[..., Path]
 Tokens = Callable[..., list[int]]
@@ -43,7 +43,7 @@ def test_a_cache_grows_without_changing_the_scores(
     """Before a prefill, a chain and a tree; after a branch was kept; with rows uncommitted."""
     monkeypatch.setattr(session, "FIRST_TOKENS", first)
     grown = open_llama(llama, gguf("qwen3")).open_session()
-    expected = ReferenceModel(plugins.open_checkpoint(gguf("qwen3"))).open_session()
+    expected = ReferenceModel(runtimes.open_checkpoint(gguf("qwen3"))).open_session()
     sizes = [grown._choices.num_tokens]
     random: Any = np.random.RandomState(first)
     round = 0

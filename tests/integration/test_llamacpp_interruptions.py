@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.tree import TokenTree
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
 Setup = Any

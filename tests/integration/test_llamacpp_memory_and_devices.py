@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError, UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.runtimes.llamacpp.library import Device
 from edge_spec.runtimes.llamacpp.model import choose_devices
@@ -150,7 +150,7 @@ def test_an_unknown_type_of_the_cache_names_the_usable_ones(
 def test_every_type_that_is_offered_runs(
     flash: bool, llama: str, gguf: Files, open_llama: OpenLlama, tokens: Callable[..., list[int]]
 ) -> None:
-    library = plugins.load_runtime(llama)._library()  # type: ignore[attr-defined]
+    library = runtimes.load_runtime(llama)._library()  # type: ignore[attr-defined]
     for kind in library.flash_kv_types if flash else library.plain_kv_types:
         model = open_llama(llama, gguf("qwen3"), kv_type=kind.upper(), flash_attention=flash)
         one = model.open_session()
@@ -184,7 +184,7 @@ def test_an_option_of_llama_cpp_is_refused_elsewhere(
     options = LoadOptions(runtime=runtime, **{option: value}).runtime_options
     name = option.replace("_", "-")
     with pytest.raises(UsageError, match=f"{runtime} has no option {name}"):
-        plugins.load_runtime(runtime).open(tmp_path, options)
+        runtimes.load_runtime(runtime).open(tmp_path, options)
 
 
 @pytest.mark.parametrize("options", [{"gpu_layers": 0}, {"mmap": True}, {"mmap": False}])
@@ -201,13 +201,13 @@ SHORT_OF_MEMORY = """
 import resource
 import sys
 from pathlib import Path
-from edge_spec import plugins
+from edge_spec.models import runtimes
 from edge_spec.errors import EdgeSpecError
-from edge_spec.model import RuntimeOptions
-from edge_spec.tree import TokenTree
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 
-published = plugins.open_published(Path(sys.argv[2]))
-model = plugins.load_runtime(sys.argv[1]).open(published, RuntimeOptions(threads=1, mmap=False))
+published = runtimes.open_published(Path(sys.argv[2]))
+model = runtimes.load_runtime(sys.argv[1]).open(published, RuntimeOptions(threads=1, mmap=False))
 session = model.open_session()
 session.prefill([1, 2, 3])
 before = session.forward(TokenTree.chain(1)).logits.copy()

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError, SessionError, UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import RuntimeOptions
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session, weights
-from edge_spec.tree import TokenTree
 
 Files = Callable[..., Path]
 Tokens = Callable[..., list[int]]
@@ -30,7 +30,7 @@ OpenLlama = Callable[..., LlamaCppModel]
 
 
 def library_of(runtime: str) -> Any:
-    return plugins.load_runtime(runtime)._library()  # type: ignore[attr-defined]
+    return runtimes.load_runtime(runtime)._library()  # type: ignore[attr-defined]
 
 
 class Recorded:
@@ -76,7 +76,7 @@ class Recorded:
 @pytest.fixture
 def recorded(llama: str, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded(llama)
-    runtime = type(plugins.load_runtime(llama))
+    runtime = type(runtimes.load_runtime(llama))
     monkeypatch.setattr(runtime, "_library", staticmethod(lambda: recorded.library))
     return recorded
 
@@ -154,11 +154,11 @@ def test_a_closed_session_says_so_instead_of_reading_freed_memory(
 NEVER_CLOSED = """
 import sys
 from pathlib import Path
-from edge_spec import plugins
-from edge_spec.model import RuntimeOptions
-from edge_spec.tree import TokenTree
-opened = plugins.open_published(Path(sys.argv[2]))
-model = plugins.load_runtime(sys.argv[1]).open(opened, RuntimeOptions(threads=1))
+from edge_spec.models import runtimes
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
+opened = runtimes.open_published(Path(sys.argv[2]))
+model = runtimes.load_runtime(sys.argv[1]).open(opened, RuntimeOptions(threads=1))
 sessions = [model.open_session() for _ in range(2)]
 for session in sessions:
     session.prefill([1, 2, 3])
@@ -178,7 +178,7 @@ def test_a_program_that_closes_nothing_ends_quietly(last: str, llama: str, gguf:
 def damaged(path: Path, at: Path) -> Any:
     """What `open_published` returned before the file lost the last of its weights."""
     at.write_bytes(path.read_bytes())
-    published = plugins.open_published(at)
+    published = runtimes.open_published(at)
     at.write_bytes(path.read_bytes()[:-4000])
     return published
 
@@ -198,7 +198,7 @@ def test_nothing_is_written_to_the_terminal(
     one.close()
     model.close()
     with pytest.raises(EdgeSpecError) as caught:
-        runtime = plugins.load_runtime(llama)
+        runtime = runtimes.load_runtime(llama)
         runtime.open(damaged(gguf(), tmp_path / "cut.gguf"), RuntimeOptions(threads=1))
     assert "cut.gguf" in str(caught.value) and "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
@@ -212,7 +212,7 @@ def test_the_librarys_messages_go_to_logging(
         open_llama(llama, gguf()).open_session()
         debug = [record for record in caplog.records if record.name == name]
         with pytest.raises(EdgeSpecError):
-            plugins.load_runtime(llama).open(
+            runtimes.load_runtime(llama).open(
                 damaged(gguf(), tmp_path / "cut.gguf"), RuntimeOptions(threads=1)
             )
     assert any("n_ctx" in record.getMessage() for record in debug)

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.engine.results import GenerationResult
 from edge_spec.errors import DeviceError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import RuntimeOptions
-from edge_spec.results import GenerationResult
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import remote
 
 PROGRAMS = ("ggml-rpc-server", "rpc-server")
@@ -122,12 +122,12 @@ def test_servers_are_listed_and_can_be_chosen(
     gguf: Callable[..., Path], servers: list[Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     names = tuple(server.name for server in servers)
-    runtime: Any = plugins.load_runtime("llamacpp")
+    runtime: Any = runtimes.load_runtime("llamacpp")
     options = RuntimeOptions(threads=1, rpc_servers=names)
     listed = [device for device in runtime.devices(options) if device.kind == "remote"]
     assert [device.description for device in listed] == list(names)
     assert all(device.fault is None and device.total_bytes for device in listed)
-    published = plugins.open_published(gguf())
+    published = runtimes.open_published(gguf())
     with caplog.at_level(logging.DEBUG):
         chosen = replace(options, providers=(listed[1].name,), rpc_servers=names[1:])
         model = runtime.open(published, chosen)
@@ -142,12 +142,12 @@ def test_a_server_that_is_gone_since_it_was_listed_is_refused(
     gguf: Callable[..., Path], servers: list[Server]
 ) -> None:
     names = tuple(server.name for server in servers)
-    runtime: Any = plugins.load_runtime("llamacpp")
+    runtime: Any = runtimes.load_runtime("llamacpp")
     options = RuntimeOptions(threads=1, rpc_servers=names)
     assert all(device.fault is None for device in runtime.devices(options))
     servers[1].kill()
     with pytest.raises(DeviceError, match=f"{names[1]} cannot be used: no connection"):
-        runtime.open(plugins.open_published(gguf()), options)
+        runtime.open(runtimes.open_published(gguf()), options)
     assert runtime.devices(options)[-1].fault
 
 
@@ -156,8 +156,8 @@ def test_a_server_that_is_busy_or_no_server_is_refused_in_time(
 ) -> None:
     """The library itself would wait for ever. The server serves on when it is free again."""
     monkeypatch.setattr(remote, "_FREE_S", 0.5)
-    runtime: Any = plugins.load_runtime("llamacpp")
-    published = plugins.open_published(gguf())
+    runtime: Any = runtimes.load_runtime("llamacpp")
+    published = runtimes.open_published(gguf())
     options = RuntimeOptions(threads=1, rpc_servers=(servers[0].name,))
     model = runtime.open(published, options)
     with pytest.raises(DeviceError, match=f"{servers[0].name} .*it serves another client"):
@@ -188,20 +188,20 @@ def test_a_server_of_another_version_is_refused_with_its_version(
         name = f"127.0.0.1:{pretended.getsockname()[1]}"
         options = RuntimeOptions(threads=1, rpc_servers=(name,))
         with pytest.raises(DeviceError, match=r"RPC server version mismatch: 3\.2\.1"):
-            plugins.load_runtime("llamacpp").open(plugins.open_published(gguf()), options)
+            runtimes.load_runtime("llamacpp").open(runtimes.open_published(gguf()), options)
         thread.join()
 
 
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from edge_spec import plugins
-from edge_spec.model import RuntimeOptions
-from edge_spec.tree import TokenTree
+from edge_spec.models import runtimes
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 
 path, server, process = sys.argv[1:]
 options = RuntimeOptions(threads=1, rpc_servers=(server,))
-model = plugins.load_runtime("llamacpp").open(plugins.open_published(Path(path)), options)
+model = runtimes.load_runtime("llamacpp").open(runtimes.open_published(Path(path)), options)
 session = model.open_session()
 session.forward(TokenTree.chain(1))
 os.kill(int(process), signal.SIGKILL)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec import plugins
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UnsupportedModelError
+from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.tree import TokenTree
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
 Setup = Any
@@ -228,7 +228,7 @@ def test_two_sessions_of_one_model_do_not_meet(
     random_tree: RandomTree,
 ) -> None:
     model = open_llama(setup.runtime, gguf(), **setup.options)
-    reference = ReferenceModel(plugins.open_checkpoint(gguf()))
+    reference = ReferenceModel(runtimes.open_checkpoint(gguf()))
     first, second = (
         side_by_side.Both((model.open_session(), reference.open_session()), setup.tolerance)
         for _ in range(2)

@@ -12,15 +12,17 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edge_spec.architecture import ModelConfig
-from edge_spec.bundle import Bundle, open_bundle
-from edge_spec.exporters.checkpoint import Checkpoint, expected_shapes, open_checkpoint
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Model, RuntimeOptions, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.exporters.checkpoint import Checkpoint, expected_shapes
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.parity import compare
-from edge_spec.model import ExportOptions, Model, RuntimeOptions, Session
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.tree import TokenTree
 
 VARIANTS = (
     *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from edge_spec.bundle import open_bundle
+from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.errors import EdgeSpecError, ExportError, UnsupportedModelError
 from edge_spec.exporters.optimum import OptimumExporter, export, tools
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import ExportOptions, ExportReport
+from edge_spec.loader import load_engine
+from edge_spec.models.bundle import open_bundle
+from edge_spec.models.options import LoadOptions
 
 # transformers and torch warn of each other, and of much that a trace depends on.
 pytestmark = pytest.mark.filterwarnings("ignore")

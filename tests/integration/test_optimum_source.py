@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edge_spec import plugins
 from edge_spec.cli.main import app
+from edge_spec.core.export import ExportOptions
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -25,7 +25,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.optimum import OptimumExporter, export, tools
 from edge_spec.exporters.optimum.source import open_source
-from edge_spec.model import ExportOptions
+from edge_spec.models import runtimes
 from edge_spec.placement.isolated import IsolatedError
 
 ORIGINAL = "original_max_position_embeddings"
@@ -191,7 +191,7 @@ def test_without_optimum_the_error_says_how_to_install_it(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(MissingDependencyError, match=r"gpt2 .*pip install .edge-spec\[optimum\]"):
-        plugins.exporter_for("onnx", directory)
+        runtimes.exporter_for("onnx", directory)
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
     answer = CliRunner().invoke(app, ["generate", str(directory), "hi", "--runtime", "ort"])
     assert isinstance(answer.exception, MissingDependencyError)
@@ -199,10 +199,10 @@ def test_without_optimum_the_error_says_how_to_install_it(
 
 def test_the_onnx_exporter_names_the_one_that_may_know_the_architecture(directory: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'gpt2'.*--format optimum"):
-        plugins.open_exportable(plugins.load_exporter("onnx"), directory)
+        runtimes.open_exportable(runtimes.load_exporter("onnx"), directory)
 
 
 def test_what_our_own_exporter_knows_is_left_to_it(hf: Callable[..., Path]) -> None:
-    exporter, _ = plugins.exporter_for("onnx", hf("llama"))
+    exporter, _ = runtimes.exporter_for("onnx", hf("llama"))
     assert exporter is not None
     assert not isinstance(exporter, OptimumExporter)

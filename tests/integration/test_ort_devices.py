@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.model import RuntimeOptions
+from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model, trial
 from edge_spec.runtimes.ort.devices import Choice, add_providers, choices, choose, require_started
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.bundle import MANIFEST, open_bundle
-from edge_spec.control.numerics import EXACT_WIDTHS, measure_numerics
+from edge_spec.control.batch_invariance import EXACT_WIDTHS, measure_numerics
+from edge_spec.core.model import Model, RuntimeOptions, Session
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, ContextFullError, UnsupportedModelError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import Model, RuntimeOptions, Session
+from edge_spec.loader import load_engine
+from edge_spec.models.bundle import MANIFEST, open_bundle
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.ort import OrtRuntime, growing, trial
 from edge_spec.testing import check_session
-from edge_spec.tree import TokenTree
 
 GROWING = Path(__file__).parents[1] / "fixtures" / "growing"
 NAMES = ("gemma3_text", "gpt2")

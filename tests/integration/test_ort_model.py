@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.bundle import MANIFEST, Bundle, open_bundle
-from edge_spec.control.numerics import MARGIN_WIDTHS, measure_numerics
+from edge_spec.control.batch_invariance import MARGIN_WIDTHS, measure_numerics
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.exporters.checkpoint import Checkpoint
-from edge_spec.model import RuntimeOptions
+from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.storage import sha256_file
-from edge_spec.tree import TokenTree
+from edge_spec.storage.atomic import sha256_file
 
 Exported = Callable[..., Bundle]
 

@@ -15,15 +15,17 @@ import numpy as np
 import onnx
 import pytest
 
-from edge_spec.bundle import MANIFEST, open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions, SelfDrafting
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.model import ExportOptions, RuntimeOptions, SelfDrafting
+from edge_spec.models.bundle import MANIFEST, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.tree import TokenTree
 
 LAYERS, SUBLAYERS = 4, 8
 CONTEXT = 1024

@@ -11,14 +11,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edge_spec.bundle import Bundle, open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError
-from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.tree import TokenTree
 
 CONTEXT = 1024
 # Logits have a standard deviation of 2 to 3; float32 sums in another order differ by 1e-5.

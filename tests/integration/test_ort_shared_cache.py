@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.bundle import open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
-from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
-from edge_spec.tree import TokenTree
 
 CONTEXT = 1024
 

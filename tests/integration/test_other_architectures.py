@@ -12,15 +12,15 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec import plugins
-from edge_spec.engine import Engine
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import RuntimeOptions
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.testing import check_session
-from edge_spec.tree import TokenTree
 
 OpenLlama = Callable[..., LlamaCppModel]
 Tokens = Callable[..., list[int]]
@@ -206,7 +206,7 @@ def test_a_recurrent_state_is_refused_before_the_weights_are_read(
 ) -> None:
     """The file has no weights, so reading them would fail in another way."""
     path = metadata_only(tmp_path / "model.gguf", architecture, tiny.TOKENS)
-    runtime = plugins.load_runtime(llama)
+    runtime = runtimes.load_runtime(llama)
     library = runtime._library()  # type: ignore[attr-defined]
     asked: list[bool] = []
 
@@ -217,7 +217,7 @@ def test_a_recurrent_state_is_refused_before_the_weights_are_read(
     spied = replace(library, load_model=load_model)
     monkeypatch.setattr(type(runtime), "_library", staticmethod(lambda: spied))
     with pytest.raises(UnsupportedModelError) as caught:
-        runtime.open(plugins.open_published(path), RuntimeOptions())
+        runtime.open(runtimes.open_published(path), RuntimeOptions())
     text = str(caught.value)
     assert "\n" not in text
     if "cannot load" in text and llama == "ik":

@@ -12,23 +12,25 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
-from edge_spec.doctor.examine import examine
-from edge_spec.doctor.finding import Level
+from edge_spec.core import entry_points
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.finding import Level
 from edge_spec.errors import (
     ExportError,
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import ExportOptions, RuntimeOptions
-from edge_spec.pair_bundle import PairManifest, read_pair
-from edge_spec.pair_choices import Choices, choices_for, named_formats
-from edge_spec.pair_export import PairRequest, Part, export_pair
-from edge_spec.preparation import prepare
-from edge_spec.sources import Source
-from edge_spec.storage import sha256_file
+from edge_spec.models import runtimes
+from edge_spec.models.export_presets import Choices, choices_for, named_formats
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_bundle import PairManifest, read_pair
+from edge_spec.models.pair_export import PairRequest, Part, export_pair
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
+from edge_spec.storage.atomic import sha256_file
 
 BOTH = named_formats(["onnx", "gguf"])
 UNCHECKED = ExportOptions(check=False)
@@ -161,10 +163,10 @@ def without(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> N
         def export(self, *arguments: object) -> None:
             raise error
 
-    names, real = plugins.names, plugins.load_exporter
-    monkeypatch.setattr(plugins, "names", lambda kind: sorted({*names(kind), format}))
+    names, real = entry_points.names, runtimes.load_exporter
+    monkeypatch.setattr(entry_points, "names", lambda kind: sorted({*names(kind), format}))
     monkeypatch.setattr(
-        plugins, "load_exporter", lambda name: Broken() if name == format else real(name)
+        runtimes, "load_exporter", lambda name: Broken() if name == format else real(name)
     )
 
 

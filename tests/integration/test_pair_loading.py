@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from edge_spec import Grammar, SamplingParams, load, plugins
+from edge_spec import Grammar, SamplingParams, load
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.draft_choice import chosen_drafts
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.engine.results import FinishReason
 from edge_spec.errors import BundleError, UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.model import RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.profile import (
@@ -25,9 +29,6 @@ from edge_spec.placement.profile import (
     profile_key,
     save_profile,
 )
-from edge_spec.preparation import prepare
-from edge_spec.results import FinishReason
-from edge_spec.sources import Source
 
 FORMATS = {"ort": "onnx", "llamacpp": "gguf", "ik": "gguf", "reference": "gguf"}
 
@@ -122,7 +123,7 @@ def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) 
 
 
 def test_a_plan_considers_every_runtime_that_has_its_format(pair: Path) -> None:
-    names = [name for name in ("ort", "llamacpp", "ik") if plugins.library_version(name)]
+    names = [name for name in ("ort", "llamacpp", "ik") if runtimes.library_version(name)]
     devices = [Device(name, "cpu", CPU, "the processor") for name in names]
     for path, num_layers in ((pair, 2), (pair / "draft", 1)):
         places, refused = candidates(Source(str(path), quiet), LoadOptions(), devices, quiet)

@@ -16,19 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec import speculation
-from edge_spec.control.load import SharedPolicy
+from edge_spec.control.concurrency import SharedPolicy
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.drafters import ahead
-from edge_spec.drafters.draft_model import DraftModelDrafter
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.draft.draft import ahead
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.engine import Engine
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.sampling import SamplingParams
-from edge_spec.speculation import Speculation, Speculator
-from edge_spec.storage import CACHE_VARIABLE
+from edge_spec.engine.engine import Engine, speculation
+from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.storage.atomic import CACHE_VARIABLE
 
 RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},

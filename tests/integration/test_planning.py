@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from edge_spec.bench.prompts import Prompt
 from edge_spec.cli.main import run
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import prepare
+from edge_spec.models.source import Source
 from edge_spec.placement import background
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
@@ -27,8 +28,7 @@ from edge_spec.placement.planner import Planner
 from edge_spec.placement.profile import ContextCosts, Profile, load_profile, profile_key
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.texts import record_texts
-from edge_spec.preparation import prepare
-from edge_spec.sources import Source
+from edge_spec.text.prompt_files import Prompt
 
 PROMPTS = [
     Prompt("1", "conversation", "the rain in an inner"),

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.core.export import ExportOptions
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.model import ExportOptions
+from edge_spec.exporters.reader import open_checkpoint
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"

@@ -10,11 +10,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from edge_spec.core.model import RuntimeOptions, Session
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
-from edge_spec.model import RuntimeOptions, Session
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceRuntime
-from edge_spec.tree import TokenTree
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "reference_logits.npz"
 VARIANTS = ("llama", "llama-linear", "llama-llama3", "llama-bias", "mistral", "qwen2", "qwen3")

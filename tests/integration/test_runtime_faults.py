@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.model import Interruptible
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, SessionError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import Interruptible
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.passes import pass_error
-from edge_spec.storage import CACHE_VARIABLE
+from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import check_faults
-from edge_spec.tree import TokenTree
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ort": {"quantization": "fp32", "drafter": "cascade,early-exit", "exit_layer": 1},

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.bundle import open_bundle
 from edge_spec.cli.main import run
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.engine import Engine
+from edge_spec.core.export import ExportOptions
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.checkpoint import open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import ExportOptions
-from edge_spec.self_speculation import saved_parts
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader import load_engine
+from edge_spec.models.bundle import open_bundle
+from edge_spec.models.options import LoadOptions
+from edge_spec.placement.layer_selection import saved_parts
 
 LAYERS = 6
 STILL = {4, 5, 8, 9}  # sublayers that add nothing

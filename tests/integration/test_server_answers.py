@@ -16,8 +16,8 @@ from edge_spec import Engine, SamplingParams
 from edge_spec.apps.server import RunningServer, ServerOptions, documents, replies
 from edge_spec.cli.options import ModelOptions
 from edge_spec.cli.serve import plan_document
+from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
-from edge_spec.sources import Source
 
 Serve = Callable[..., httpx.Client]
 HELLO = [{"role": "user", "content": "hello"}]

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.engine import Engine
+from edge_spec.core.model import Restorable
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import SnapshotError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
-from edge_spec.model import Restorable
-from edge_spec.sampling import SamplingParams
-from edge_spec.storage import CACHE_VARIABLE
-from edge_spec.tree import TokenTree
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.storage.atomic import CACHE_VARIABLE
 
 RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},

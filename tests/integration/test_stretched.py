@@ -14,11 +14,13 @@ import pytest
 from gguf import quants
 from gguf.constants import GGMLQuantizationType as Kind
 
-from edge_spec import plugins
-from edge_spec.bundle import open_bundle
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.parity import score_text
-from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.reference import ReferenceModel
 
 Files = Callable[..., Path]
@@ -40,10 +42,10 @@ def stretch() -> ModuleType:
 def scores_of(checkpoint: Checkpoint, format: str, quantization: str, out: Path) -> np.ndarray:
     """Of 40 tokens, exported and run."""
     options = ExportOptions(quantization, check=False)
-    exporter: Any = plugins.load_exporter(format)
+    exporter: Any = runtimes.load_exporter(format)
     exporter.export(checkpoint, out, options, lambda what, part: None)
-    runtime = plugins.load_runtime({"onnx": "ort", "gguf": "llamacpp"}[format])
-    source = open_bundle(out) if format == "onnx" else plugins.open_published(out)
+    runtime = runtimes.load_runtime({"onnx": "ort", "gguf": "llamacpp"}[format])
+    source = open_bundle(out) if format == "onnx" else runtimes.open_published(out)
     model = runtime.open(source, RuntimeOptions(threads=1))
     text = np.random.RandomState(0).randint(0, 262, 40).tolist()
     try:

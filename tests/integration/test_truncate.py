@@ -9,13 +9,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edge_spec.bundle import open_bundle
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.parity import score_text
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.model import ExportOptions, RuntimeOptions
+from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 

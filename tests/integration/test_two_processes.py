@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.drafters.corpus_file import open_index
-from edge_spec.drafters.ngram_store import NgramStore
+from edge_spec.drafters.lookup.corpus_file import open_index
+from edge_spec.drafters.lookup.ngram_store import NgramStore
+from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
-from edge_spec.snapshot_file import read_snapshot
-from edge_spec.vocabulary import Vocabulary
+from edge_spec.text.vocabulary import Vocabulary
 
 TIMES = 15
 # Arguments: the process's number, a model. Begins when a line comes in, tells what it converted.
@@ -26,18 +26,18 @@ WRITER = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from edge_spec.drafters.corpus_file import build_index
-from edge_spec.drafters.ngram_store import NgramStore
-from edge_spec.load_options import LoadOptions
-from edge_spec.metrics import Stats
-from edge_spec.pair_history import PairHistory
+from edge_spec.drafters.lookup.corpus_file import build_index
+from edge_spec.drafters.lookup.ngram_store import NgramStore
+from edge_spec.models.options import LoadOptions
+from edge_spec.core.metrics import Stats
+from edge_spec.models.pair_history import PairHistory
 from edge_spec.placement.profile import (
     ContextCosts, Profile, ProfileKey, save_learnt, save_profile
 )
-from edge_spec.preparation import prepare
-from edge_spec.snapshot_file import Description, Snapshot, write_snapshot
-from edge_spec.sources import Source
-from edge_spec.vocabulary import Vocabulary
+from edge_spec.models.resolve import prepare
+from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
+from edge_spec.models.source import Source
+from edge_spec.text.vocabulary import Vocabulary
 
 number, model, times = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 folder = Path(os.environ["EDGE_SPEC_CACHE"])

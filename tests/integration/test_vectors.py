@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec import plugins
-from edge_spec.bundle import open_bundle
-from edge_spec.exporters.checkpoint import open_checkpoint
-from edge_spec.model import ExportOptions, Model, RuntimeOptions
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.sampling import Sampler, SamplingParams
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -156,9 +157,9 @@ def opened(
     checkpoint = open_checkpoint(tiny_model)
     if options is None:
         return ReferenceModel(checkpoint), tolerance
-    runtime = plugins.load_runtime(request.param.partition("-")[0])
+    runtime = runtimes.load_runtime(request.param.partition("-")[0])
     out = tmp_path_factory.mktemp("bundle") / "tiny"
-    exporter = plugins.load_exporter(runtime.reads)
+    exporter = runtimes.load_exporter(runtime.reads)
     exporter.export(checkpoint, out, options, lambda what, fraction: None)
     return runtime.open(open_bundle(out), RuntimeOptions()), tolerance
 

@@ -61,18 +61,18 @@ def test_it_passes_and_writes_a_page(
 def test_a_fault_makes_the_exit_status_1(
     tiny_gguf: str, prompts: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from edge_spec.verify import verify
+    from edge_spec.core.verify import verify
 
     def accepts_any(tree: Any, out: Any, sampler: Any) -> Any:
         """Broken: the first guess is taken as it is."""
-        from edge_spec.tree import Verdict
+        from edge_spec.core.tree import Verdict
 
         if not tree.children(0):
             return verify(tree, out, sampler)
         guess = int(tree.tokens[1])
         return Verdict((guess, sampler.choose(out.logits[1], [guess]).token), (1,), True)
 
-    monkeypatch.setattr("edge_spec.decoder.verify", accepts_any)
+    monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_any)
     assert run(["verify", tiny_gguf, *FAST, "--prompts", prompts, "--draws", "0"]) == 1
     text = capsys.readouterr().out
     assert "FAIL" in text and "differs" in text  # in exact mode, too
@@ -145,7 +145,7 @@ def test_no_prompts_is_one_line(tiny_gguf: str, tmp_path: Path, capsys: Any) -> 
 def test_an_interrupt_leaves_no_page(
     tiny_gguf: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_spec.proof import sampling
+    from edge_spec.diagnostics.lossless_check import sampling
 
     def interrupted(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)

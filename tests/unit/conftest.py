@@ -16,21 +16,22 @@ import tokenizers
 from hypothesis import settings
 from tokenizers import decoders, models, pre_tokenizers
 
-from edge_spec.control.numerics import Numerics
+from edge_spec.control.batch_invariance import Numerics
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.decoder import DecodedToken, Decoder, Limits
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.factory import Setting
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.setting import Setting
-from edge_spec.engine import Engine
-from edge_spec.grammar import GrammarCompiler
-from edge_spec.metrics import RoundStats
-from edge_spec.model import Forward
-from edge_spec.parts import Parts, TextFormat
-from edge_spec.sampling import Sampler, SamplingParams
-from edge_spec.speculation import Speculation, Speculator
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.decoder import DecodedToken, Decoder, Limits
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import Speculation, Speculator
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
-from edge_spec.tokenizer import Tokenizer
-from edge_spec.tree import TokenTree, Verdict
+from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.grammar import GrammarCompiler
+from edge_spec.text.tokenizer import Tokenizer
 
 # The same examples in every run.
 settings.register_profile("unit", deadline=None, derandomize=True, max_examples=60)
@@ -181,7 +182,7 @@ def byte_tokenizer(byte_tokenizer_json: str) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def make_engine(byte_tokenizer: Tokenizer) -> Any:
-    text = TextFormat(byte_tokenizer, CHAT_TEMPLATE, eos_ids=(EOS,), bos_id=None)
+    text = ChatFormat(byte_tokenizer, CHAT_TEMPLATE, eos_ids=(EOS,), bos_id=None)
 
     def make(
         model: ScriptedModel,
@@ -193,7 +194,7 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
         numerics = Numerics(0, ())
         speculator = Speculator(Setting(model.config.vocab_size), model.capabilities, numerics)
         return Engine(
-            Parts(
+            EngineComponents(
                 name="test",
                 runtime="scripted",
                 model=model,

@@ -9,10 +9,10 @@ import pytest
 
 from edge_spec import loading
 from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.testing import ScriptedModel, random_logits
-from edge_spec.tree import TokenTree
 
 
 class Forked:

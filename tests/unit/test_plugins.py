@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from edge_spec import plugins
-from edge_spec.drafters.draft import Draft
-from edge_spec.drafters.setting import Setting
-from edge_spec.drafters.suffix import SuffixDrafter
+from edge_spec.core import entry_points
+from edge_spec.drafters import factory
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.load_options import LoadOptions
-from edge_spec.loading import load_engine
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
 from edge_spec.testing import ScriptedModel, random_logits
 
 SETTING = Setting(vocab_size=9)
@@ -25,25 +27,25 @@ def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> N
     declared = EntryPoints(
         EntryPoint(name, value, f"edge_spec.{kind}") for kind, name, value in points
     )
-    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: declared.select(**wanted))
+    monkeypatch.setattr(runtimes, "entry_points", lambda **wanted: declared.select(**wanted))
 
 
 def test_the_repositorys_own_plugins_are_installed() -> None:
-    assert {"ort", "reference"} <= set(plugins.names("runtimes"))
-    assert "onnx" in plugins.names("exporters")
-    assert {"suffix", "recycling", "lookahead", "jacobi"} <= set(plugins.names("drafters"))
-    assert "chat" in plugins.names("apps")
+    assert {"ort", "reference"} <= set(entry_points.names("runtimes"))
+    assert "onnx" in entry_points.names("exporters")
+    assert {"suffix", "recycling", "lookahead", "jacobi"} <= set(entry_points.names("drafters"))
+    assert "chat" in entry_points.names("apps")
 
 
 def test_a_third_partys_plugins_are_found_and_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = "edge_spec.drafters.setting:suffix"
+    point = "edge_spec.drafters.factory:suffix"
     declare(monkeypatch, ("drafters", "mine", point), ("drafters", "a", point))
-    assert plugins.names("drafters") == ["a", "mine"]
-    assert isinstance(plugins.load_drafters("mine", SETTING)[0], SuffixDrafter)
+    assert entry_points.names("drafters") == ["a", "mine"]
+    assert isinstance(factory.load_drafters("mine", SETTING)[0], SuffixDrafter)
 
 
 def test_the_reference_runtime_loads() -> None:
-    runtime = plugins.load_runtime("reference")
+    runtime = runtimes.load_runtime("reference")
     assert (runtime.name, runtime.reads) == ("reference", "checkpoint")
 
 
@@ -66,8 +68,8 @@ def test_auto_takes_an_installed_runtime_that_reads_what_there_is(
     formats: set[str] | None,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(plugins, "find_spec", lambda module: module in installed or None)
-    assert plugins.auto_runtime(formats) == expected
+    monkeypatch.setattr(runtimes, "find_spec", lambda module: module in installed or None)
+    assert runtimes.auto_runtime(formats) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,34 +83,34 @@ def test_auto_takes_an_installed_runtime_that_reads_what_there_is(
     ],
 )
 def test_drafters_are_chosen_by_names(chosen: str, expected: list[str]) -> None:
-    drafters = plugins.load_drafters(chosen, SETTING)
+    drafters = factory.load_drafters(chosen, SETTING)
     assert [drafter.name for drafter in drafters] == expected
-    assert plugins.load_drafters(chosen, SETTING)[:1] != drafters[:1] or not expected  # new ones
+    assert factory.load_drafters(chosen, SETTING)[:1] != drafters[:1] or not expected  # new ones
 
 
 def test_a_drafter_named_twice_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="twice"):
-        plugins.load_drafters("suffix, suffix", SETTING)
+        factory.load_drafters("suffix, suffix", SETTING)
 
 
 @pytest.mark.parametrize("name", ["corpus", "ngram-cache", "draft-model"])
 def test_a_drafter_that_lacks_something_says_what(name: str) -> None:
     with pytest.raises(UsageError, match=f"the drafter {name} needs a"):
-        plugins.load_drafters(f"suffix,{name}", SETTING)
+        factory.load_drafters(f"suffix,{name}", SETTING)
 
 
 @pytest.mark.parametrize("chosen", ["nonesuch", "suffix,nonesuch", "", "suffix,", "AUTO"])
 def test_an_unknown_drafter_is_a_usage_error_that_lists_the_installed(chosen: str) -> None:
     with pytest.raises(UsageError, match=r"no drafter called.*Installed: .*suffix"):
-        plugins.load_drafters(chosen, SETTING)
+        factory.load_drafters(chosen, SETTING)
 
 
 @pytest.mark.parametrize(
     ("load", "kind"),
     [
-        (plugins.load_runtime, "runtime"),
-        (plugins.load_exporter, "exporter"),
-        (plugins.load_app, "app"),
+        (runtimes.load_runtime, "runtime"),
+        (runtimes.load_exporter, "exporter"),
+        (entry_points.load_app, "app"),
     ],
 )
 def test_an_unknown_plugin_is_a_usage_error_of_its_kind(load: Any, kind: str) -> None:
@@ -119,13 +121,13 @@ def test_an_unknown_plugin_is_a_usage_error_of_its_kind(load: Any, kind: str) ->
 def test_nothing_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     declare(monkeypatch)
     with pytest.raises(UsageError, match="Installed: none"):
-        plugins.load_runtime("ort")
+        runtimes.load_runtime("ort")
 
 
 def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     declare(monkeypatch, ("runtimes", "heavy", "no_such_library.runtime:Runtime"))
     with pytest.raises(MissingDependencyError, match=r"'heavy'.*no_such_library.*pip install"):
-        plugins.load_runtime("heavy")
+        runtimes.load_runtime("heavy")
 
 
 def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
@@ -138,7 +140,7 @@ def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
         ("suffix", ["suffix"]),
         ("none", []),
     ):
-        loaded = plugins.load_drafters(chosen, replace(SETTING, drafts=[draft]))
+        loaded = factory.load_drafters(chosen, replace(SETTING, drafts=[draft]))
         assert [drafter.name for drafter in loaded] == expected
 
 

@@ -1,0 +1,88 @@
+"""How likely a drafter's guesses are to be right, by what it says of them and by what came of it.
+
+A drafter's confidence is learnt over its whole life. A text has its own ways: what was right nine
+times in ten may be wrong for a page. So guesses are counted once more, by drafter, depth and
+confidence, with a memory of a few dozen of them: the mean of a Beta distribution whose prior is the
+drafter's own word.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_spec.core.tree import TokenTree
+
+_CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # the least of each bucket but the first
+_DEPTHS = (1, 2, 4, 8)  # likewise
+_PRIOR_WEIGHT = 24.0  # guesses that the drafter's word counts for
+_MEMORY = 1 - 1 / 48  # weight of the guesses before, with every further one of its bucket
+
+_COLUMNS = len(_CONFIDENCES) + 1
+_NUM_BUCKETS = len(_DEPTHS) * _COLUMNS
+
+
+class Acceptance:
+    """P(a guess is right | its parent is), of one drafter's guesses."""
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * _NUM_BUCKETS
+        self._right = [0.0] * _NUM_BUCKETS
+        self._claimed = [0.0] * _NUM_BUCKETS  # sum of the confidences
+
+    def estimate(self, depth: int, confidence: float) -> float:
+        """depth: 1 for the first guess. Between 0 and 1, and 0 or 1 where the confidence is."""
+        bucket = _bucket(depth, confidence)
+        if not self._seen[bucket]:
+            return confidence
+        # Within a bucket the drafter's word still tells one guess from another.
+        surprise = self._right[bucket] - self._claimed[bucket]
+        moved = confidence + surprise / (_PRIOR_WEIGHT + self._seen[bucket])
+        return min(max(moved, 0.02 * confidence), 1 - 0.02 * (1 - confidence))
+
+    def observe(self, depth: int, confidence: float, right: bool) -> None:
+        bucket = _bucket(depth, confidence)
+        self._seen[bucket] = _MEMORY * self._seen[bucket] + 1
+        self._right[bucket] = _MEMORY * self._right[bucket] + right
+        self._claimed[bucket] = _MEMORY * self._claimed[bucket] + confidence
+
+    def counts(self) -> np.ndarray:
+        """[3, buckets] float64: guesses, those that were right, and the sum of their confidences,
+        each weighted by age."""
+        return np.array([self._seen, self._right, self._claimed])
+
+
+def reach_of(acceptance: Acceptance, tree: TokenTree) -> list[float]:
+    """Of each row: the chance that it and all rows above it are right."""
+    if tree.draft_probs:  # the verdict on a sampled row depends on its drafter's word alone
+        reach: list[float] = tree.reach.tolist()
+        return reach
+    chances, estimate = [1.0], acceptance.estimate
+    confidence: list[float] = tree.confidence.tolist()
+    if tree.is_chain:  # most rounds
+        chance = 1.0
+        for row in range(1, len(confidence)):
+            chance *= estimate(row, confidence[row])
+            chances.append(chance)
+        return chances
+    parents, depths = tree.parents.tolist(), tree.depths.tolist()
+    for row in range(1, len(confidence)):
+        chances.append(chances[parents[row]] * estimate(depths[row], confidence[row]))
+    return chances
+
+
+def learn(acceptance: Acceptance, tree: TokenTree, text: Sequence[int]) -> None:
+    """Counts the guesses that the text after the pending token decides."""
+    if tree.draft_probs:
+        return
+    confidence: list[float] = tree.confidence.tolist()
+    for row, right in tree.followed(text):
+        depth = row if tree.is_chain else int(tree.depths[row])
+        acceptance.observe(depth, confidence[row], right)
+
+
+def _bucket(depth: int, confidence: float) -> int:
+    row = bisect_right(_DEPTHS, depth) - 1
+    return row * _COLUMNS + bisect_right(_CONFIDENCES, confidence)

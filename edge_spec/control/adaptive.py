@@ -1,0 +1,234 @@
+"""The default policy: every round it asks and verifies what wins most, by what was measured.
+
+A round that commits n tokens in s seconds is worth n - rate * s, in tokens: rate is that of the
+last rounds, since time could have been spent on those. To choose what is worth most in each round
+maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fractional programming),
+where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
+every pass (RowCosts), tokens from what drafters say of their guesses, corrected by what came of
+them (Acceptance). Plain decoding is always among the choices; a drafter that loses against it rests
+(Account).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from edge_spec.control.acceptance import Acceptance, learn, reach_of
+from edge_spec.control.backoff import WITH_COSTLY, WITH_FREE, Account
+from edge_spec.control.baseline import Baseline
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, Plan, cut, limited
+from edge_spec.control.tree_shape import best_shape
+from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.protocol import Branching, Budget, Drafter
+
+_MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
+# A guess is the likeliest of several, so on average its chance is overestimated a little (the
+# winner's curse). What another value does: benchmarks/simulate.py.
+_CAUTION = 1.2
+_SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
+_DEEPEST = 8  # levels of it
+_OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
+
+_log = logging.getLogger(__name__)
+
+
+def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
+    return drafter.sibling_acceptance() if isinstance(drafter, Branching) else ()
+
+
+class MeasuredPolicy:
+    """Asks drafters in their order until one has guesses that are worth their rows, and goes on to
+    those whose rounds have been better than that.
+
+    costs: of the target's rows. guess_s: seconds a guess of drafters, where that is known. free:
+    drafters that have nothing to catch up with. The same rounds with the same times make the same
+    plans.
+    """
+
+    def __init__(
+        self,
+        costs: RowCosts,
+        guess_s: Mapping[str, float],
+        free: Collection[str] = (),
+        max_draft_tokens: int = DEFAULT_DRAFT_TOKENS,
+        branches: bool = True,
+        probes: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.costs = costs
+        self.max_draft_tokens = max_draft_tokens
+        self.branches = branches
+        self.probes = probes
+        self.acceptance: dict[str, Acceptance] = {}  # by drafter
+        self._clock = clock
+        self._guess_s = {**dict.fromkeys(free, 0.0), **guess_s}
+        self._free = free
+        self._accounts: dict[str, Account] = {}
+        self._baseline = Baseline()
+        self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, guesses
+        self._chosen: str | None = None
+        self._seconds = costs.at(1)
+        self._tokens = 1.0
+        self._best: tuple[int, ...] = ()
+        self._shape_age = 0
+        self._shape_room = (0, 0)  # rows and levels that it was made for
+        self._around_s = 0.0  # of a round, outside drafting and the pass
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+        self._asked.clear()
+        self._chosen = None
+        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
+        if not drafters:
+            return Plan(TokenTree.chain(pending), PlainReason.OFF)
+        if limits.num_draft_tokens <= 0:
+            return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
+        if self._baseline.is_due:
+            return Plan(TokenTree.chain(pending), PlainReason.BASELINE)
+        best, best_rate, reason = None, 0.0, PlainReason.NO_CANDIDATE
+        for drafter in drafters:
+            account = self._account(drafter)
+            if account.resting:
+                account.resting -= 1
+                reason = PlainReason.COOLDOWN
+                continue
+            if best is not None and not account.rate > best_rate:
+                continue
+            worth = self._worth(account.guess_s)
+            if worth >= 1:
+                _log.info("%s rests: a guess costs %.2f of a token's time", drafter.name, worth)
+                account.rest(self._plain_s)
+                reason = PlainReason.BELOW_BREAK_EVEN
+                continue
+            tree = self._ask(drafter, pending, limits, worth)
+            plan = self._plan(drafter, tree, limits)
+            if plan is not None and plan.tree.draft_probs:
+                # Samples are not dropped for what they are, so not held against another plan.
+                self._chosen = drafter.name
+                return plan
+            rate = self._rate(drafter, plan.tree) if plan is not None else 0.0
+            if rate > best_rate:
+                best, best_rate, self._chosen = plan, rate, drafter.name
+            if len(tree) > 1:
+                reason = PlainReason.BELOW_BREAK_EVEN
+        return best or Plan(TokenTree.chain(pending), reason)
+
+    def wants(self, drafter: Drafter) -> bool:
+        account = self._account(drafter)
+        return not account.resting and self._worth(account.guess_s) < 1
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._baseline.observe(round_stats, self.costs.at(1))
+        self.costs.observe(round_stats.num_rows, round_stats.forward_s)
+        # What drafters learn afterwards is left out: it costs the same in every round.
+        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
+        most_s = _OUTLIER * (self.costs.at(round_stats.num_rows) + self._around_s)
+        pass_s = min(round_stats.forward_s + around_s, most_s)
+        self._around_s += 0.05 * (min(around_s, most_s) - self._around_s)
+        asked_s = sum(seconds for seconds, _ in self._asked.values())
+        self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
+        self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
+        # A machine that slows down slows plain steps down as well, which shows later: no drafter is
+        # to answer for the time between, so its rows are charged as they cost on average now.
+        rows_s = self.costs.at(round_stats.num_rows) + self._around_s
+        for name, (draft_s, tree) in self._asked.items():
+            learn(self._acceptance_of(name), tree, round_stats.tokens)
+            account = self._accounts[name]
+            if self._chosen in (None, name):
+                account.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
+            else:  # it has cost its time, and another one has guessed
+                account.observe(self._plain_s + draft_s, 1, self._plain_s)
+            if account.resting:
+                _log.info("%s rests: its rounds were slower than plain steps", name)
+        self._asked.clear()  # the next round may be plain without asking this policy
+
+    @property
+    def _plain_s(self) -> float:
+        """Of a plain round."""
+        return self.costs.at(1) + self._around_s
+
+    @property
+    def _token_s(self) -> float:
+        """What a token takes at the better of the last rounds' rate and plain decoding's."""
+        return min(self._seconds / self._tokens, self._plain_s)
+
+    def _worth(self, guess_s: float) -> float:
+        """How likely a guess has to be: what it and its row cost, over the time of a token."""
+        return (self.costs.slope + guess_s) / self._token_s
+
+    def _plan(self, drafter: Drafter, tree: TokenTree, limits: Budget) -> Plan | None:
+        """As many of the likeliest rows as are worth most together; None where that is none."""
+        if len(tree) == 1:
+            return None
+        if tree.draft_probs or not (tree.is_chain or limits.branches):
+            # Whether a sampled row is kept must not depend on what comes behind it, which depends
+            # on its token: a bound that is the same for all rows is blind to that.
+            return cut(tree, limits, self._worth(0.0))
+        reach = reach_of(self._acceptance_of(drafter.name), tree)
+        if not tree.is_chain:
+            reach[1:] = sorted(reach[1:], reverse=True)
+        num_rows = self._best_rows(reach[: limits.num_rows])
+        if tree.is_chain and not tree.needed:  # most rounds
+            return Plan(tree.first_rows(num_rows), None) if num_rows > 1 else None
+        return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
+
+    def _rate(self, drafter: Drafter, tree: TokenTree) -> float:
+        """Tokens a second that a round with this tree is expected to commit."""
+        reach = reach_of(self._acceptance_of(drafter.name), tree)
+        seconds = self.costs.at(len(tree)) + self._around_s + self._asked[drafter.name][0]
+        return sum(reach) / seconds
+
+    def _best_rows(self, reach: Sequence[float]) -> int:
+        """Steps in t(k) are real: a fourth row may be cheaper than a third."""
+        best, most, tokens = 1, 0.0, -1.0
+        rate = _CAUTION / self._token_s
+        for row, more_s in enumerate(self.costs.further(len(reach))):
+            tokens += reach[row]
+            won = tokens - rate * more_s
+            if won > most:
+                best, most = row + 1, won
+        return best
+
+    def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
+        """For one guess where it is not known what that takes."""
+        account = self._account(drafter)
+        asked = Budget(
+            limits.num_draft_tokens if account.measured else 1,
+            limits.num_rows,
+            limits.branches,
+            limits.probes,
+            min_reach=worth,
+            shape=self._shape(drafter, limits) if account.measured else (),
+        )
+        start = self._clock()
+        tree = drafter.propose(pending, asked)
+        taken_s = account.drafted(len(tree) - 1, self._clock() - start)
+        self._asked[drafter.name] = taken_s, tree
+        return tree
+
+    def _account(self, drafter: Drafter) -> Account:
+        if drafter.name not in self._accounts:
+            patience = WITH_FREE if drafter.name in self._free else WITH_COSTLY
+            self._accounts[drafter.name] = Account(self._guess_s.get(drafter.name), patience)
+        return self._accounts[drafter.name]
+
+    def _acceptance_of(self, name: str) -> Acceptance:
+        return self.acceptance.setdefault(name, Acceptance())
+
+    def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
+        """Of a tree that samples are to fill; a new one now and then, as acceptance is learnt."""
+        acceptance = () if not limits.branches else sibling_acceptance(drafter)
+        if not acceptance:
+            return ()
+        room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))
+        old = self._shape_age >= _SHAPE_ROUNDS and room == self._shape_room
+        if old or room > self._shape_room:  # not at a text's end, where little fits
+            pass_s = self._guess_s.get(drafter.name, self._account(drafter).guess_s)
+            self._best = best_shape(acceptance, self.costs, pass_s, *room)
+            self._shape_age, self._shape_room = 0, room
+        self._shape_age += 1
+        fits = len(self._best) <= limits.num_rows
+        return self._best if fits and len(self._best) > 1 else ()

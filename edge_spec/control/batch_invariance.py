@@ -1,0 +1,194 @@
+"""How a runtime's numbers depend on how many rows are scored together; measured, not assumed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_spec.core.model import Model
+from edge_spec.core.tree import TokenTree
+
+MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
+EXACT_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those that exact mode may use, if they are invariant
+_PROMPT_TOKENS = 16
+_TOP_TOKENS = 32
+_BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """`tie_margin`: the largest change of a margin between likely tokens that was seen when a row
+    was scored in a pass of another width. `invariant_widths`: ascending widths; at each of them the
+    rows of a chain, wherever they stand in it, were bit-identical to plain steps padded to the
+    first of them. Only 1 where no width above it has such rows.
+    `branch_margin`: the same change for rows of a branch, and for a row after a branch was
+    committed; `branch_invariant`: whether they were bit-identical to those of a chain."""
+
+    tie_margin: float
+    invariant_widths: tuple[int, ...]
+    branch_margin: float = 0.0
+    branch_invariant: bool = True
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What scoring the same tokens at several widths gave, behind one prompt."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]  # that were scored
+    margin: float  # by which a likely token's distance to the likeliest changed at most
+    digests: Mapping[int, Sequence[bytes]]  # of each token's logits, by width
+
+
+def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
+    """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
+    nothing of its own.
+
+    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 80 for EXACT_WIDTHS, and eight
+    passes of up to _BRANCH_ROWS rows; where plain steps differ from wider passes, as long again for
+    padded ones. Twice that and three prefills where the runtime takes other kernels for longer
+    texts.
+    """
+    widths = measured_widths(model, widths)
+    longest = model.config.context_length - widths[-1]
+    prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
+    scores = []
+    branch_margins, branch_invariant = [0.0], model.capabilities.trees
+    for prompt_tokens in sorted(prompts - {0}):
+        scores.append(_score_widths(model, prompt_tokens, widths))
+        room = model.config.context_length - prompt_tokens
+        if room < _BRANCH_ROUNDS * _BRANCH_ROWS or model.capabilities.max_rows < _BRANCH_ROWS:
+            branch_invariant = False  # not known
+        elif model.capabilities.trees:
+            margin, identical = _measure_branch(model, prompt_tokens)
+            branch_margins.append(margin)
+            branch_invariant &= identical
+    margin = max((each.margin for each in scores), default=0.0)
+    invariant = _invariant(model, scores, widths)
+    return Numerics(margin, invariant, max(branch_margins), branch_invariant)
+
+
+def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
+    """Those that fit the model; a tiny context leaves room for less."""
+    limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
+    return [width for width in widths if width <= limit]
+
+
+def _score_widths(model: Model, prompt_tokens: int, widths: Sequence[int]) -> _Scores:
+    num_rows = widths[-1]
+    drawn = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
+    prompt, tokens = drawn[:prompt_tokens].tolist(), drawn[prompt_tokens:].tolist()
+    session = model.open_session()
+    try:
+        session.prefill(prompt)
+        widest = session.forward(TokenTree.chain(tokens[0], tokens[1:])).logits.copy()
+        margin, digests = 0.0, {num_rows: _digests(widest)}
+        for width in widths[:-1]:
+            session.rollback(prompt_tokens)
+            found: list[bytes] = []
+            for start in range(0, num_rows - width + 1, width):
+                part = tokens[start : start + width]
+                logits = session.forward(TokenTree.chain(part[0], part[1:])).logits
+                margin = max(margin, _margin_change(logits, widest[start : start + width]))
+                found += _digests(logits)
+                session.commit(range(width))
+            digests[width] = found
+    finally:
+        session.close()
+    return _Scores(prompt, tokens, margin, digests)
+
+
+def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
+    """The most widths that agree with each other and with padded plain steps, the narrowest of as
+    many."""
+    groups: list[list[int]] = []
+    for width in widths:
+        for group in groups:
+            if all(_agree(each.digests[group[0]], each.digests[width]) for each in scores):
+                group.append(width)
+                break
+        else:
+            groups.append([width])
+    for group in sorted(groups, key=lambda group: (-len(group), group[0])):
+        if group[0] == 1 and len(group) > 1:
+            return tuple(group)
+        # Plain steps of this mode score every token in row 0, with meaningless rows behind it: in
+        # the passes above it had its neighbours around it.
+        if group[0] > 1 and all(_agrees_padded(model, each, group) for each in scores):
+            return tuple(group)
+    return (1,)
+
+
+def _agrees_padded(model: Model, scores: _Scores, group: Sequence[int]) -> bool:
+    padded = _padded_steps(model, scores, group[0])
+    return all(_agree(padded, scores.digests[width]) for width in group)
+
+
+def _padded_steps(model: Model, scores: _Scores, width: int) -> list[bytes]:
+    """Digests of the tokens that the context has room for."""
+    session = model.open_session()
+    found = []
+    try:
+        session.prefill(scores.prompt)
+        for token in scores.tokens:
+            if session.length + width > model.config.context_length:
+                break
+            found += _digests(session.forward(TokenTree.chain(token).padded(width)).logits[:1])
+            session.commit([0])
+    finally:
+        session.close()
+    return found
+
+
+def _digests(logits: np.ndarray) -> list[bytes]:
+    return [hashlib.sha256(row.tobytes()).digest() for row in logits]
+
+
+def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
+    """As far as both go."""
+    return all(one == other for one, other in zip(first, second, strict=False))
+
+
+def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
+    """The largest change of a margin between branches and the same tokens as chains, and whether
+    they were bit-identical; as they are scored and after they were committed.
+
+    Several rounds: a cache may place tokens in the holes that rejected rows leave, and order
+    matters from then on.
+    """
+    path = [0, *range(4, _BRANCH_ROWS)]  # behind three rows of a chain
+    tokens = np.random.default_rng(1).integers(
+        0, model.config.vocab_size, prompt_tokens + _BRANCH_ROUNDS * _BRANCH_ROWS
+    )
+    prompt, rounds = tokens[:prompt_tokens], tokens[prompt_tokens:].reshape(-1, _BRANCH_ROWS)
+    parents = np.array([-1, 0, 1, 2, 0, *path[1:-1]], np.int32)
+    session = model.open_session()
+    try:
+        scores = []
+        for branching in (True, False):
+            session.rollback(0)
+            session.prefill(prompt.tolist())
+            rows = []
+            for guesses in rounds.astype(np.int32):
+                chain = TokenTree.chain(int(guesses[0]), guesses[path[1:]].tolist())
+                tree = TokenTree(guesses, parents, np.ones(_BRANCH_ROWS, np.float32))
+                kept = path if branching else list(range(len(path)))
+                rows.append(session.forward(tree if branching else chain).logits[kept].copy())
+                session.commit(kept)
+            scores.append(np.concatenate(rows))
+    finally:
+        session.close()
+    branched, chained = scores
+    return _margin_change(branched, chained), bool(np.array_equal(branched, chained))
+
+
+def _margin_change(logits: np.ndarray, expected: np.ndarray) -> float:
+    """The largest change, over rows, of a likely token's distance to the most likely one."""
+    count = min(_TOP_TOKENS, expected.shape[1])
+    top = np.argpartition(expected, -count, axis=1)[:, -count:]
+    change = np.take_along_axis(logits - expected, top, axis=1)
+    best = np.take_along_axis(logits - expected, expected.argmax(axis=1)[:, None], axis=1)
+    return float(np.abs(change - best).max())

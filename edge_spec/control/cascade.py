@@ -1,0 +1,103 @@
+"""Levels of drafters: what guesses for a draft as the draft guesses for the target."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.policy import Policy
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.model import Forward, Model
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.protocol import Budget, ChoosingAlike, Preparing, Tentative
+from edge_spec.drafters.state import restore_into, snapshot_of
+
+
+def level_of(model: Model, costs: RowCosts, drafters: Sequence[Tentative]) -> PolicyLevel:
+    """What guesses for a draft whose rows cost `costs`."""
+    policy = MeasuredPolicy(costs, {}, branches=False, probes=False)
+    return PolicyLevel(drafters, policy, model.capabilities.max_rows)
+
+
+class PolicyLevel:
+    """Asks what a policy chooses among drafters, by the costs of the draft that they guess for: a
+    level that does not win anything there is left out by the same rule as for a target.
+
+    max_rows: of one pass of the draft.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Tentative],
+        policy: Policy,
+        max_rows: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafters = drafters
+        self._policy = policy
+        self._max_rows = max_rows
+        self._clock = clock
+        self._started = self._proposed = clock()
+
+    def choose_like(self, sampler: Sampler) -> None:
+        for drafter in self._drafters:
+            if isinstance(drafter, ChoosingAlike):
+                drafter.choose_like(sampler)
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            if isinstance(drafter, Preparing) and self._policy.wants(drafter):
+                drafter.prepare(prompt)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.begin(prompt)
+
+    def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
+        self._started = self._clock()
+        budget = Budget(num_draft_tokens, self._max_rows, branches=False, probes=False)
+        tree = self._policy.choose(self._drafters, last, budget).tree
+        self._proposed = self._clock()
+        return tree
+
+    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
+        now = self._clock()
+        accepted = tuple(range(1, len(written)))
+        verdict = Verdict(tuple(written), accepted, len(written) == len(tree))
+        self._policy.observe(
+            RoundStats(
+                num_rows=len(tree),
+                num_draft_tokens=len(tree) - 1,
+                num_accepted=len(accepted),
+                num_tokens=len(written),
+                plain_reason=None,
+                near_ties=0,
+                draft_s=self._proposed - self._started,
+                forward_s=now - self._proposed,
+                total_s=now - self._started,
+            )
+        )
+        self.assume(tree, Forward(logits), verdict)
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        for drafter in self._drafters:
+            drafter.assume(tree, out, verdict)
+
+    def retract(self, keep: int) -> None:
+        for drafter in self._drafters:
+            drafter.retract(keep)
+
+    def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        for drafter in self._drafters:
+            drafter.observe(tree, out, verdict)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return snapshot_of(self._drafters)
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        restore_into(self._drafters, state)

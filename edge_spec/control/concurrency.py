@@ -1,0 +1,65 @@
+"""Several conversations on one target: the more of them decode at once, the less each guesses.
+
+Rows that are spare in a pass of one conversation are not spare when others need the same machine:
+speculation wins less as a batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving
+Large Language Models Using Goodput). Row costs that are corrected by every round show that by
+themselves; an upper bound on the rows of all holds before anything was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Lock
+
+from edge_spec.control.policy import Plan, Policy
+from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.drafters.protocol import Budget, Drafter
+
+
+class Load:
+    """How many generations are decoding on one target now. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self._lock = Lock()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within the block there is one more."""
+        with self._lock:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
+
+
+class SharedPolicy:
+    """Another policy's plans within this conversation's part of `num_rows` rows, equal for all that
+    are active, one row at least: that is plain decoding."""
+
+    def __init__(self, policy: Policy, load: Load, num_rows: int) -> None:
+        self._policy = policy
+        self._load = load
+        self._num_rows = num_rows
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+        rows = max(1, self._num_rows // max(1, self._load.active))
+        own = replace(
+            budget,
+            num_rows=min(budget.num_rows, rows),
+            num_draft_tokens=min(budget.num_draft_tokens, rows - 1),
+        )
+        plan = self._policy.choose(drafters, pending, own)
+        if plan.plain_reason is PlainReason.BUDGET and budget.num_draft_tokens > 0:
+            return plan._replace(plain_reason=PlainReason.SHARED)
+        return plan
+
+    def wants(self, drafter: Drafter) -> bool:
+        return self._policy.wants(drafter)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._policy.observe(round_stats)

@@ -1,0 +1,274 @@
+"""What a runtime offers: a `Runtime` opens a `Model`, a `Model` opens `Session`s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import ContextFullError, UsageError
+
+# numpy's names of the types that an array of a session's or a drafter's state may have.
+StateType = Literal["<f2", "<f4", "<f8", "<i4", "<i8", "|u1"]
+STATE_TYPES: tuple[str, ...] = get_args(StateType)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a model's sessions can do; checked when an engine is built, never mid-generation."""
+
+    max_rows: int  # rows that one forward accepts
+    trees: bool  # whether rows may branch
+    rollback: bool  # whether the KV cache can be rewound to any length
+    hidden_states: bool  # whether Forward.hidden is filled
+    settled_tokens: int = 0  # of context, from which on no other kernels are chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """Scores of one pass over a tree. The arrays are valid until the session's next pass or its
+    close: they may be the library's own memory."""
+
+    logits: np.ndarray  # [rows, vocab] float32
+    hidden: np.ndarray | None = None  # [rows, hidden_size] float32, after the final norm
+
+
+class Session(Protocol):
+    """One KV cache."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Commits `tokens` without returning scores. Raises ContextFullError."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        """Scores every row given the committed tokens and the row's ancestors.
+
+        Commits nothing. Raises ContextFullError where the rows do not fit.
+        """
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keeps these rows of the last forward, a path from row 0, and drops the others."""
+
+    def rollback(self, length: int) -> None:
+        """Forgets all tokens from position `length` on."""
+
+    def close(self) -> None:
+        """Frees the cache; the session is of no use afterwards."""
+
+
+class SkippingSession(Session, Protocol):
+    """Another session's model without some of its sublayers."""
+
+    skipped: frozenset[int]  # 2 * layer: its attention; 2 * layer + 1: its MLP; may be set anew
+
+    def influence(self, tokens: Sequence[int]) -> np.ndarray:
+        """[2 * layers] float: how far each sublayer turns the residual stream, 1 - cosine
+        similarity of its input and output, mean over `tokens` behind the committed ones (block
+        influence: Men et al. 2024, ShortGPT). Commits nothing."""
+
+
+@runtime_checkable
+class SelfDrafting(Protocol):
+    """A session whose model can also be run in part, on the same KV cache.
+
+    What a part commits stands behind what this session has committed, and is overwritten when this
+    session goes on; whatever this session commits, the part has committed too.
+    """
+
+    def open_exit(self, num_layers: int) -> Session:
+        """The first `num_layers` layers, then the final norm and the head.
+
+        Raises UsageError where the model was exported without such an exit.
+        """
+
+    def open_skipping(self, skipped: frozenset[int]) -> SkippingSession:
+        """The model without the sublayers `skipped`. Raises UsageError as `open_exit` does."""
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A session whose cache can be taken out, and put into another session of the same model that
+    was opened in the same way: a snapshot of a conversation keeps it."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of what the committed tokens have written, of
+        STATE_TYPES; empty where it cannot tell. Between rounds: it drops
+        rows that are not committed."""
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Takes the place of all committed tokens. What is scored next is what the session that the
+        state was taken of would score. Raises ValueError for what is no state of `length` tokens,
+        and changes nothing then."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A session whose passes can be ended from another thread, as far as its library can."""
+
+    def interrupt(self) -> None:
+        """The pass that runs, and each after it, raises SessionError. Any thread may call."""
+
+
+def require_room(length: int, rows: int, context_length: int) -> None:
+    """What every session checks before it scores. Raises ContextFullError."""
+    if length + rows > context_length:
+        raise ContextFullError(
+            f"{length + rows} tokens do not fit the context of {context_length}",
+            remedy="Shorten the prompt.",
+        )
+
+
+def require_rollback(current: int, length: int) -> None:
+    """What every session checks before it forgets. Raises ValueError."""
+    if not 0 <= length <= current:
+        raise ValueError(f"cannot roll back from {current} to {length} tokens")
+
+
+def require_state(
+    state: Mapping[str, np.ndarray],
+    expected: Mapping[str, tuple[Sequence[int], DTypeLike]],
+    length: int,
+    context_length: int,
+) -> None:
+    """What a session checks before it is restored. expected: shape and type of each array. Raises
+    ValueError."""
+    if not 0 <= length <= context_length:
+        raise ValueError(f"{length} tokens for a context of {context_length}")
+    if state.keys() != expected.keys():
+        raise ValueError(f"a state of {sorted(state)} instead of {sorted(expected)}")
+    for name, (shape, kind) in expected.items():
+        array = state[name]
+        if array.shape != tuple(shape) or array.dtype != kind:
+            raise ValueError(
+                f"{name} is {array.dtype} of shape {array.shape}, expected {np.dtype(kind)} of "
+                f"{tuple(shape)}"
+            )
+
+
+class Model(Protocol):
+    """Loaded weights. Sessions of one model share them."""
+
+    config: ModelConfig
+    capabilities: Capabilities
+
+    def open_session(self) -> Session: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How to load a model. None leaves the choice to the runtime."""
+
+    threads: int | None = None
+    providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"
+    context_length: int | None = None  # tokens; None: what the model was trained for
+    gpu_layers: int | None = None  # how many layers leave the CPU
+    kv_type: str | None = None  # of the cache's keys and values, such as "f16"
+    mmap: bool | None = None  # whether weights stay in their file, shared with other processes
+    flash_attention: bool | None = None
+    takes_turns: bool = False  # with other models: threads that wait for work would slow these down
+    # host:port of each, whose devices are added
+    rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
+
+    def require_only(self, runtime: str, *known: str) -> None:
+        """Raises UsageError if an option is set that the runtime does not know."""
+        for option in fields(self):
+            if (
+                option.name not in (*known, "takes_turns")
+                and getattr(self, option.name) != option.default
+            ):
+                name = option.metadata.get("option", option.name.replace("_", "-"))
+                raise UsageError(
+                    f"{runtime} has no option {name}",
+                    remedy="Leave it out, or choose another --runtime.",
+                )
+
+
+class Tensors(Protocol):
+    """Named weights in Hugging Face's names and layout, read as they are asked for."""
+
+    config: ModelConfig
+
+    def names(self) -> Iterator[str]: ...
+
+    def float32(self, name: str) -> np.ndarray: ...
+
+
+class Published(Protocol):
+    """What a published model says of itself, known before its weights are read."""
+
+    path: Path
+    config: ModelConfig
+    chat_template: str | None
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    adds_bos: bool  # whether every prompt begins with it
+
+    @property
+    def weight_types(self) -> frozenset[str]:
+        """How the file stores weights, in ggml's names, such as "Q4_0"."""
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer in the format of the `tokenizers` library."""
+
+
+class Checkpoint(Published, Tensors, Protocol):
+    """A model as its authors published it, opened but not yet converted."""
+
+
+class Runtime(Protocol):
+    """The entry point `edge_spec.runtimes`: one library that can run models.
+
+    `reads` names what `open` takes: "checkpoint" (a `Checkpoint`), "gguf" (a `Published` whose
+    path is a GGUF file), or another exporter's format (a `Bundle` that holds it).
+    """
+
+    name: str
+    reads: str
+
+    def open(self, source: Any, options: RuntimeOptions) -> Model: ...
+
+
+class TextPieces(Protocol):
+    """Turns tokens into text as they come."""
+
+    def push(self, token: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextCodec(Protocol):
+    """Text to tokens and back: `Tokenizer`, or what a runtime brings for its own files."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def stream(self) -> TextPieces: ...
+
+    def token_text(self, token: int) -> str: ...
+
+    def vocabulary(self) -> dict[str, int]: ...
+
+
+@runtime_checkable
+class TokenizingRuntime(Runtime, Protocol):
+    """A runtime with a tokenizer of its own, for files that `tokenizers` cannot do justice to."""
+
+    def open_tokenizer(self, source: Published) -> TextCodec: ...
+
+
+class Progress(Protocol):
+    """Told about long work: `fraction` runs from 0 to 1."""
+
+    def __call__(self, what: str, fraction: float) -> None: ...

@@ -1,0 +1,275 @@
+"""From logits to tokens: processing, probabilities and seeded draws."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_spec.core.constraint import Constraint
+from edge_spec.core.logprobs import Score, score_of
+from edge_spec.core.rng import Draws, Purpose, exponential, generator, pick
+from edge_spec.errors import SessionError, UsageError
+
+_NO_BIAS: Mapping[int, float] = {}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen. Raises UsageError for a value out of its range.
+
+    Temperature 0 takes the most probable token. Otherwise logits are processed in this order:
+    bias, penalties, temperature, top-k, top-p, min-p.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # > 1 makes every token of prompt and output less likely
+    presence_penalty: float = 0.0  # subtracted from the logit of every token of the output
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    seed: int | None = None  # None: a fresh one each time
+
+    def __post_init__(self) -> None:
+        for name, valid, expected in (
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "from 0 up to 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("presence_penalty", isfinite(self.presence_penalty), "a finite number"),
+            ("logit_bias", all(bias < inf for bias in self.logit_bias.values()), "below infinity"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 or more and below 2**64"),
+        ):
+            if not valid:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)}", remedy=f"It has to be {expected}."
+                )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalized(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0
+
+    @property
+    def raw(self) -> bool:
+        """Whether logits can be used as the model gave them."""
+        return not (self.penalized or self.logit_bias)
+
+
+class Choice(NamedTuple):
+    token: int
+    near_tie: bool  # greedy: another token was within the model's numeric noise
+
+
+class Sampler:
+    """Chooses the tokens of one generation; owns its penalties' history and its random draws.
+
+    Each position has a race of its own, in which the token with the smallest of E / probability
+    wins, E being an exponential number for this token at this position. That draws from the
+    probabilities, and two models that have much the same ones mostly choose the same token, so a
+    draft that takes part in the same race guesses well without touching what the target writes
+    (Daliri et al. 2024, Coupling without Communication and Drafter-Invariant Speculative Decoding).
+
+    `tie_margin` is the logit margin below which a choice may depend on how many rows were scored
+    together (Numerics.tie_margin), 0 where no choice can.
+
+    `sampled_drafts` is whether drafts may be sampled on their own, which more of them survive, but
+    the text is then another one than plain decoding writes with the same numbers, if of the same
+    distribution. By default they may, unless a seed asks for a text that can be had again.
+
+    `constraint` leaves only the tokens that it allows. `num_alternatives` is how many `score`
+    lists, None where tokens are not scored.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        tie_margin: float = 0.0,
+        sampled_drafts: bool | None = None,
+        constraint: Constraint | None = None,
+        num_alternatives: int | None = None,
+    ) -> None:
+        self.params = params
+        self.constraint = constraint
+        self.num_alternatives = num_alternatives
+        self.tie_margin = tie_margin
+        self._raw = params.raw and constraint is None
+        allowed = params.seed is None if sampled_drafts is None else sampled_drafts
+        self.sampled_drafts = allowed and not params.greedy
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.num_chosen = 0
+        self._draws = Draws(self.seed, Purpose.POSITION)
+        self._streams: dict[Purpose, np.random.Generator] = {}
+        self._prompt = frozenset(prompt) if params.penalized else frozenset()
+        self._output: set[int] = set()
+
+    def observe(self, tokens: Iterable[int]) -> None:
+        """Adds tokens that are now part of the output."""
+        if self.constraint is not None:
+            tokens = list(tokens)
+            self.constraint.observe(tokens)
+        for token in tokens:
+            self.num_chosen += 1
+            if self.params.penalized:
+                self._output.add(token)
+
+    def choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
+        """The token after the output and `path`, the row's own guessed tokens.
+
+        logits: [vocab] float32, not modified. Raises SessionError where they are no numbers, or
+        none of them allows a token; so do `probs` and `preference`.
+        """
+        if not self._raw:
+            logits = self._processed(logits, path)
+        if self.params.greedy:
+            token = int(logits.argmax())  # of a NaN, where there is one
+            _require_number(logits[token])
+            if not self.tie_margin:
+                return Choice(token, near_tie=False)
+            close = np.count_nonzero(logits >= logits[token] - self.tie_margin)
+            return Choice(token, bool(close > 1))
+        tokens, probabilities = _kept(logits, self.params)
+        first = self._race(tokens, probabilities, len(path)).argmin()
+        return Choice(int(tokens[first]), near_tie=False)
+
+    def probs(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        """[vocab] float64: what `choose` draws from; 1 for one token where it is greedy."""
+        if not self._raw:
+            logits = self._processed(logits, path)
+        if self.params.greedy:
+            probabilities = np.zeros(len(logits))
+            token = int(logits.argmax())
+            _require_number(logits[token])
+            probabilities[token] = 1
+            return probabilities
+        return target_probs(logits, self.params)
+
+    def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        """[vocab] weights whose largest is at the token that `choose` takes, and whose
+        others tell how close it was: e to the logits where it is greedy, else the inverse of the
+        finish times of the race."""
+        if not self._raw:
+            logits = self._processed(logits, path)
+        if self.params.greedy:
+            peak = logits.max()
+            _require_number(peak)
+            preference: np.ndarray = np.exp(logits - peak)
+            return preference
+        tokens, probabilities = _kept(logits, self.params)
+        preference = np.zeros(len(logits))
+        preference[tokens] = 1 / self._race(tokens, probabilities, len(path))
+        return preference
+
+    def score(self, logits: np.ndarray, token: int) -> Score | None:
+        """Of the token that was written where the model gave these logits, [vocab] float32."""
+        count = self.num_alternatives
+        return None if count is None else score_of(logits, token, count)
+
+    def uniform(self, purpose: Purpose) -> float:
+        """The next number of a stream in [0, 1)."""
+        if purpose not in self._streams:
+            self._streams[purpose] = generator(self.seed, purpose)
+        return self._streams[purpose].random()
+
+    def draw(self, probabilities: np.ndarray, purpose: Purpose) -> int:
+        """A token drawn from [vocab] weights, which need not sum to 1."""
+        return pick(probabilities, self.uniform(purpose))
+
+    def _race(self, tokens: np.ndarray, probabilities: np.ndarray, depth: int) -> np.ndarray:
+        """[tokens] float64: when each of these tokens finishes; never, where it has no
+        probability."""
+        finish = exponential(self._draws.at(self.num_chosen + depth), tokens)
+        with np.errstate(divide="ignore", over="ignore"):  # by hardly any or no probability
+            finish /= probabilities
+        return finish
+
+    def _processed(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        params = self.params
+        logits = logits.copy()
+        for token, bias in params.logit_bias.items():
+            logits[token] += bias
+        if params.penalized:
+            output = self._output.union(path)
+            seen = np.fromiter(output | self._prompt, np.int64)
+            # Keskar et al. 2019 (CTRL), section 4.1: divide where positive, multiply elsewhere.
+            logits[seen] = np.where(
+                logits[seen] > 0,
+                logits[seen] / params.repetition_penalty,
+                logits[seen] * params.repetition_penalty,
+            )
+            logits[np.fromiter(output, np.int64)] -= params.presence_penalty
+        if self.constraint is not None:
+            logits[~self.constraint.allowed(path)] = -np.inf
+        return logits
+
+
+def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """[vocab] float64 probabilities after temperature, top-k, top-p and min-p.
+
+    top-k and top-p keep every token that ties with the last one kept, so that the result does
+    not depend on the order of equal logits.
+    """
+    tokens, kept = _kept(logits, params)
+    if len(kept) == len(logits):
+        return kept
+    probabilities = np.zeros(len(logits))
+    probabilities[tokens] = kept
+    return probabilities
+
+
+def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that top-k, top-p and min-p keep, in ascending order, and their float64
+    probabilities."""
+    tokens = np.arange(len(logits))
+    peak = logits.max()
+    _require_number(peak)
+    if 0 < params.top_k < len(logits):
+        tokens = np.flatnonzero(logits >= np.partition(logits, -params.top_k)[-params.top_k])
+        logits = logits[tokens]
+    probabilities = logits.astype(np.float64)
+    probabilities -= peak
+    with np.errstate(over="ignore"):  # a temperature next to 0
+        probabilities /= params.temperature
+    np.exp(probabilities, out=probabilities)
+    probabilities /= probabilities.sum()
+    least = params.min_p * float(probabilities.max()) if params.min_p > 0 else 0.0
+    if params.top_p < 1:
+        least = max(least, _least_of_nucleus(probabilities, params.top_p))
+    if least > 0:
+        above = np.flatnonzero(probabilities >= least)
+        tokens, probabilities = tokens[above], probabilities[above]
+        probabilities /= probabilities.sum()
+    return tokens, probabilities
+
+
+def _require_number(peak: float) -> None:
+    """peak: the largest of some scores, which is NaN where any of them is."""
+    if not isfinite(peak):
+        raise SessionError(
+            f"the model's scores are no numbers (the largest is {peak})",
+            remedy="Export the model again, or choose another --device or --runtime.",
+        )
+
+
+def _least_of_nucleus(probabilities: np.ndarray, top_p: float) -> float:
+    """The smallest of the largest probabilities that together make `top_p`."""
+    # All that are smaller than this make less than half of 1 - top_p.
+    negligible = (1 - top_p) / (2 * len(probabilities))
+    smallest, mass = float(probabilities.max()), 0.0
+    while mass <= top_p and smallest > negligible:  # few need sorting
+        smallest = max(smallest / 256, negligible)
+        large = probabilities[probabilities >= smallest]
+        mass = float(large.sum())
+    descending = np.sort(large)[::-1]
+    last = int(descending.cumsum().searchsorted(top_p * (1 - 1e-12)))
+    return float(descending[min(last, len(descending) - 1)])

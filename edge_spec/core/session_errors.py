@@ -1,0 +1,65 @@
+"""What a target that fails becomes: an error that says so."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from edge_spec.core.model import Forward, Session
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
+
+_REMEDY = (
+    "Ask again: the text is then read anew. If it stays, choose another --runtime or --device."
+)
+
+_log = logging.getLogger(__name__)
+
+
+class TargetCalls:
+    """Within the block, what the target's runtime raises becomes a SessionError, or a
+    DeviceMemoryError where memory ran out; an EdgeSpecError, and what is `told`, pass as they are.
+    """
+
+    def __init__(self, *told: type[Exception]) -> None:
+        self._told: tuple[type[Exception], ...] = (EdgeSpecError, *told)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, self._told):
+            return
+        if isinstance(error, MemoryError):
+            raise DeviceMemoryError(
+                "there is too little memory to score this text",
+                remedy="Give a shorter --context, or close other programs.",
+            ) from error
+        raise SessionError(
+            f"the model failed while scoring ({type(error).__name__}: {error})", remedy=_REMEDY
+        ) from error
+
+
+target_calls = TargetCalls()
+
+
+def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
+    """Raises SessionError for scores that are not [num_rows, vocab_size]; None: any number."""
+    shape = out.logits.shape
+    if shape != (num_rows, vocab_size or shape[-1]):
+        raise SessionError(
+            f"the model gave scores of shape {list(shape)} for {num_rows} rows",
+            remedy="Export the model again, or choose another --runtime.",
+        )
+
+
+def put_away(session: Session) -> None:
+    """Closes a session that may have failed, and then may fail here, too."""
+    try:
+        session.close()
+    except Exception as error:
+        _log.info("a session could not be closed: %s", error)

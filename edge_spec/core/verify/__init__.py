@@ -1,0 +1,5 @@
+"""Which guesses become text. Public: `verify`."""
+
+from edge_spec.core.verify.walk import verify
+
+__all__ = ["verify"]

@@ -1,0 +1,251 @@
+"""Passes in a thread of their own, so that one that never ends does not hold up the text: a draft's
+always, the target's where a time-out was asked for.
+
+A pass that hangs in a library cannot be interrupted from outside. It is left alone: whoever waits
+for it is told after a limit, and its session is not used again. Its memory stays taken until the
+pass ends, if it ever does: a session that was closed meanwhile is put away then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from edge_spec.core.model import Forward, Interruptible, Model, Restorable, Session
+from edge_spec.core.session_errors import put_away
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import HungError
+
+_Result = TypeVar("_Result")
+
+LEAST_S = 2.0  # that a pass may take, however fast it usually is
+FIRST_S = 60.0  # that the first of its width may take: libraries prepare themselves then
+TIMES = 50  # what a pass of its width usually takes
+_SLICES = 10  # that a limit is waited for in
+_CHUNK = 256  # tokens of a prompt in one call, so that the limit need not cover a long one
+
+_log = logging.getLogger(__name__)
+
+
+class WatchedModel:
+    """Another model, whose sessions give up passes that do not end. Closing it closes the other,
+    unless one of these still runs.
+
+    A pass may take `times` what one of its width usually does, and `least_s` anyhow; the first of
+    its width `first_s`. remedy: of the HungError.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        least_s: float = LEAST_S,
+        first_s: float = FIRST_S,
+        times: float = TIMES,
+        remedy: str = "Load the model again, with another draft.",
+    ) -> None:
+        self.capabilities = model.capabilities
+        self.config = model.config
+        self.watched = model
+        self._limits = (least_s, first_s, times)
+        self._remedy = remedy
+        self._sessions: list[WatchedSession] = []
+        self._lock = Lock()
+
+    def open_session(self) -> Session:
+        session = self.watched.open_session()
+        kind = _Restorable if isinstance(session, Restorable) else WatchedSession
+        watched = kind(session, *self._limits, self._remedy)
+        with self._lock:
+            self._sessions = [each for each in self._sessions if each.is_in_use]
+            self._sessions.append(watched)
+        return watched
+
+    def close(self) -> None:
+        if any(session.hangs for session in self._sessions):
+            _log.warning("a model that hangs is not closed: its memory stays taken")
+            return
+        self.watched.close()
+
+
+class WatchedSession:
+    """Another session. A pass that does not end raises HungError, as does every call after it.
+
+    Only passes are watched: what the others do is not worth the way to another thread.
+    """
+
+    def __init__(
+        self, session: Session, least_s: float, first_s: float, times: float, remedy: str
+    ) -> None:
+        self._session = session
+        self._least_s = least_s
+        self._first_s = first_s
+        self._times = times
+        self._worker = _Worker(remedy)
+        self._usual: dict[tuple[str, int], _Mean] = {}  # seconds, by call and number of rows
+        self.is_in_use = True
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a pass was given up and has not ended since, or its session is being closed."""
+        return self._worker.given_up is not None and self._worker.is_busy
+
+    @property
+    def length(self) -> int:
+        return self._session.length
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        for start in range(0, len(tokens), _CHUNK):
+            read = partial(self._session.prefill, tokens[start : start + _CHUNK])
+            self._watched(("prefill", _CHUNK), read)  # fewer tokens may take what a chunk does
+
+    def forward(self, tree: TokenTree) -> Forward:
+        return self._watched(("forward", len(tree)), lambda: self._session.forward(tree))
+
+    def commit(self, rows: Sequence[int]) -> None:
+        self._worker.require_idle()
+        self._session.commit(rows)
+
+    def rollback(self, length: int) -> None:
+        self._worker.require_idle()
+        self._session.rollback(length)
+
+    def close(self) -> None:
+        """Waits for a pass that an interrupt left behind, not for one that was given up: when that
+        ends, its thread closes the session."""
+        try:
+            self._worker.require_idle()
+        except HungError:
+            if self.hangs:
+                self._worker.end(self._put_away)
+                return
+        self._worker.end()
+        self._session.close()
+        self.is_in_use = False
+
+    def _put_away(self) -> None:
+        put_away(self._session)
+        self.is_in_use = False
+
+    def _watched(self, kind: tuple[str, int], work: Callable[[], _Result]) -> _Result:
+        usual = self._usual.setdefault(kind, _Mean())
+        limit_s = max(self._least_s, self._times * usual.value) if usual.count else self._first_s
+        started = time.perf_counter()
+        try:
+            result = self._worker.call(work, limit_s)
+        except HungError:
+            if isinstance(self._session, Interruptible):
+                self._session.interrupt()  # it may end yet, and leave the device to others
+            raise
+        usual.add(time.perf_counter() - started)
+        return result
+
+
+class _Restorable(WatchedSession):
+    def state(self) -> dict[str, np.ndarray]:
+        assert isinstance(self._session, Restorable)
+        self._worker.require_idle()
+        return self._session.state()
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        assert isinstance(self._session, Restorable)
+        self._worker.require_idle()
+        self._session.restore(state, length)
+
+
+class _Mean:
+    def __init__(self) -> None:
+        self.count = 0
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / self.count
+
+
+class _Worker:
+    """Another thread, which does one thing at a time for one other thread."""
+
+    def __init__(self, remedy: str) -> None:
+        self.given_up: str | None = None  # why nothing is begun any more
+        self._remedy = remedy
+        self._thread: Thread | None = None
+        self._asked: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        # The caller counts what is begun, this thread what has ended: however an interrupt comes
+        # between two lines of the caller, it never takes what runs for ended.
+        self._num_begun = self._num_ended = 0
+        self._done = Lock()  # as a signal: the fastest that there is
+        self._done.acquire()
+        self._limit_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_ended != self._num_begun
+
+    def call(self, work: Callable[[], _Result], limit_s: float) -> _Result:
+        """What it returns, or raises. Raises HungError where it takes longer than `limit_s`, and
+        from then on."""
+        self.require_idle()
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="edge-spec-pass", daemon=True)
+            self._thread.start()
+        self._done.acquire(blocking=False)  # what an interrupt has kept from being heard
+        self._result = self._error = None  # likewise
+        self._limit_s = limit_s
+        self._num_begun += 1
+        self._asked.put(work)
+        self._wait()
+        result, error, self._result, self._error = self._result, self._error, None, None
+        if error is not None:
+            raise error
+        return cast(_Result, result)
+
+    def require_idle(self) -> None:
+        """Waits for what an interrupt has left behind. Raises HungError."""
+        if self.given_up is not None:
+            raise HungError(self.given_up, remedy=self._remedy)
+        self._wait()
+
+    def end(self, last: Callable[[], object] | None = None) -> None:
+        """The thread ends behind what it does now, also where that was given up, and behind `last`,
+        if given. The last call."""
+        if self._thread is None:
+            return
+        self._thread = None
+        if last is not None:
+            self._num_begun += 1
+            self._asked.put(last)
+        self._asked.put(None)
+
+    def _wait(self) -> None:
+        # While the whole process is stopped (Ctrl-Z, a debugger), the pass does not run either: one
+        # slice ends then, and the others are still to come.
+        for _ in range(_SLICES):
+            if not self.is_busy:
+                return
+            # The signal may be that of the pass before, which is given after it is counted.
+            self._done.acquire(timeout=self._limit_s / _SLICES)
+        if not self.is_busy:
+            return
+        self.given_up = f"a pass hung for {self._limit_s:.3g} s"
+        self.require_idle()
+
+    def _run(self) -> None:
+        while (work := self._asked.get()) is not None:
+            try:
+                self._result = work()
+            except BaseException as error:  # is the caller's
+                self._error = error
+            del work
+            self._num_ended += 1
+            if self._done.locked():  # nobody hears the end of what was given up
+                self._done.release()
+        self._result = self._error = None

@@ -1,0 +1,151 @@
+"""From what was measured to the figures that are reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_spec.core.metrics import Stats
+from edge_spec.diagnostics.bench.bootstrap import Interval, Paired, joined, prompt_speedups, speedup
+from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, Measured, Run
+
+_TIMES = ("draft_ms", "verify_ms", "overhead_ms")
+
+
+class Figures:
+    """Of one measurement that has at least one run."""
+
+    def __init__(self, measured: Measured) -> None:
+        self._measured = measured
+        self._by_category: dict[str, list[int]] = {}  # indices of tasks
+        for i, task in enumerate(measured.tasks):
+            self._by_category.setdefault(task.prompt.category, []).append(i)
+
+    def total(self) -> dict[str, Any]:
+        return self._summary(DRAFTING, PLAIN, list(self._by_category.values()))
+
+    def categories(self) -> dict[str, dict[str, Any]]:
+        return {
+            category: self._summary(DRAFTING, PLAIN, [indices])
+            for category, indices in self._by_category.items()
+        }
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Each one's speedup is the median of its repetitions' ratios."""
+        tasks = self._measured.tasks
+        paired = self._paired(DRAFTING, PLAIN, range(len(tasks)))
+        found = []
+        for i, (task, interval) in enumerate(zip(tasks, prompt_speedups(paired), strict=True)):
+            alone = self._paired(DRAFTING, PLAIN, [i])
+            drafted = self._runs([i], DRAFTING)
+            found.append(
+                {
+                    "id": task.prompt.id,
+                    "category": task.prompt.category,
+                    "predicted_n": drafted[0].num_tokens,
+                    "predicted_per_second": alone.rate,
+                    "plain_per_second": alone.base_rate,
+                    **_named("speedup", interval),
+                    **_acceptance([run.stats for run in drafted]),
+                    "equal_text": self._equal_text(i, DRAFTING, PLAIN),
+                }
+            )
+        return found
+
+    def peer(self, looking_up: str | None, plain: str | None) -> dict[str, Any]:
+        """Of another library's side with speculation and its plain side, where it has them: its
+        own speedup, and our rate over each of its two."""
+        figures: dict[str, Any] = dict.fromkeys(_FIGURES)
+        strata = self._answered_by(looking_up, plain)
+        if plain is None or not strata:
+            return figures
+        if looking_up is not None:
+            summary = self._summary(looking_up, plain, strata)
+            figures |= {name: summary[name] for name in _FIGURES}
+        for name, side in (("plain", plain), ("predicted", looking_up)):
+            if side is not None:
+                paired = [self._paired(DRAFTING, side, indices) for indices in strata]
+                figures[f"{name}_per_second"] = joined(paired).base_rate
+                figures |= _named(f"ours_over_{name}", speedup(paired))
+        return figures
+
+    def _answered_by(self, *sides: str | None) -> list[list[int]]:
+        """By category, without prompts where a library's time begins with its only token."""
+        strata = [
+            [i for i in indices if all(run.num_tokens for run in self._runs([i], *sides))]
+            for indices in self._by_category.values()
+        ]
+        return [indices for indices in strata if indices]
+
+    def _summary(self, side: str, base: str, strata: Sequence[Sequence[int]]) -> dict[str, Any]:
+        pairs = [self._paired(side, base, indices) for indices in strata]
+        together = joined(pairs)
+        indices = [i for of_category in strata for i in of_category]
+        stats = [run.stats for run in self._runs(indices, side)]
+        worst, interval = min(
+            zip(indices, prompt_speedups(together), strict=True), key=lambda each: each[1].value
+        )
+        return {
+            "prompts": len(indices),
+            "predicted_per_second": together.rate,
+            "plain_per_second": together.base_rate,
+            **_named("speedup", speedup(pairs)),
+            **_acceptance(stats),
+            **_named("worst_prompt_speedup", interval),
+            "worst_prompt": self._measured.tasks[worst].prompt.id,
+            **_rounds(stats),
+            "differing_texts": sum(not self._equal_text(i, side, base) for i in indices),
+        }
+
+    def _equal_text(self, index: int, *sides: str) -> bool:
+        return len({run.tokens for run in self._runs([index], *sides)}) == 1
+
+    def _runs(self, indices: Sequence[int], *sides: str | None) -> list[Run]:
+        runs = self._measured.runs
+        return [of_pass[i] for side in sides if side for i in indices for of_pass in runs[side]]
+
+    def _paired(self, side: str, base: str, indices: Sequence[int]) -> Paired:
+        arrays = []
+        for name in (side, base):
+            passes = self._measured.runs[name]
+            runs = [[of_pass[i] for of_pass in passes] for i in indices]
+            arrays.append(np.array([[float(run.num_tokens) for run in row] for row in runs]))
+            arrays.append(np.array([[run.seconds for run in row] for row in runs]))
+        return Paired(*arrays)
+
+
+_FIGURES = (
+    *("predicted_per_second", "plain_per_second", "speedup", "speedup_low", "speedup_high"),
+    *("mean_accepted_length", "acceptance_rate"),
+    *("worst_prompt_speedup", "worst_prompt_speedup_low", "worst_prompt_speedup_high"),
+    "worst_prompt",
+)
+
+
+def _named(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
+    """None where the side does not tell."""
+    rounds, guessed = sum(s.rounds for s in stats), sum(s.draft_n for s in stats)
+    return {
+        "mean_accepted_length": sum(s.predicted_n for s in stats) / rounds if rounds else None,
+        "acceptance_rate": sum(s.draft_n_accepted for s in stats) / guessed if guessed else None,
+    }
+
+
+def _rounds(stats: Sequence[Stats]) -> dict[str, Any]:
+    """Shares of plain rounds by reason, and where the time of a round goes."""
+    rounds = sum(s.rounds for s in stats)
+    reasons = sum((s.plain_reasons for s in stats), Counter[str]())
+    return {
+        "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
+        **{
+            f"{name}_a_round": sum(getattr(s, name) for s in stats) / rounds if rounds else None
+            for name in _TIMES
+        },
+    }

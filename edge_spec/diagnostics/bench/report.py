@@ -1,0 +1,160 @@
+"""A measurement as one document, and that document as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edge_spec.diagnostics.bench.figures import Figures
+from edge_spec.diagnostics.bench.machine import describe_machine
+from edge_spec.diagnostics.bench.measuring import Measured
+from edge_spec.diagnostics.bench.peers import OpenPeer
+
+Document = dict[str, Any]
+
+
+def document(
+    measured: Measured, settings: Mapping[str, Any], peers: Sequence[OpenPeer]
+) -> Document:
+    """For a measurement with at least one run; docs/cli.md lists the fields."""
+    figures = Figures(measured)
+    return {
+        "machine": describe_machine(),
+        "settings": {
+            **settings,
+            "repetitions": len(next(iter(measured.runs.values()))),
+            "partial": measured.partial,
+            "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
+        },
+        "total": figures.total(),
+        "categories": figures.categories(),
+        "prompts": figures.prompts(),
+        "peers": {each.peer.name: _peer(each, figures, measured) for each in peers},
+    }
+
+
+def _peer(opened: OpenPeer, figures: Figures, measured: Measured) -> dict[str, Any]:
+    working = [side for side in opened.sides if side.name in measured.runs]
+    names = {side: side.name for side in working}
+    plain = names.get(opened.plain) if opened.plain else None
+    looking_up = names.get(opened.looking_up) if opened.looking_up else None
+    failures = [measured.failures.get(side.name) for side in opened.sides]
+    return {
+        "version": next((side.version for side in opened.sides), None),
+        "weights": opened.weights,
+        "settings": [side.settings for side in opened.sides],
+        **figures.peer(looking_up, plain),
+        "note": "; ".join(filter(None, [opened.note, *failures])) or None,
+    }
+
+
+def markdown(report: Document) -> str:
+    """Renders what `document` returned, or what was read back from its JSON."""
+    settings, machine, total = report["settings"], report["machine"], report["total"]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    lines = [
+        f"# edge-spec bench: {settings['model']} on {settings['runtime']}, "
+        f"drafter {settings['drafter']}",
+        "",
+        *(["**Partial: interrupted before all was measured.**", ""] if settings["partial"] else []),
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}.",
+        f"Weights: {settings['weights']}. Prompts: {total['prompts']} ({settings['prompts']}), in "
+        f"turns with plain decoding, repetitions: {settings['repetitions']}, at most "
+        f"{settings['max_tokens']} tokens, greedy, decoding alone.",
+        "",
+        *_speedups(report),
+        "",
+        f"Texts that differ from plain decoding's: {total['differing_texts']} of "
+        f"{total['prompts']}. In brackets: 95 % confidence intervals, and for a prompt the range "
+        "of its repetitions.",
+        *_skipped(settings["skipped_prompts"]),
+        "",
+        *_rounds(report),
+    ]
+    if report["peers"]:
+        lines += ["", *_peers(report)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(report: Document) -> Iterable[tuple[str, dict[str, Any]]]:
+    yield from report["categories"].items()
+    yield "all", report["total"]
+
+
+def _speedups(report: Document) -> list[str]:
+    header = [
+        *("category", "prompts", "plain tokens/s", "tokens/s", "speedup", "tokens a round"),
+        *("accepted", "worst prompt"),
+    ]
+    rows = [
+        [
+            category,
+            str(of["prompts"]),
+            _number(of["plain_per_second"], 1),
+            _number(of["predicted_per_second"], 1),
+            _interval(of, "speedup"),
+            _number(of["mean_accepted_length"], 2),
+            _share(of["acceptance_rate"]),
+            f"{_interval(of, 'worst_prompt_speedup')} {of['worst_prompt']}",
+        ]
+        for category, of in _rows(report)
+    ]
+    return _table(header, rows)
+
+
+def _rounds(report: Document) -> list[str]:
+    header = ["category", "rounds without a guess", "draft, ms a round", "verify", "overhead"]
+    rows = []
+    for category, of in _rows(report):
+        reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
+        times = [_number(of[f"{name}_ms_a_round"], 2) for name in ("draft", "verify", "overhead")]
+        rows.append([category, ", ".join(reasons) or "none", *times])
+    return _table(header, rows)
+
+
+def _peers(report: Document) -> list[str]:
+    header = [
+        *("library", "weights", "plain tokens/s", "with speculation", "its speedup"),
+        *("ours over its plain", "ours over its speculation"),
+    ]
+    rows, notes = [], []
+    for name, of in report["peers"].items():
+        if of["plain_per_second"] is not None:
+            rows.append(
+                [
+                    f"{name} {of['version']}",
+                    of["weights"],
+                    _number(of["plain_per_second"], 1),
+                    _number(of["predicted_per_second"], 1),
+                    _interval(of, "speedup"),
+                    _interval(of, "ours_over_plain"),
+                    _interval(of, "ours_over_predicted"),
+                ]
+            )
+            notes.append(f"- {name}: {'; '.join(of['settings'])}")
+        if of["note"]:
+            notes.append(f"- {name}: {of['note']}")
+    return [*(_table(header, rows) if rows else []), "", *notes]
+
+
+def _skipped(ids: Sequence[str]) -> list[str]:
+    return [f"Left out, for the context has no room for them: {', '.join(ids)}."] if ids else []
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+
+
+def _interval(of: Mapping[str, Any], name: str) -> str:
+    if of.get(name) is None:
+        return ""
+    return f"{of[name]:.2f} ({of[f'{name}_low']:.2f} to {of[f'{name}_high']:.2f})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"

@@ -1,0 +1,99 @@
+"""Whether what edge-spec keeps can be read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
+from edge_spec.drafters.lookup.corpus_file import check_index
+from edge_spec.drafters.lookup.ngram_store import check_store
+from edge_spec.errors import EdgeSpecError, ModelFileError
+from edge_spec.models.bundle import is_bundle, open_unhashed
+from edge_spec.models.pair_history import check_history
+from edge_spec.placement.memory import format_bytes
+from edge_spec.placement.plan import read_plan
+from edge_spec.placement.profile import read_key
+
+_SHOWN = 3
+_GGUF = b"GGUF"
+_NAMED_BYTES = 1_000_000  # less is not worth telling
+_REMEDY = "Delete it: it is made anew where it is needed."
+
+
+class Kind(NamedTuple):
+    directory: str
+    pattern: str
+    check: Callable[[Path], object]  # raises EdgeSpecError, OSError
+
+
+def _check_conversion(path: Path) -> None:
+    if is_bundle(path):
+        open_unhashed(path)
+        return
+    with path.open("rb") as file:  # the header of a GGUF file takes most of a second to read
+        if file.read(len(_GGUF)) != _GGUF:
+            raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
+
+
+KINDS = (
+    Kind("bundles", "[!.]*", _check_conversion),
+    Kind("profiles", "*.json", read_key),
+    Kind("plans", "*.json", read_plan),
+    Kind("pairs", "*.json", check_history),
+    Kind("ngrams", "*.ngrams", check_store),
+    Kind("corpora", "*.corpus", check_index),
+)
+
+
+def check_caches(cache: Path) -> Iterator[Finding]:
+    """Changes nothing. Conversions are not hashed: opening one does."""
+    counts, problems = [], []
+    for kind in KINDS:
+        found = [
+            path for path in sorted((cache / kind.directory).glob(kind.pattern)) if _is_kept(path)
+        ]
+        size = sum(map(_num_bytes, found))
+        total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
+        counts.append(f"{kind.directory} {len(found)}{total}")
+        problems += [(path, why) for path in found if (why := _problem(kind, path)) is not None]
+    for path, why in problems[:_SHOWN]:
+        yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
+    if len(problems) > _SHOWN:
+        yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
+    left = list(_leftovers(cache))
+    if left:
+        size = sum(map(_num_bytes, left))
+        yield note(
+            "leftovers",
+            f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
+            f"Delete {cache}/*/.*.part while edge-spec does not run.",
+        )
+    if not problems:
+        yield ok("kept", ", ".join(counts))
+
+
+def _is_kept(path: Path) -> bool:
+    return not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
+
+
+def _problem(kind: Kind, path: Path) -> str | None:
+    try:
+        kind.check(path)
+    except EdgeSpecError as error:
+        return error.shown.removeprefix(f"{path} ")
+    except OSError as error:
+        return str(error.strerror or error)
+    return None
+
+
+def _leftovers(cache: Path) -> Iterable[Path]:
+    """What `atomic_file` and `atomic_directory` leave behind after a kill."""
+    for kind in ("models", *(kind.directory for kind in KINDS)):
+        yield from sorted((cache / kind).glob(".*.part"))
+
+
+def _num_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files)

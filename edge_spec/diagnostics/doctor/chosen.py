@@ -1,0 +1,124 @@
+"""What opening a model, or a pair, would open here, found without doing it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, field
+from subprocess import list2cmdline
+
+from edge_spec.core.export import ReadingExporter
+from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.diagnostics.doctor.pairing import Tokens
+from edge_spec.errors import EdgeSpecError, UnsupportedModelError
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_bundle import ROLES
+from edge_spec.models.resolve import Prepared, find_prepared
+from edge_spec.models.source import Source
+from edge_spec.placement.pinning import applied, planned
+from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One model; prepared is None where it would be converted first."""
+
+    role: str
+    source: Source
+    runtime: str
+    options: RuntimeOptions
+    prepared: Prepared | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """asked: the draft, whether or not a plan leaves it out; options: as that plan completes
+    them; tokens: of the pair; plan: in the cache; placement: the one of it that is used;
+    openings: the target, and the draft where it is used."""
+
+    source: Source
+    asked: Source | None
+    options: LoadOptions
+    tokens: Tokens | None
+    plan: Plan | None = None
+    placement: Placement | None = None
+    openings: list[Opening] = field(default_factory=list)
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        return [each.prepared for each in self.openings if each.prepared is not None]
+
+    @property
+    def is_retokenized(self) -> bool:
+        return self.tokens is not None and not self.tokens.compared.is_same
+
+    @property
+    def draft_tokens(self) -> float:
+        """Of the draft, for each of the target's."""
+        return self.tokens.ratio if self.is_retokenized and self.tokens else 1.0
+
+    @property
+    def plan_command(self) -> str:
+        """Converts what has to be, and measures what passes take."""
+        return self._command("plan")
+
+    @property
+    def trial_command(self) -> str:
+        """Measures what speculation gains. A plan has no forecast of a draft with other tokens."""
+        return self._command("bench" if self.is_retokenized else "plan")
+
+    def _command(self, name: str) -> str:
+        draft = [] if self.asked is None else ["--draft", self.asked.model]
+        words = ["edge-spec", name, self.source.model, *draft]
+        return list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+    @property
+    def is_converted(self) -> bool:
+        return len(self.prepared) == len(self.openings)
+
+
+def choose(
+    source: Source, draft: Source | None, tokens: Tokens | None, progress: Progress
+) -> Chosen:
+    """Raises an EdgeSpecError where a runtime cannot have a model."""
+    asked = LoadOptions(drafts=() if draft is None else (draft.model,))
+    options = planned(source, asked, progress)
+    plan = _plan(source, draft)
+    placement = None
+    if plan is not None:
+        completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
+        placement = next((each for each, found in completed if found == options), None)
+    chosen = Chosen(source, draft, options, tokens, plan, placement)
+    places = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
+    if draft is not None and options.drafts:
+        how = options.draft_runtime_options
+        places.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
+    for role, each, runtime, how, providers in places:
+        named = runtimes.auto_runtime(each.formats) if runtime == "auto" else runtime
+        prepared = find_prepared(each, named, options, progress, providers)
+        chosen.openings.append(Opening(role, each, named, how, prepared))
+    return chosen
+
+
+def require_convertible(opening: Opening) -> None:
+    """What is not prepared, as far as headers show it. Raises as `prepare` would."""
+    reads = runtimes.load_runtime(opening.runtime).reads
+    path = opening.source.at(reads)
+    try:
+        exporter, model = runtimes.exporter_for(reads, path)
+        if not isinstance(exporter, ReadingExporter):
+            model.tokenizer_json()
+    except UnsupportedModelError as error:
+        if reads == "gguf" or not path.is_file():
+            raise
+        option = "--runtime" if opening.role == ROLES[0] else "--draft-runtime"
+        reader = f"Add {option} {runtimes.auto_runtime({'gguf'})}, which reads the file as it is."
+        raise UnsupportedModelError(error.message, remedy=f"{reader} {error.remedy}") from None
+
+
+def _plan(source: Source, draft: Source | None) -> Plan | None:
+    try:
+        return read_plan(plan_path(source, draft))
+    except (EdgeSpecError, OSError):  # there is none, or the check of the caches names it
+        return None

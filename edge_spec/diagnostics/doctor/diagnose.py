@@ -1,0 +1,176 @@
+"""The whole examination of `edge-spec doctor`: of this machine, and of a model or a pair on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Progress
+from edge_spec.diagnostics.bench.machine import describe_machine
+from edge_spec.diagnostics.doctor.caches import check_caches
+from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
+from edge_spec.diagnostics.doctor.examine import examine, problem, settled
+from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Level, fault, note
+from edge_spec.diagnostics.doctor.machine import (
+    CACHE_REMEDY,
+    check_devices,
+    check_disk,
+    check_machine,
+    refusal,
+)
+from edge_spec.diagnostics.doctor.memory import check_memory
+from edge_spec.diagnostics.doctor.pairing import check_pair, compare_tokens
+from edge_spec.diagnostics.doctor.speed import check_speed
+from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
+from edge_spec.errors import EdgeSpecError
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.pair_bundle import ROLES
+from edge_spec.models.source import Source
+from edge_spec.placement.devices import Device, list_devices
+from edge_spec.storage.atomic import cache_directory
+
+_VERDICTS = {Level.FAULT: "faults", Level.WARNING: "warnings"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """draft: None is that of a pair bundle, "none" and "auto" as after --draft; hashes: as
+    `Subject` has it."""
+
+    model: str
+    draft: str | None = None
+    open_models: bool = False
+    hashes: bool = False
+
+
+@dataclass
+class Report:
+    """numbers: what an application wants of the findings, for JSON."""
+
+    findings: list[Finding] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        levels = {finding.level for finding in self.findings}
+        return next((name for level, name in _VERDICTS.items() if level in levels), "ok")
+
+    @property
+    def grouped(self) -> dict[str, list[Finding]]:
+        """In the order of GROUPS, those with a finding."""
+        found = {group: [f for f in self.findings if f.group == group] for group in GROUPS}
+        return {group: findings for group, findings in found.items() if findings}
+
+    def add(self, group: str, findings: Iterable[Finding]) -> None:
+        self.findings += [finding.of(group) for finding in findings]
+
+
+def diagnose(
+    request: Request, progress: Progress, devices: Callable[[], list[Device]] = list_devices
+) -> Report:
+    """Nothing is fetched, converted or changed, and unless models are opened no weights are read.
+
+    Raises UsageError for a request that makes no sense."""
+    report = Report()
+    with ThreadPoolExecutor(1) as aside:
+        listed = aside.submit(devices)  # other processes, which take seconds
+        machine = describe_machine()
+        report.numbers |= {"machine": machine, "versions": machine["versions"]}
+        report.add("machine", check_machine(machine))
+        report.add("machine", settled("disk", check_disk(cache_directory())))
+        _diagnose_models(request, progress, report)
+        report.add("caches", check_caches(cache_directory()))
+        found = listed.result()
+    report.numbers["devices"] = [asdict(device) for device in found]
+    report.add("machine", check_devices(found))
+    return report
+
+
+def _diagnose_models(request: Request, progress: Progress, report: Report) -> None:
+    source = Source(request.model, progress)
+    target = _examined(source, ROLES[0], request, report)
+    if target is None:
+        return
+    named = None if request.draft is None else [request.draft]
+    try:
+        drafts = chosen_drafts(source, named, "auto", is_planned=False)
+    except (EdgeSpecError, OSError) as error:
+        report.add(ROLES[1], [problem("model", error)])
+        return
+    draft = Source(drafts[0], progress) if drafts else None
+    drafting = None
+    if draft is not None:
+        if named is None and target.pair is not None:  # it was examined with its target
+            drafting = target.roles[ROLES[1]][0]
+        else:
+            subject = _examined(draft, ROLES[1], request, report)
+            drafting = None if subject is None else subject.variants[0]
+    if report.verdict == _VERDICTS[Level.FAULT] or (draft is not None and drafting is None):
+        return  # what follows would only find it again
+    try:
+        tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
+        chosen = choose(source, draft, tokens, progress)
+    except EdgeSpecError as error:
+        report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
+        return
+    unconvertible = list(_unconvertible(chosen))
+    if unconvertible:
+        report.findings += unconvertible
+        return
+    refused = refusal(cache_directory())
+    if refused is not None and not chosen.is_converted:
+        report.add(
+            ROLES[0], [fault("conversion", f"{refused}: nothing can be converted", CACHE_REMEDY)]
+        )
+    if drafting is not None and tokens is not None:
+        report.add("pair", check_pair(target.variants[0], drafting, tokens, report.numbers))
+    report.add("memory", settled("forecast", check_memory(chosen, report.numbers)))
+    report.add("speed", settled("break-even", check_speed(chosen, report.numbers)))
+
+
+def _unconvertible(chosen: Chosen) -> Iterator[Finding]:
+    for opening in chosen.openings:
+        try:
+            if opening.prepared is None:
+                require_convertible(opening)
+        except EdgeSpecError as error:
+            yield fault("runtime", error.shown, error.remedy).of(opening.role)
+
+
+def _examined(source: Source, role: str, request: Request, report: Report) -> Subject | None:
+    """None where it is not here, or no model."""
+    try:
+        if not source.is_fetched:
+            report.add(role, [_not_here(source, role)])
+            return None
+        path = source.path
+    except (EdgeSpecError, OSError) as error:
+        report.add(role, [problem("model", error)])
+        return None
+    report.numbers[role] = {"model": source.model, "path": str(path)}
+    subject, findings = examine(
+        path,
+        source.progress,
+        open_models=request.open_models,
+        hashes=request.hashes,
+        chats=role == ROLES[0],
+        kept=partial(source.cached, OTHER_FORMAT, ExportOptions()),
+    )
+    if role == ROLES[0]:
+        report.findings += findings  # those of a pair bundle know their own groups
+    else:
+        report.add(role, findings)
+    return subject
+
+
+def _not_here(source: Source, role: str) -> Finding:
+    """The demo model is what is examined where none was named: that it is missing is no fault."""
+    found = f"{source.model} is not here: it has not been fetched yet"
+    if not source.is_demo:
+        return fault("model", found, f"Fetch it: edge-spec pull {source.model}.")
+    remedy = f"The first start fetches it: edge-spec generate {source.model} Hi."
+    return (note if role == ROLES[0] else fault)("model", found, remedy)

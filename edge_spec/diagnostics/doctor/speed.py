@@ -1,0 +1,212 @@
+"""Whether speculation pays: from which acceptance on, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from edge_spec.control.cost import RowCosts, forecast_speedup
+from edge_spec.diagnostics.doctor.chosen import Chosen, Opening
+from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
+from edge_spec.errors import ModelFileError
+from edge_spec.models.pair_history import PairHistory, check_history, history_path
+from edge_spec.placement.drafting import pass_costs
+from edge_spec.placement.plan import Placement
+from edge_spec.placement.profile import (
+    TYPICAL_TOKENS,
+    Profile,
+    load_profile,
+    profile_key,
+    read_key,
+)
+
+GUESSES = range(1, 9)
+_WIDTHS = range(1, GUESSES[-1] + 2)  # rows of the passes that verify them
+_SHOWN = (1, 2, 4, 8)
+_MIN_ROUNDS = 100  # with a guess, before use tells anything
+_SLOW = 1.0  # steps of the target that one of the draft takes
+_PRECISION = 1e-4
+
+
+class Costs(NamedTuple):
+    """Of one round: passes by rows, and what one guess takes; 0 where it is looked up in text."""
+
+    rows: RowCosts
+    draft_s: float
+
+
+def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
+    """Nothing is measured here: what profiles, plans and use have left."""
+    yield from _drafting(chosen)
+    profiles = [_profile(each) for each in chosen.openings]
+    costs = _costs(chosen, profiles)
+    if costs is None:
+        missing = [
+            f"the {opening.role} on {opening.runtime}"
+            for opening, profile in zip(chosen.openings, profiles, strict=True)
+            if profile is None
+        ]
+        found = f"not measured: no profile of {' and '.join(missing)}"
+        yield note("break-even", found, f"Run {chosen.plan_command}.")
+    else:
+        yield from _break_even(costs, numbers)
+    yield from _expected(chosen, costs, numbers)
+
+
+def _drafting(chosen: Chosen) -> Iterator[Finding]:
+    """Who guesses, so that no draft is inactive unnoticed."""
+    if chosen.asked is None:
+        yield ok("drafter", f"{_named(chosen)}; no draft was named")
+    elif not chosen.options.drafts:
+        yield warning(
+            "drafter",
+            f"the draft would not be used: the plan of this pair found {chosen.options.drafter} "
+            "faster",
+            f"Measure again: {chosen.plan_command} --refresh; or insist: --drafter draft-model.",
+        )
+    else:
+        yield ok("drafter", f"{_named(chosen)}: the draft is asked in rounds where that pays")
+
+
+def _named(chosen: Chosen) -> str:
+    if chosen.options.drafter != "auto":
+        return chosen.options.drafter
+    return "cascade" if chosen.options.drafts else "suffix"
+
+
+def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
+    """None unless all models that would be opened have a profile."""
+    found = [profile for profile in profiles if profile is not None]
+    if len(found) < len(profiles):
+        return None
+    pass_s = pass_costs(found[0])
+    costs = RowCosts({rows: pass_s(rows, TYPICAL_TOKENS) for rows in _WIDTHS})
+    draft_s = pass_costs(found[1])(1, TYPICAL_TOKENS) if len(found) > 1 else 0.0
+    return Costs(costs, draft_s * chosen.draft_tokens)
+
+
+def _profile(opening: Opening) -> Profile | None:
+    """A damaged one is left where it is: the check of the caches names it."""
+    if opening.prepared is None:
+        return None
+    key = profile_key(opening.source, opening.prepared, opening.options)
+    try:
+        read_key(key.path)
+    except FileNotFoundError:  # one may have come with the model
+        pass
+    except (ModelFileError, OSError):
+        return None
+    return load_profile(key, opening.prepared.profiles)
+
+
+def break_even(num_guesses: int, costs: Costs) -> float | None:
+    """The acceptance of each guess from which a round of so many takes no longer a token than plain
+    decoding; None where not even right guesses pay."""
+
+    def pays(acceptance: float) -> bool:
+        draft_s = num_guesses * costs.draft_s
+        return forecast_speedup([acceptance] * num_guesses, costs.rows, draft_s) >= 1
+
+    low, high = 0.0, 1.0
+    if not pays(high):
+        return None
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
+    step_s, share = costs.rows.at(1), costs.draft_s / costs.rows.at(1)
+    least = {count: break_even(count, costs) for count in GUESSES}
+    numbers["break_even"] = {
+        "step_ms": 1e3 * step_s,
+        "draft_step_ms": 1e3 * costs.draft_s or None,
+        "row_shares": {rows: costs.rows.at(rows) / step_s for rows in _WIDTHS},
+        "acceptance": least,
+    }
+    shares = ", ".join(f"{rows} rows {costs.rows.at(rows) / step_s:.2f}" for rows in (2, 4, 8))
+    yield ok("step", f"{1e3 * step_s:.3g} ms; in steps: {shares}{_guess(share)}")
+    shown = ", ".join(f"{count}: {_percent(least[count])}" for count in _SHOWN)
+    if all(each is None for each in least.values()):
+        yield warning(
+            "break-even", "speculation never pays here", "Use --drafter none, or a smaller draft."
+        )
+    else:
+        yield ok("break-even", f"right guesses needed, of {shown}")
+    if share >= _SLOW:
+        yield warning(
+            "step",
+            f"a step of the draft takes {share:.2f} of the target's",
+            "Choose a smaller draft, or another --draft-runtime or --draft-device.",
+        )
+
+
+def _guess(share: float) -> str:
+    return f", a guess {share:.2f}" if share else ""
+
+
+def _percent(share: float | None) -> str:
+    return "never" if share is None else f"{share:.0%}"
+
+
+def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -> Iterator[Finding]:
+    expected: dict[str, object] = {"plan": None, "use": None}
+    numbers["speedup"] = expected
+    if chosen.placement is not None:
+        expected["plan"] = chosen.placement.speedup
+        yield ok("plan", _plan_line(chosen.placement))
+    elif chosen.plan is not None:
+        yield note(
+            "plan",
+            f"not used here now: {chosen.plan.placements[0]}",
+            f"Free memory, or make it anew: {chosen.plan_command}.",
+        )
+    history = _history(chosen)
+    if history is not None:
+        yield from (
+            warning("acceptance", line, "Choose a draft that was made for it.")
+            for line in history.findings()
+        )
+    rounds, right = (0, 0) if history is None else history.first_guesses
+    if rounds >= _MIN_ROUNDS:
+        acceptance = right / rounds
+        expected["acceptance"] = acceptance
+        found = f"the first guess was right in {acceptance:.0%} of {rounds} rounds"
+        if costs is not None and chosen.options.drafts:
+            expected["use"] = gain = expected_speedup(acceptance, costs)
+            found += f": about {gain:.2f} times plain decoding, if the others are right as often"
+        yield ok("use", found)
+    # Without costs the remedy is the same, but for a draft that no plan knows.
+    is_told = costs is None and not chosen.is_retokenized
+    if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
+        yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
+
+
+def _history(chosen: Chosen) -> PairHistory | None:
+    """A damaged one, which opening it would remove, is left where it is."""
+    if chosen.asked is None:
+        return None
+    path = history_path(chosen.source, chosen.asked)
+    try:
+        check_history(path)
+    except (ModelFileError, OSError):  # there is none, or the check of the caches names it
+        return None
+    return PairHistory(path)
+
+
+def expected_speedup(acceptance: float, costs: Costs) -> float:
+    """With the best number of guesses, or none."""
+    return max(
+        1.0,
+        *(
+            forecast_speedup([acceptance] * count, costs.rows, count * costs.draft_s)
+            for count in GUESSES
+        ),
+    )
+
+
+def _plan_line(planned: Placement) -> str:
+    speedup = "" if planned.speedup is None else f", {planned.speedup:.2f} times plain decoding"
+    acceptance = "" if planned.acceptance is None else f", {planned.acceptance:.0%} accepted"
+    return f"{planned}{speedup}{acceptance}"

@@ -1,0 +1,203 @@
+"""The whole proof, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge_spec.control.batch_invariance import (
+    EXACT_WIDTHS,
+    Numerics,
+    measure_numerics,
+    measured_widths,
+)
+from edge_spec.core.model import Progress
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.diagnostics.bench.measuring import make_plan
+from edge_spec.diagnostics.lossless_check.sampling import Sampling, check_sampling
+from edge_spec.diagnostics.lossless_check.texts import Comparison, Difference, Texts
+from edge_spec.engine.engine import Engine
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.text.prompt_files import Prompt
+
+MIN_DRAWS = 200
+_GREEDY = SamplingParams()
+_SEEDED = SamplingParams(temperature=0.7, seed=1)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is tried. Raises UsageError for too little.
+
+    num_draws: 0 leaves sampling out.
+    """
+
+    num_prompts: int = 20
+    max_tokens: int = 64
+    num_draws: int = 1500
+    num_runs: int = 3
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("count", self.num_prompts, 1),
+            ("max-tokens", self.max_tokens, 1),
+            ("runs", self.num_runs, 2),
+        ):
+            if value < least:
+                raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} or more.")
+        if self.num_draws and self.num_draws < MIN_DRAWS:
+            raise UsageError(
+                f"{self.num_draws} draws show nothing",
+                remedy=f"Give {MIN_DRAWS} or more, or 0 to leave sampling out.",
+            )
+
+
+@dataclass(frozen=True)
+class Determinism:
+    """Of one request, run again and again; and how rows depend on the width of their pass."""
+
+    runs: int
+    differing: tuple[Difference, ...]
+    widths: tuple[int, ...]
+    invariant_widths: tuple[int, ...]
+    tie_margin: float
+    branch_invariant: bool
+
+    @property
+    def passed(self) -> bool:
+        return all(difference.near_tie for difference in self.differing)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """seeded, sampling: None where no samples were asked for, and where a model in exact mode
+    samples by plain steps alone. skipped: ids of prompts that the context has no room for."""
+
+    model: str
+    runtime: str
+    drafter: str
+    exact: bool
+    greedy: Texts
+    seeded: Texts | None
+    sampling: Sampling | None
+    determinism: Determinism
+    skipped: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool | None:
+        """None where nothing failed, but some part shows nothing."""
+        parts = (self.greedy, self.seeded, self.sampling, self.determinism)
+        found = {part.passed for part in parts if part is not None}
+        return False if False in found else None if None in found else True
+
+    @property
+    def differing(self) -> tuple[Difference, ...]:
+        """Greedy and seeded texts that left the plain ones."""
+        return self.greedy.differing + (self.seeded.differing if self.seeded else ())
+
+
+def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: Progress) -> Proof:
+    """Compares an engine with its own plain decoding. The engine can be used on.
+
+    Raises UsageError for an engine without drafters, ContextFullError where no prompt fits,
+    UnsupportedModelError where nothing was guessed.
+    """
+    if engine.drafter == "none":
+        raise UsageError(
+            "without a drafter there is nothing to verify",
+            remedy="Leave --drafter none out, or name a drafter.",
+        )
+    plan = make_plan(engine, _spread(prompts, extent.num_prompts), extent.max_tokens, 1)
+    progress("Measuring the numerics", 0.0)
+    numerics = _measured(engine)
+    exact = engine.parts.speculator.exact
+    noise = 0.0 if exact else max(numerics.tie_margin, engine.parts.numerics.tie_margin)
+    comparison = _comparison(engine, extent, noise)
+    greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
+    differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
+    seeded, sampling = None, None
+    if extent.num_draws and not engine.parts.speculator.replays:
+        seeded = replace(comparison, params=_SEEDED).half_eager(
+            "Comparing sampled texts", plan.tasks[::2], progress
+        )
+        sampling = check_sampling(engine, extent.num_draws, noise, progress)
+    proof = Proof(
+        model=engine.name,
+        runtime=engine.runtime,
+        drafter=engine.drafter,
+        exact=exact,
+        greedy=greedy,
+        seeded=seeded,
+        sampling=sampling,
+        determinism=Determinism(
+            runs=extent.num_runs,
+            differing=tuple(differing),
+            widths=tuple(measured_widths(engine.parts.model, EXACT_WIDTHS)),
+            invariant_widths=numerics.invariant_widths,
+            tie_margin=noise,
+            branch_invariant=numerics.branch_invariant,
+        ),
+        skipped=tuple(prompt.id for prompt in plan.skipped),
+    )
+    _require_guesses(proof)
+    return proof
+
+
+def try_exact(
+    proof: Proof, engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: Progress
+) -> Proof:
+    """The same proof, whose differences say whether they are gone on `engine`, the same model in
+    exact mode."""
+    comparison = _comparison(engine, extent, noise=0.0)
+    wanted = {difference.prompt for difference in proof.differing}
+    plan = make_plan(engine, [p for p in prompts if p.id in wanted], extent.max_tokens, 1)
+
+    def tried(texts: Texts, comparison: Comparison) -> Texts:
+        differing = {difference.prompt for difference in texts.differing}
+        tasks = [task for task in plan.tasks if task.prompt.id in differing]
+        with engine.verifying_all_guesses():
+            left = comparison.texts("Trying exact mode", tasks, progress).differing
+        equal = {task.prompt.id: True for task in tasks}
+        equal |= {difference.prompt: False for difference in left}
+        return replace(
+            texts,
+            differing=tuple(
+                replace(each, exact_removes=equal.get(each.prompt)) for each in texts.differing
+            ),
+        )
+
+    seeded = proof.seeded
+    if seeded is not None:
+        seeded = tried(seeded, replace(comparison, params=_SEEDED))
+    return replace(proof, greedy=tried(proof.greedy, comparison), seeded=seeded)
+
+
+def _comparison(engine: Engine, extent: Extent, noise: float) -> Comparison:
+    return Comparison(engine, _GREEDY, extent.max_tokens, noise)
+
+
+def _measured(engine: Engine) -> Numerics:
+    work = engine.parts.idle_work
+    if work is not None:
+        work.pause()
+    try:
+        return measure_numerics(engine.parts.model, EXACT_WIDTHS)
+    finally:
+        if work is not None:
+            work.resume()
+
+
+def _require_guesses(proof: Proof) -> None:
+    parts = (proof.greedy, proof.seeded, proof.sampling)
+    if proof.passed is not False and not sum(part.num_guesses for part in parts if part):
+        raise UnsupportedModelError(
+            f"{proof.drafter} guessed nothing in {proof.greedy.num_prompts} texts, "
+            "so nothing is proven",
+            remedy="Name another drafter, or raise --max-tokens.",
+        )
+
+
+def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many, from all over the file, whose kinds of text stand together."""
+    count = min(count, len(prompts))
+    return [prompts[i * len(prompts) // count] for i in range(count)]

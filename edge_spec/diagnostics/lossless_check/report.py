@@ -1,0 +1,220 @@
+"""A proof as one document, and that document for the terminal and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_spec.diagnostics.bench.machine import describe_machine
+from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
+from edge_spec.diagnostics.lossless_check.sampling import Sampling
+from edge_spec.diagnostics.lossless_check.texts import Texts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Document = dict[str, Any]
+
+_TEMPLATE = Path(__file__).with_name("report.html")
+_SHOWN = 8  # differences in a terminal
+_VERDICTS = {True: "pass", False: "fail", None: "inconclusive"}
+_MARKS = {True: ("pass", "green"), False: ("FAIL", "red"), None: ("open", "yellow")}
+
+
+def document(proof: Proof, device: str) -> Document:
+    """docs/verify.md lists the fields."""
+    machine = describe_machine()
+    versions = machine.pop("versions")
+    return {
+        "verdict": _VERDICTS[proof.passed],
+        "model": proof.model,
+        "runtime": proof.runtime,
+        "device": device,
+        "drafter": proof.drafter,
+        "exact": proof.exact,
+        "greedy": _texts(proof.greedy),
+        "seeded": None if proof.seeded is None else _texts(proof.seeded),
+        "sampling": None if proof.sampling is None else _sampling(proof.sampling),
+        "determinism": _determinism(proof.determinism),
+        "skipped_prompts": list(proof.skipped),
+        "machine": machine,
+        "versions": versions,
+    }
+
+
+def summary(report: Document) -> str:
+    """The verdict in a sentence or two, for those who want no more."""
+    left, sampling = [each for _, each in _differences(report)], report["sampling"]
+    only_texts = not sampling or (sampling["passed"] and not sampling["within_noise_only"])
+    removed = only_texts and {each["exact_removes"] for each in left} == {True}
+    advice = "--exact removes that" if removed else "see whether --exact helps"
+    if report["verdict"] == "fail":
+        advice = "this is a fault: report it" if report["exact"] else advice
+        return f"Speculation changes what this model writes; {advice}."
+    if report["verdict"] == "inconclusive":
+        names = " and ".join(name for name, passed, _ in checks(report) if passed is None)
+        return f"No fault was found, but what was tried shows nothing for {names}."
+    if not left and only_texts:
+        return "Speculation changes nothing: the text is the model's own."
+    ties = "rounding" if not left else f"{len(left)} near tie{'s' if len(left) > 1 else ''}"
+    return f"Equal up to {ties}, within this machine's numeric noise; {advice}."
+
+
+def checks(report: Document) -> list[tuple[str, bool | None, str]]:
+    """Name, whether it passed, and its figures, of each check that was made. None: it shows
+    nothing."""
+    found = [("greedy text", report["greedy"]["passed"], _told(report["greedy"]))]
+    if report["seeded"]:
+        found.append(("sampled text", report["seeded"]["passed"], _told(report["seeded"])))
+    sampling, repeated = report["sampling"], report["determinism"]
+    if sampling:
+        guessed = sampling["origins"]
+        found.append(
+            (
+                "distribution",
+                sampling["passed"],
+                f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
+                f"({guessed['accepted']:,} accepted, {guessed['recovered']:,} recovered, "
+                f"{guessed['bonus']:,} bonus): chi-squared {sampling['chi_squared']:.1f} of "
+                f"{sampling['degrees_of_freedom']} degrees of freedom, p = "
+                f"{sampling['p_value']:.2g}; total variation {sampling['total_variation']:.4f}, "
+                f"bound {sampling['total_variation_bound']:.4f}",
+            )
+        )
+    widths = ", ".join(str(width) for width in repeated["invariant_widths"])
+    found.append(
+        (
+            "determinism",
+            repeated["passed"],
+            f"{repeated['num_differing']} of {repeated['runs']} runs differ from the first; rows "
+            f"equal bit for bit in passes of {widths}; noise {repeated['tie_margin']:.4f}",
+        )
+    )
+    return found
+
+
+def print_report(report: Document, console: Console) -> None:
+    """One screen of 80 columns, but for many differences."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(
+        Text(_printable(f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"))
+        + Text(", exact" if report["exact"] else "")
+    )
+    colour = {"pass": "green", "fail": "red"}.get(report["verdict"], "yellow")
+    verdict = Text(report["verdict"].upper(), style=f"bold {colour}")
+    console.print(verdict + Text(f"  {summary(report)}", style="not bold default"))
+    console.print()
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, passed, figures in checks(report):
+        mark, colour = _MARKS[passed]
+        table.add_row(Text(mark, style=colour), name, Text(figures))
+    console.print(table)
+    _print_differences(report, console)
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
+    console.print()
+    console.print(
+        Text(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}"),
+        style="dim",
+    )
+    if report["skipped_prompts"]:
+        ids = _printable(", ".join(report["skipped_prompts"]))
+        console.print(Text(f"Left out, for the context has no room for them: {ids}."))
+
+
+def html_page(report: Document) -> str:
+    """A page that needs nothing else. What models wrote is escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        report=report,
+        summary=summary(report),
+        checks=checks(report),
+        differences=list(_differences(report)),
+        marks={passed: mark for passed, (mark, _) in _MARKS.items()},
+    )
+
+
+def _texts(texts: Texts) -> Document:
+    return {
+        "num_prompts": texts.num_prompts,
+        "num_tokens": texts.num_tokens,
+        "num_guesses": texts.num_guesses,
+        "num_accepted": texts.num_accepted,
+        "num_differing_prompts": len(texts.differing),
+        "differing": [asdict(difference) for difference in texts.differing],
+        "near_ties": texts.near_ties,
+        "passed": texts.passed,
+    }
+
+
+def _sampling(sampling: Sampling) -> Document:
+    return {
+        "num_tokens": sampling.num_tokens,
+        "origins": sampling.origins,
+        **asdict(sampling.fit),
+        "noise_bound": sampling.noise_bound,
+        "told_apart": sampling.told_apart,
+        "within_noise_only": sampling.within_noise and not sampling.fit.passed,
+        "passed": sampling.passed,
+    }
+
+
+def _determinism(determinism: Determinism) -> Document:
+    return {
+        **asdict(determinism),
+        "num_differing": len(determinism.differing),
+        "differing": [asdict(difference) for difference in determinism.differing],
+        "passed": determinism.passed,
+    }
+
+
+def _told(texts: Document) -> str:
+    equal = texts["num_prompts"] - texts["num_differing_prompts"]
+    return (
+        f"{equal} of {texts['num_prompts']} equal to plain ones, {texts['num_tokens']:,} tokens; "
+        f"{texts['num_accepted']:,} of {texts['num_guesses']:,} guesses accepted"
+    )
+
+
+def _differences(report: Document) -> Sequence[tuple[str, Document]]:
+    """With the check that found each."""
+    named = [("greedy", report["greedy"]), ("sampled", report["seeded"] or {"differing": []})]
+    named.append(("repeated", report["determinism"]))
+    return [(name, each) for name, of in named for each in of["differing"]]
+
+
+def _print_differences(report: Document, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    found = _differences(report)
+    if not found:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("text", "prompt", "token", "plain", "got", "margin", "tie", "--exact"):
+        long = column in ("prompt", "plain", "got")
+        table.add_column(column, no_wrap=True, min_width=None if long else len(column))
+    for name, each in found[:_SHOWN]:
+        exact = {None: "", True: "equal", False: "differs"}[each["exact_removes"]]
+        margin = "" if each["margin"] is None else f"{each['margin']:.4f}"
+        near = "yes" if each["near_tie"] else "no"
+        cells = [name, _printable(each["prompt"]), str(each["token_index"]), repr(each["expected"])]
+        table.add_row(*map(Text, [*cells, repr(each["got"]), margin, near, exact]))
+    console.print()
+    console.print(table)
+    if len(found) > _SHOWN:
+        console.print(f"and {len(found) - _SHOWN} more: --json lists all")
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would take for a command."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,69 @@
+"""A draft's guesses: their kinds, whose acceptance is learnt apart, and chains of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.draft.ahead import Choice, Path
+from edge_spec.drafters.lookup.recycling import top_tokens
+from edge_spec.drafters.tree_builder import Guess
+
+SIBLINGS = 4  # most children of a row
+
+# Kinds of guess: candidates by their share of what the draft prefers, the draft's first choice and
+# others apart; sampled ones by the largest probability that they were sampled with, since what was
+# sampled must not decide. Acceptance before anything was seen: the share itself.
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+_MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
+FIRST, OTHER, SAMPLED, _SIBLING = range(4)
+_SIBLING_PRIORS = (0.75, 0.12, 0.05, 0.02)  # of the first, second, ... sampled child of a row
+PRIORS = [*_MIDDLES, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES), *_SIBLING_PRIORS]
+SIBLING_KINDS = range(_SIBLING * len(_MIDDLES), len(PRIORS))
+
+
+class Line:
+    """A chain that grows until `count` guesses, or until it is too unlikely to be right."""
+
+    def __init__(self, count: int, min_reach: float, acceptance: LearntAcceptance) -> None:
+        self.choices: list[Choice] = []
+        self.confidence: list[float] = []
+        self._count = count
+        self._min_reach = min_reach
+        self._reach = 1.0
+        self._acceptance = acceptance
+
+    @property
+    def room(self) -> int:
+        return self._count - len(self.choices)
+
+    @property
+    def goes_on(self) -> bool:
+        return self.room > 0 and self._reach >= self._min_reach
+
+    def add(self, choice: Choice) -> None:
+        self.choices.append(choice)
+        self.confidence.append(self._acceptance.estimate(choice.kind))
+        self._reach *= self.confidence[-1]
+
+
+def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
+    """(token, kind of guess) of what is likeliest, in falling order."""
+    count = min(SIBLINGS, int(np.count_nonzero(preference)))
+    likeliest = top_tokens(preference[None], count)[0]
+    shares = preference[likeliest] / preference.sum()
+    return [
+        (token, kind_of(OTHER if rank else FIRST, share))
+        for rank, (token, share) in enumerate(zip(likeliest.tolist(), shares, strict=True))
+    ]
+
+
+def guesses_behind(path: Path, likeliest: Sequence[tuple[int, int]]) -> list[Guess[Path]]:
+    return [Guess(token, kind, (*path, token)) for token, kind in likeliest]
+
+
+def kind_of(table: int, share: float) -> int:
+    return table * len(_MIDDLES) + bisect_right(_SHARES, share)

@@ -1,0 +1,79 @@
+"""A smaller model that is open beside its target, and the drafters that it is lent to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+
+from edge_spec.core.model import Model
+from edge_spec.core.session_errors import put_away
+from edge_spec.core.watchdog import WatchedModel
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.draft.stage import Level
+from edge_spec.drafters.protocol import Drafter, Tentative
+
+
+class Draft:
+    """A draft that is open beside its target: one model with one session, until `close`, or
+    `close_session` where others go on with the model. Its passes are watched: see watch.py.
+
+    vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
+    level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
+    in one pass. translated: makes a drafter whose guesses the target can read, where the draft has
+    other tokens. anticipates: it reads on while the target verifies. identity: changes with the
+    model's files and with whatever may change a bit of its cache.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        vocab_size: int,
+        step_s: float = 0.0,
+        level: Callable[[Sequence[Tentative]], Level] | None = None,
+        width: int = 1,
+        translated: Callable[[Drafter], Drafter] | None = None,
+        anticipates: bool = False,
+        identity: str = "",
+    ) -> None:
+        self.identity = identity
+        self.model = WatchedModel(model)
+        self.step_s = step_s
+        self._vocab_size = vocab_size
+        self._level = level
+        self._width = width
+        self._translated = translated
+        self._anticipates = anticipates
+        self._session = self.model.open_session()
+
+    def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
+        """Takes over the session from the drafter made before. below: guess for the draft."""
+        if self._translated is not None:
+            return self._translated(self.make_level(below, name))
+        return self.make_level(below, name)
+
+    def make_level(self, below: Sequence[Tentative], name: str) -> DraftModelDrafter:
+        """One that a level above reads, in the draft's own tokens."""
+        level = self._level(below) if self._level and below else None
+        return DraftModelDrafter(
+            self.model,
+            self._session,
+            self._vocab_size,
+            level,
+            width=self._width,
+            anticipates=self._anticipates,
+            name=name,
+        )
+
+    def fork(self) -> Draft:
+        """The same model with a session of its own."""
+        other = copy(self)
+        other._session = self.model.open_session()
+        return other
+
+    def close_session(self) -> None:
+        """Raises nothing, also where the device is lost: others are still to be closed."""
+        put_away(self._session)
+
+    def close(self) -> None:
+        self.close_session()
+        self.model.close()

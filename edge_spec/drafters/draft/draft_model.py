@@ -1,0 +1,308 @@
+"""A smaller model writes ahead (Leviathan et al. 2023; Chen et al. 2023).
+
+Its tokens are chosen as the target chooses: greedily, or in the same races of random numbers
+(sampling.Sampler), as deterministic candidates; or they are sampled from its own distribution,
+which then goes with them. It stops where the chance that all of them are right falls below what
+the round allows. Where guesses may branch, the likeliest rows are written on first (Li et al. 2024,
+EAGLE-2), with siblings wherever these are likely enough.
+
+Other drafters may write ahead for this one, and others for them: a cascade (Chen et al. 2024,
+Cascade Speculative Drafting). Each level verifies what the level below guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from edge_spec.core.model import Forward, Model, Session
+from edge_spec.core.rng import Purpose
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.draft.ahead import Ahead, Choice, Reading
+from edge_spec.drafters.draft.candidates import (
+    FIRST,
+    PRIORS,
+    SAMPLED,
+    SIBLING_KINDS,
+    Line,
+    guesses_behind,
+    kind_of,
+    ranked,
+)
+from edge_spec.drafters.draft.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
+from edge_spec.drafters.draft.stage import Level, NoLevel
+from edge_spec.drafters.draft.synced_session import InStep
+from edge_spec.drafters.protocol import Budget, Keeping
+from edge_spec.drafters.state import named, part_of
+from edge_spec.drafters.tree_builder import Growth, Guess, grow, nothing
+
+_NO_SCORES = Forward(np.empty((0, 0), np.float32))
+
+
+class DraftModelDrafter:
+    """Keeps a session of the draft in step with the text.
+
+    vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
+    proposed, and where the target writes one the draft reads another token in its place.
+    level: what guesses for the draft. width: rows of a tree that are read in one pass. shared: the
+    session reads its target's own cache. anticipates: it reads on while the target verifies, on a
+    session that nobody else needs meanwhile; not the trees that it reads level by level.
+    """
+
+    def __init__(
+        self,
+        draft: Model,
+        session: Session,
+        vocab_size: int,
+        level: Level | None = None,
+        *,
+        width: int = 1,
+        shared: bool = False,
+        anticipates: bool = False,
+        name: str = "draft-model",
+    ) -> None:
+        self.name = name
+        self._target_vocab = vocab_size
+        self._vocab_size = min(draft.config.vocab_size, vocab_size)
+        self._text = InStep(
+            session, draft.config.context_length, draft.capabilities.max_rows, shared
+        )
+        self._level = level or NoLevel()
+        self._width = width
+        self._trees = draft.capabilities.trees
+        self._acceptance = LearntAcceptance(PRIORS)
+        self._growth = nothing(0)
+        self._sampler = Sampler(SamplingParams(), ())
+        self._sampled = False
+        self._ahead = Ahead() if anticipates else None
+        self.anticipates = self.was_ready = False
+
+    def choose_like(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._sampled = sampler.sampled_drafts
+        # A sample cannot be foreseen: the level below guesses what is likeliest.
+        self._level.choose_like(Sampler(SamplingParams(), ()) if self._sampled else sampler)
+        self._forget()
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        if len(prompt) <= self._text.context_length:  # otherwise it never guesses
+            self._text.begin(self._readable(prompt))
+            self._text.catch_up()
+            self._level.prepare(prompt)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._growth = nothing(prompt[-1])
+        self._text.begin(self._readable(prompt))
+        self._level.begin(prompt)
+        self._forget()
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        # The draft reads the text and all guesses but the last.
+        count = min(budget.num_draft_tokens, self._text.room)
+        assumed = self._text.guesses
+        self.was_ready = False
+        if count <= 0:
+            self._growth = nothing(pending)
+            return self._growth.tree
+        branches = budget.branches and not assumed and (budget.shape or not self._sampled)
+        if branches:
+            self._growth = self._tree(pending, replace(budget, num_draft_tokens=count))
+        else:
+            self._growth = self._chain(pending, count, budget.min_reach)
+        by_level = branches and (self._sampled or self._width > 1)
+        self.anticipates = self._ahead is not None and not by_level
+        self.retract(len(assumed))
+        return self._growth.tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+        self._text.extend(self._readable(verdict.tokens))
+        self._level.extend(tree, out, verdict)
+        self.anticipates = False
+        if self._ahead is not None:
+            self._ahead.follow(verdict.tokens)
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        if self._ahead is not None:
+            estimate, longest = self._acceptance.estimate, self._text.room - 1
+            self._ahead.grow(self._read, estimate, longest, stopped)
+
+    def learnt(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.learnt()}
+
+    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+        if self.name in counts:
+            self._acceptance.relearn(counts[self.name])
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What was learnt, the draft's cache, and the state of the level below."""
+        level = self._level.snapshot() if isinstance(self._level, Keeping) else {}
+        return {
+            "acceptance": self._acceptance.snapshot(),
+            **named("text", self._text.snapshot()),
+            **named("level", level),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        if isinstance(self._level, Keeping):
+            self._level.restore(part_of(state, "level"))
+        self._text.restore(part_of(state, "text"))
+        self._acceptance.restore(state["acceptance"])
+        self._growth = nothing(0)
+        self._forget()
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        if not (self._sampled and self._trees):
+            return ()
+        return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+        self._text.guess(self._readable(verdict.tokens))
+        self._level.assume(tree, out, verdict)
+
+    def retract(self, keep: int) -> None:
+        self._text.retract(keep)
+        self._level.retract(keep)
+
+    def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
+        """What the draft writes, after what it has written while the target scored."""
+        line = Line(count, min_reach, self._acceptance)
+        if self._ahead is not None:
+            self._take_over(line, self._ahead)
+        while line.goes_on:
+            self._write(line)
+        choices = line.choices
+        tokens = [choice.token for choice in choices]
+        tree = TokenTree.chain(pending, tokens, line.confidence, self.name)
+        if self._sampled:
+            tree = replace(tree, draft_probs=(None, *(choice.draft_probs for choice in choices)))
+        return Growth(tree, (None, *(choice.kind for choice in choices)))
+
+    def _take_over(self, line: Line, ahead: Ahead) -> None:
+        while line.goes_on:
+            reading = ahead.get(self._text.guesses)
+            if reading is None:
+                return
+            line.add(reading.guess)
+            written = (reading.guess.token,)
+            verdict = Verdict(written, (), exhausted=True)
+            self._level.assume(TokenTree.chain(self._text.last), _NO_SCORES, verdict)
+            self._text.guess(written)
+            self.was_ready = True
+
+    def _write(self, line: Line) -> None:
+        """By one pass; the level below guesses for the draft as it guesses for the target."""
+        ahead = self._level.propose(self._text.last, line.room - 1)
+        ahead = self._readable_rows(ahead)
+        logits = self._text.score(ahead)
+        path = self._text.guesses
+        row: int | None = 0
+        rows: list[int] = []
+        while row is not None and line.goes_on:
+            choice = self._choose(logits[row], path)
+            path.append(choice.token)
+            line.add(choice)
+            rows.append(row)
+            row = ahead.child(row, choice.token)
+        self._text.keep(rows)
+        written = path[-len(rows) :]
+        self._text.guess(written)
+        self._level.learn(ahead, logits, written)
+
+    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
+        preference = self._preference(logits, path)
+        if self._ahead is None:
+            return self._choice(preference)
+        reading = self._reading(preference)
+        self._ahead.add(path, reading)
+        return reading.guess
+
+    def _choice(self, preference: np.ndarray) -> Choice:
+        if self._sampled:
+            token = self._sampler.draw(preference, Purpose.DRAFT)
+            return Choice(token, kind_of(SAMPLED, float(preference.max())), preference)
+        token = int(preference.argmax())
+        return Choice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
+
+    def _reading(self, preference: np.ndarray) -> Reading:
+        return Reading(self._choice(preference), partial(ranked, preference))
+
+    def _preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
+        """[vocab of the target] weights; probabilities, where the draft is sampled."""
+        weigh = self._sampler.probs if self._sampled else self._sampler.preference
+        return weigh(self._fitted(logits), path)
+
+    def _tree(self, pending: int, budget: Budget) -> Growth:
+        """Row after row, the likeliest first, or level after level where a pass of several rows
+        costs no more; sampled ones in the shape that is asked for."""
+        reader = Reader(self._text.score, self._width, self._text.max_rows)
+        if self._sampled:
+            return sample_shape(self.name, pending, budget, self._acceptance, reader, self._draw)
+        if self._width > 1:
+            return grow_levels(
+                self.name, pending, budget, self._acceptance, reader, self._likeliest
+            )
+        root: Path = ()
+        return grow(self.name, pending, budget, self._acceptance, root, self._expand)
+
+    def _expand(self, path: Path) -> list[Guess[Path]]:
+        """What may follow the text and these guesses."""
+        if self._ahead is None:
+            return self._likeliest(self._score(path), path)
+        reading = self._ahead.get(path)
+        if reading is None:
+            reading = self._read(path)
+            self._ahead.add(path, reading)
+        elif not path:
+            self.was_ready = True
+        return guesses_behind(path, reading.likeliest)
+
+    def _read(self, path: Path) -> Reading:
+        return self._reading(self._preference(self._score(path), path))
+
+    def _score(self, path: Path) -> np.ndarray:
+        """[vocab] logits behind the text and these guesses, by a pass of one row where the row
+        before it was the last to be scored."""
+        self._text.retract()
+        self._text.guess(path)
+        logits: np.ndarray = self._text.score(TokenTree.chain(self._text.last))[0]
+        self._text.keep([0])
+        return logits
+
+    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
+        return guesses_behind(path, ranked(self._preference(logits, path)))
+
+    def _draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
+        probs = self._sampler.probs(self._fitted(logits), path)
+        left, tokens = probs.copy(), []
+        for _ in range(min(count, int(np.count_nonzero(probs)))):
+            tokens.append(self._sampler.draw(left, Purpose.DRAFT))
+            left[tokens[-1]] = 0
+        return Draw(tokens, SIBLING_KINDS[: len(tokens)], probs)
+
+    def _fitted(self, logits: np.ndarray) -> np.ndarray:
+        """[vocab of the target]: what the draft does not know cannot be next. Raises ValueError
+        for logits that no choice can be made by."""
+        logits = logits[: self._vocab_size]
+        if not np.isfinite(logits.max()):  # NaN, where any of them is
+            raise ValueError("logits that are not finite")
+        missing = self._target_vocab - len(logits)
+        return np.pad(logits, (0, missing), constant_values=-np.inf) if missing else logits
+
+    def _forget(self) -> None:
+        self.anticipates = self.was_ready = False
+        if self._ahead is not None:
+            self._ahead.clear()
+
+    def _readable(self, tokens: Sequence[int]) -> list[int]:
+        return [token if token < self._vocab_size else 0 for token in tokens]
+
+    def _readable_rows(self, chain: TokenTree) -> TokenTree:
+        unknown = np.flatnonzero(chain.tokens >= self._vocab_size)
+        return chain.first_rows(int(unknown[0])) if len(unknown) else chain

@@ -1,0 +1,61 @@
+"""What guesses for a draft, so that it reads several tokens a pass: the next level of a cascade."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
+
+
+class Level(Protocol):
+    """Follows the text, and behind it what the draft has written so far."""
+
+    def choose_like(self, sampler: Sampler) -> None: ...
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        """Reads a prompt before `begin`."""
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
+        """A chain below `last`, the last token of the text and the guesses."""
+
+    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
+        """What the draft has written in place of the tree that was proposed last.
+
+        logits: [rows, vocab] of the draft, valid during this call."""
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """The draft has taken over what another model has written."""
+
+    def retract(self, keep: int) -> None:
+        """The draft forgets all of its guesses but the first `keep`."""
+
+    def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """A round of the target has ended; nothing that was guessed is left."""
+
+
+class NoLevel:
+    """The draft writes every token in a pass of its own."""
+
+    def choose_like(self, sampler: Sampler) -> None: ...
+
+    def prepare(self, prompt: Sequence[int]) -> None: ...
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
+        return TokenTree.chain(last)
+
+    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None: ...
+
+    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
+
+    def retract(self, keep: int) -> None: ...
+
+    def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...

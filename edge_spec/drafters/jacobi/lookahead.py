@@ -1,0 +1,227 @@
+"""Lookahead decoding: a window of Jacobi trajectories that fills a pool of n-grams
+(Fu et al. 2024).
+
+The window has W columns and N - 1 rows. Its row 0 is a chain from the pending token on; below
+each of its columns hangs a trajectory, whose rows the target wrote in successive rounds, the
+newest last. That is a token tree, so the window needs no attention mask of its own. Each round
+scores window and guesses in one pass: the argmax of the last window row makes the newest row,
+every column yields an n-gram for the pool, and the pool's n-grams that begin with the pending
+token are the guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.conversation import continues, restored_prompt
+from edge_spec.drafters.jacobi.initial_guesses import Fill, Filler
+from edge_spec.drafters.jacobi.pool import NgramPool
+from edge_spec.drafters.merge import MergedRow, tree_of
+from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import Growth, nothing
+from edge_spec.errors import UsageError
+
+
+@dataclass(frozen=True)
+class WindowSize:
+    """W columns, n-grams of N tokens, at most G guesses a round. Raises UsageError for sizes that
+    make no window."""
+
+    width: int
+    ngram: int
+    guesses: int
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.ngram < 2 or self.guesses < 1:
+            raise UsageError(
+                f"a lookahead window of {self} is too small",
+                remedy="Give W,N,G: W at least 1, N at least 2, G at least 1.",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.width},{self.ngram},{self.guesses}"
+
+    @property
+    def num_rows(self) -> int:
+        """Of one pass at most, the pending token included."""
+        return (self.ngram - 1) * (self.width + self.guesses)
+
+    @classmethod
+    def parse(cls, text: str) -> WindowSize:
+        """ "W,N,G". Raises UsageError."""
+        try:
+            width, ngram, guesses = (int(part) for part in text.split(","))
+        except ValueError:
+            raise UsageError(
+                f"{text!r} is no size of a lookahead window",
+                remedy="Give three numbers W,N,G, such as 3,3,3.",
+            ) from None
+        return cls(width, ngram, guesses)
+
+    @classmethod
+    def within(cls, num_rows: int) -> WindowSize:
+        """What a pass of so many rows has room for, half of it for the window."""
+        ngram = 2 if num_rows < 8 else 3 if num_rows < 24 else 4 if num_rows < 48 else 5
+        columns = max(2, num_rows // (ngram - 1))
+        return cls(columns // 2, ngram, columns - columns // 2)
+
+
+# Kinds of guess: window rows by their depth in the tree (1, 2, 3 or more), then the pool's by how
+# lately they were seen (first, second, third, later) and by whether they are an n-gram's first
+# token. Measured over greedy texts of a 135M chat model.
+_WINDOW_DEPTHS, _POOL_RANKS = 3, 4
+_PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
+
+DEFAULT_SIZE = WindowSize(2, 3, 2)
+
+
+class LookaheadDrafter:
+    name = "lookahead"
+
+    def __init__(
+        self, size: WindowSize = DEFAULT_SIZE, fill: Fill = Fill.RANDOM, seed: int = 0
+    ) -> None:
+        self._size = size
+        self._filler = Filler(fill, seed)
+        self._acceptance = LearntAcceptance(_PRIORS)
+        self._pool = NgramPool(size.ngram, size.guesses)
+        self._prompt: tuple[int, ...] = ()
+        # _levels[r][j]: row r, column j, a guess for position j + r; the pending token is at 0.
+        self._levels: list[list[int]] = []
+        self._growth = nothing(0)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Keeps the pool if the prompt continues the conversation."""
+        if not continues(self._prompt, prompt):
+            self._pool.clear()
+        self._prompt = tuple(prompt)
+        self._growth = nothing(prompt[-1])
+        self._filler.begin(prompt)
+        self._pool.begin(prompt)
+        self._levels = [[]]
+        self._refresh(0, prompt[-1])
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        rows = _Rows(pending, self.name, self._acceptance)
+        # A window too deep for what is left of the text, or too large, has nothing to give.
+        depth = self._size.width + len(self._levels) - 2
+        num_rows = self._size.width * len(self._levels)
+        if budget.probes and depth <= budget.num_draft_tokens and num_rows <= budget.num_rows:
+            self._add_window(rows)
+        ngrams = self._pool.after(pending)
+        for rank, ngram in enumerate(ngrams if budget.branches else ngrams[:1]):
+            kind, row = _WINDOW_DEPTHS + 2 * min(rank, _POOL_RANKS - 1), 0
+            for i, token in enumerate(ngram[: budget.num_draft_tokens]):
+                row = rows.add(row, token, kind + (i > 0))
+        self._growth = rows.growth()
+        tree = self._growth.tree
+        return tree.likeliest(budget.num_rows) if len(tree) > budget.num_rows else tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+        self._filler.extend(verdict.tokens)
+        self._pool.read(verdict.tokens)
+        num_tokens = len(verdict.tokens)
+        newest = self._newest_level(tree, out)
+        if newest is not None:  # a round without the window leaves it as it is, and behind
+            self._levels.append(newest)
+        if len(self._levels) == self._size.ngram:
+            for column in zip(*self._levels, strict=True):
+                self._pool.add(column)
+            # Without its first row every trajectory stands one position further right.
+            del self._levels[0]
+            num_tokens -= 1
+        self._refresh(num_tokens, verdict.next_token)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """The pool and what was learnt; the window is rebuilt within N rounds."""
+        return {
+            "acceptance": self._acceptance.snapshot(),
+            "prompt": np.array(self._prompt, np.int32),
+            "pool": self._pool.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Changes nothing where it raises."""
+        pool = NgramPool(self._size.ngram, self._size.guesses)
+        pool.restore(state["pool"])
+        prompt = restored_prompt(state["prompt"])
+        self._acceptance.restore(state["acceptance"])
+        self._pool, self._prompt = pool, prompt
+
+    def _add_window(self, rows: _Rows) -> None:
+        feet = [0]  # each column's last row
+        for token in self._levels[0][1:]:
+            kind = min(len(feet), _WINDOW_DEPTHS) - 1
+            feet.append(rows.add(feet[-1], token, kind, needed=True))
+        for r, level in enumerate(self._levels[1:], start=1):
+            for column, token in enumerate(level):
+                kind = min(column + r, _WINDOW_DEPTHS) - 1
+                feet[column] = rows.add(feet[column], token, kind, needed=True)
+
+    def _newest_level(self, tree: TokenTree, out: Forward) -> list[int] | None:
+        """The target's choice below each column, None where the window was not scored."""
+        newest = []
+        foot: int | None = 0
+        for column, (start, *trajectory) in enumerate(zip(*self._levels, strict=True)):
+            foot = _follow(tree, foot, [start] if column else [])
+            last = _follow(tree, foot, trajectory)
+            if last is None:
+                return None
+            newest.append(int(out.logits[last].argmax()))
+        return newest
+
+    def _refresh(self, num_tokens: int, pending: int) -> None:
+        """Moves the window's columns on by `num_tokens` positions; new ones are filled."""
+        width, fill = self._size.width, self._filler.fill
+        first, *others = self._levels
+        kept = first[num_tokens + 1 :]
+        self._levels = [[pending, *kept, *fill(kept, width - 1 - len(kept))]]
+        below: list[int] = []  # between the pending token and a row's first column
+        for level in others:
+            kept = level[num_tokens:]
+            self._levels.append([*kept, *fill([*below, *kept], width - len(kept))])
+            below.append(self._levels[-1][0])
+
+
+def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | None:
+    """Where `tokens` lead from a row, None where that was not scored."""
+    for token in tokens:
+        if row is None:
+            return None
+        row = tree.child(row, token)
+    return row
+
+
+class _Rows:
+    """The rows of one round's tree: no two equal siblings, each of the likeliest kind."""
+
+    def __init__(self, pending: int, drafter: str, acceptance: LearntAcceptance) -> None:
+        self._drafter = drafter
+        self._acceptance = acceptance
+        self._merged = [MergedRow(pending, -1)]
+        self._kinds = [0]
+        self._places: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int, kind: int, needed: bool = False) -> int:
+        """The row of this guess."""
+        row = self._places.setdefault((parent, token), len(self._merged))
+        if row == len(self._merged):
+            self._merged.append(MergedRow(token, parent))
+            self._merged[row].drafters.append(self._drafter)
+            self._kinds.append(kind)
+        estimate = self._acceptance.estimate
+        if estimate(kind) > estimate(self._kinds[row]):
+            self._kinds[row] = kind
+        self._merged[row].needed |= needed
+        return row
+
+    def growth(self) -> Growth:
+        confidence = [self._acceptance.estimate(kind) for kind in self._kinds]
+        return Growth(tree_of(self._merged, confidence), self._kinds)

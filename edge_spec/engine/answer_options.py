@@ -1,0 +1,26 @@
+"""How an answer is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.text.grammar import Grammar
+
+
+class AnswerOptions(TypedDict, total=False):
+    """How `generate`, `chat` and `stream` answer."""
+
+    max_tokens: int | None  # None: until the model ends its text or the context is full
+    stop: str | Sequence[str]  # the text ends before the first of these
+    sampling: SamplingParams  # greedy where not given
+    grammar: Grammar | None  # what the text has to look like
+    logprobs: int | None  # scores tokens, and so many alternatives beside each; None: does not
+    domain: str  # of text, such as "code": what a draft is accepted in is counted for each
+
+
+class ChatOptions(AnswerOptions, total=False):
+    """How `chat` and `stream` answer."""
+
+    tools: Sequence[Mapping[str, Any]]  # that the model may call, as its chat template takes them

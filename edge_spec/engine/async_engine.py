@@ -1,0 +1,181 @@
+"""An engine for asyncio: it decodes in a thread of its own, and the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial, wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from weakref import WeakSet
+
+from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.generation import Generation
+from edge_spec.engine.results import Chunk, GenerationResult
+from edge_spec.text.chat_template import Message
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+class AsyncEngine:
+    """The same as `Engine`, awaited. Answers that are asked for at the same time are written one
+    after the other; `fork` makes another conversation, whose answers are written meanwhile.
+
+    Cancelling a task that awaits an answer, or closing a stream, ends the answer after the current
+    round.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, "edge-spec-engine")
+        self._turn = asyncio.Lock()
+        self._closed = False
+        self._streams: WeakSet[AsyncGenerator[Chunk, None]] = WeakSet()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def last(self) -> GenerationResult | None:
+        """The last answer, or what there is of it."""
+        return self._engine.last
+
+    @property
+    def drafter(self) -> str:
+        return self._engine.drafter
+
+    async def chat(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> GenerationResult:
+        """As `Engine.chat`."""
+        return await self._answer(partial(self._engine.stream, messages, **options))
+
+    async def generate(
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
+    ) -> GenerationResult:
+        """As `Engine.generate`."""
+        return await self._answer(lambda: self._engine.generate(prompt, stream=True, **options))
+
+    def stream(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> AsyncGenerator[Chunk, None]:
+        """As `Engine.stream`. Where the loop may be left early, close the iterator
+        (`contextlib.aclosing`): Python does so only when it collects garbage."""
+        stream = self._stream(messages, **options)
+        self._streams.add(stream)
+        return stream
+
+    async def _stream(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> AsyncGenerator[Chunk, None]:
+        async with self._turn:
+            generation = await self._run(self._engine.stream, messages, **options)
+            try:
+                while (chunk := await self._run(next, generation, None)) is not None:
+                    yield chunk
+            finally:
+                generation.cancel()
+                await self._end(generation)
+
+    async def set_drafter(self, names: str) -> None:
+        """As `Engine.set_drafter`, also while an answer is written."""
+        await asyncio.to_thread(self._engine.set_drafter, names)
+
+    async def fork(self) -> AsyncEngine:
+        """As `Engine.fork`."""
+        async with self._turn:
+            return AsyncEngine(await _kept(self._run(self._engine.fork)))
+
+    async def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
+        """As `Engine.snapshot`, once answers that were asked for before have ended."""
+        async with self._turn:
+            await self._run(self._engine.snapshot, path, note)
+
+    async def restore(self, path: str | Path) -> dict[str, Any] | None:
+        """As `Engine.restore`, once answers that were asked for before have ended."""
+        async with self._turn:
+            return await self._run(self._engine.restore, path)
+
+    async def close(self) -> None:
+        """As `Engine.close`; an answer that is being written ends first, a stream that nobody
+        awaits is closed."""
+        for stream in list(self._streams):
+            with suppress(RuntimeError):  # somebody awaits its next chunk
+                await stream.aclose()
+        async with self._turn:
+            await self._run(self._engine.close)
+            self._closed = True
+            self._thread.shutdown()
+
+    async def _answer(self, start: Callable[[], Generation]) -> GenerationResult:
+        async with self._turn:
+            generation = await self._run(start)
+            try:
+                return await self._run(generation.finish)
+            except asyncio.CancelledError:
+                generation.cancel()
+                await self._end(generation)
+                raise
+
+    async def _end(self, generation: Generation) -> None:
+        """Behind the round that the thread may still be in, however often the task is cancelled
+        meanwhile: the next answer must not find the engine busy."""
+        ended = asyncio.ensure_future(self._run(generation.close))
+        cancelled = False
+        while not ended.done():
+            try:
+                await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                cancelled = True
+        ended.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _run(
+        self,
+        call: Callable[_Parameters, _Result],
+        *arguments: _Parameters.args,
+        **options: _Parameters.kwargs,
+    ) -> _Result:
+        if self._closed:
+            return call(*arguments, **options)  # it says so
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(call, *arguments, **options))
+
+
+async def _kept(opening: Coroutine[Any, Any, Engine]) -> Engine:
+    """The engine; one that a task that was cancelled does not wait for is closed."""
+    opened = asyncio.ensure_future(opening)
+    try:
+        return await asyncio.shield(opened)
+    except asyncio.CancelledError:
+        opened.add_done_callback(_close)
+        raise
+
+
+def _close(opened: asyncio.Future[Engine]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.get_loop().run_in_executor(None, opened.result().close)
+
+
+def awaited(
+    opening: Callable[_Parameters, Engine],
+) -> Callable[_Parameters, Coroutine[Any, Any, AsyncEngine]]:
+    @wraps(opening)
+    async def opened(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> AsyncEngine:
+        return AsyncEngine(await _kept(asyncio.to_thread(opening, *arguments, **options)))
+
+    return opened

@@ -1,0 +1,246 @@
+"""The round loop: propose, forward, verify, commit, observe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Thread
+from typing import NamedTuple
+
+from edge_spec.control.policy import Plan, Policy
+from edge_spec.core.logprobs import Score
+from edge_spec.core.metrics import DraftCounts, PlainReason, RoundStats
+from edge_spec.core.model import Forward, Session
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.session_errors import require_scores, target_calls
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.verify import verify
+from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
+from edge_spec.engine.draft_overlap import Anticipation
+from edge_spec.errors import EdgeSpecError
+
+
+class Origin(StrEnum):
+    """How a token came about."""
+
+    PLAIN = "plain"  # the round had no guess
+    ACCEPTED = "accepted"  # guessed by a drafter and confirmed
+    RECOVERED = "recovered"  # the target's own choice after a wrong guess
+    BONUS = "bonus"  # the target's own choice after all guesses were right
+
+
+class DecodedToken(NamedTuple):
+    id: int
+    origin: Origin
+    drafter: str = ""  # whose guess it was, several joined by "+", where it was accepted
+    score: Score | None = None  # where the sampler scores tokens
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a generation ends."""
+
+    max_tokens: int
+    stop_ids: frozenset[int]
+    context_length: int
+    max_rows: int  # of one forward
+    min_rows: int = 1  # of one forward; context_length leaves room for them
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Joins a target with its drafters under a policy."""
+
+    target: Session
+    drafters: Sequence[Drafter]
+    policy: Policy
+    overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
+    anticipation: Anticipation | None = None  # drafters guess on while the target scores
+    tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
+    replays: bool = False  # choices within it are left to plain steps
+    vocab_size: int | None = None  # of the scores, where they are held to it
+    clock: Callable[[], float] = time.perf_counter
+
+    @contextmanager
+    def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
+        """Drafters read the prompt while the target does within the block, or after it."""
+        if not self.overlap:
+            yield
+            self._prepare(prompt)
+            return
+        reader = Thread(target=self._prepare, args=(prompt,))
+        reader.start()
+        try:
+            yield
+        finally:
+            try:
+                reader.join()
+            except KeyboardInterrupt:
+                reader.join()  # nobody may use the draft before its pass has ended
+                raise
+
+    def _prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            if isinstance(drafter, Preparing) and self.policy.wants(drafter):
+                drafter.prepare(prompt)
+
+    def decode(
+        self,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        limits: Limits,
+        on_round: Callable[[RoundStats], None],
+    ) -> Generator[list[DecodedToken], None, None]:
+        """The tokens of each round, until a stop token (included), max_tokens or the context.
+
+        The target must hold all of the prompt but its last token. However the iterator ends, the
+        cache holds no token that was not yielded, unless the target fails: an EdgeSpecError tells
+        it, and the session is of no use any more.
+        """
+        num_tokens, pending, failed = 0, prompt[-1], False
+        plain = self._plain_reason(sampler)
+        for drafter in self.drafters:
+            if isinstance(drafter, ChoosingAlike):
+                drafter.choose_like(sampler)
+            drafter.begin(prompt)
+        try:
+            while num_tokens == 0 or pending not in limits.stop_ids:
+                room = limits.context_length - self.target.length
+                left = min(limits.max_tokens - num_tokens, room)
+                if left <= 0:
+                    return
+                num_rows = min(room + limits.min_rows - 1, limits.max_rows)
+                budget = Budget(min(left, num_rows) - 1, num_rows)
+                decoded, verdict, round_stats = self._round(
+                    pending, budget, sampler, limits, left, plain
+                )
+                self.policy.observe(round_stats)
+                if self.anticipation:
+                    self.anticipation.observe(round_stats)
+                on_round(round_stats)
+                plain = self._plain_reason(sampler, verdict)
+                if not verdict.tokens:
+                    continue
+                num_tokens += len(verdict.tokens)
+                pending = verdict.next_token
+                yield decoded
+        except EdgeSpecError:
+            failed = True
+            raise
+        finally:
+            # An interrupt may have come between a commit and the count of its tokens.
+            told = len(prompt) - 1 + num_tokens
+            if not failed and self.target.length > told:
+                with target_calls:
+                    self.target.rollback(told)
+
+    def _plain_reason(self, sampler: Sampler, verdict: Verdict | None = None) -> PlainReason | None:
+        """Why the round after this verdict has to be plain, if it has to."""
+        if not self.replays:
+            return None
+        if not sampler.params.greedy:
+            return PlainReason.UNSUPPORTED  # a draw has no margin that noise could be held against
+        undecided = verdict is not None and verdict.first_tie == len(verdict.tokens)
+        return PlainReason.REPLAY if undecided else None
+
+    def _round(
+        self,
+        pending: int,
+        budget: Budget,
+        sampler: Sampler,
+        limits: Limits,
+        left: int,
+        plain: PlainReason | None,
+    ) -> tuple[list[DecodedToken], Verdict, RoundStats]:
+        """The tokens of one round, and what came of its guesses; none where the first
+        choice is left to the next round: nothing is committed, and no drafter learns of it."""
+        start = self.clock()
+        if plain is None:
+            plan = self.policy.choose(self.drafters, pending, budget)
+        else:
+            plan = Plan(TokenTree.chain(pending), plain)
+        tree = plan.tree
+        drafted = self.clock()
+        with self.anticipation.meanwhile() if self.anticipation else nullcontext():
+            out = self._score(tree.padded(plan.num_rows or 0))
+        scored = self.clock()
+        verified = tree.first_rows(plan.num_verified or len(tree))
+        verdict = _cut(verify(verified, out, sampler), limits.stop_ids, left)
+        if self.replays and len(verified) > 1 and verdict.first_tie is not None:
+            verdict = verdict.first_tokens(verdict.first_tie)
+        decoded = _decoded(verified, verdict, out, sampler)
+        with target_calls:
+            if verdict.tokens:
+                self.target.commit(verdict.kept)
+            else:
+                self.target.rollback(self.target.length)
+        sampler.observe(verdict.tokens)
+        committed = self.clock()
+        for drafter in self.drafters if verdict.tokens else ():
+            drafter.observe(tree, out, verdict)
+        ended = self.clock()
+        return (
+            decoded,
+            verdict,
+            RoundStats(
+                num_rows=max(len(tree), plan.num_rows or 0),
+                num_draft_tokens=len(verified) - 1,
+                num_accepted=verdict.num_accepted,
+                num_tokens=len(verdict.tokens),
+                plain_reason=plan.plain_reason,
+                near_ties=verdict.near_ties,
+                draft_s=drafted - start + ended - committed,
+                forward_s=scored - drafted,
+                total_s=ended - start,
+                by_drafter=_counts(verified, verdict),
+                tokens=verdict.tokens,
+                anticipated=bool(self.anticipation and self.anticipation.was_ready),
+            ),
+        )
+
+    def _score(self, tree: TokenTree) -> Forward:
+        """Raises EdgeSpecError where the target fails or gives scores of another shape."""
+        with target_calls:
+            out = self.target.forward(tree)
+            require_scores(out, len(tree), self.vocab_size)
+        return out
+
+
+def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:
+    """Ends the verdict at the first stop token and at `left` tokens."""
+    for i, token in enumerate(verdict.tokens[:left]):
+        if token in stop_ids:
+            return verdict.first_tokens(i + 1)
+    return verdict.first_tokens(left)
+
+
+def _counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
+    counts: dict[str, DraftCounts] = {}
+    for row, names in enumerate(tree.proposed_by[1:], start=1):
+        for name in names.split("+"):
+            guessed, accepted = counts.get(name, (0, 0))
+            counts[name] = DraftCounts(guessed + 1, accepted + (row in verdict.accepted_rows))
+    return counts
+
+
+def _decoded(
+    tree: TokenTree, verdict: Verdict, out: Forward, sampler: Sampler
+) -> list[DecodedToken]:
+    """With where each token comes from, and how likely it was at the row that it follows."""
+    proposed_by = tree.proposed_by or ("",) * len(tree)
+    decoded = []
+    for i, (token, row) in enumerate(zip(verdict.tokens, verdict.kept, strict=True)):
+        score = sampler.score(out.logits[row], token)
+        if i < len(verdict.accepted_rows):
+            drafter = proposed_by[verdict.accepted_rows[i]]
+            decoded.append(DecodedToken(token, Origin.ACCEPTED, drafter, score))
+            continue
+        if len(tree) == 1:
+            origin = Origin.PLAIN
+        else:
+            origin = Origin.BONUS if verdict.exhausted else Origin.RECOVERED
+        decoded.append(DecodedToken(token, origin, score=score))
+    return decoded

@@ -1,0 +1,65 @@
+"""Drafting for the next round while the target verifies this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from threading import Event
+
+from edge_spec.control.overlap import OverlapTrial
+from edge_spec.core.metrics import RoundStats
+from edge_spec.drafters.protocol import Anticipating, Drafter
+
+
+class Anticipation:
+    """Lets drafters guess on, in one thread for all rounds, as long as a block runs.
+
+    trial: says when; None: in every round. Drafters and what they share with the target's thread,
+    the sampler above all, are used by one thread at a time: the block has to leave them alone.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], trial: OverlapTrial | None = None) -> None:
+        self.was_ready = False  # whether guesses of this round were made in the one before
+        self._drafters = [each for each in drafters if isinstance(each, Anticipating)]
+        self._trial = trial
+        self._thread = ThreadPoolExecutor(1, "edge-spec-draft")
+        self._running: Future[None] | None = None
+        self._stopped = Event()
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Ends when the block and at most one pass of a draft have. Raises what a drafter raised
+        that is not guarded."""
+        ready = [drafter for drafter in self._drafters if drafter.anticipates]
+        self.was_ready = any(drafter.was_ready for drafter in ready)
+        if not ready or not (self._trial is None or self._trial.on):
+            yield
+            return
+        self._stopped.clear()
+        self._running = self._thread.submit(self._anticipate, ready)
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def observe(self, round_stats: RoundStats) -> None:
+        if self._trial is not None:
+            self._trial.observe(round_stats)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.shutdown()
+
+    def _anticipate(self, drafters: Sequence[Anticipating]) -> None:
+        for drafter in drafters:
+            drafter.anticipate(self._stopped.is_set)
+
+    def _stop(self) -> None:
+        assert self._running is not None
+        try:
+            self._stopped.set()
+            self._running.result()
+        except KeyboardInterrupt:
+            wait([self._running])  # nobody may use the draft before its pass has ended
+            raise

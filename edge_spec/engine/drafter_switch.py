@@ -1,0 +1,165 @@
+"""Who guesses in one conversation, and how that changes while an answer is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Lock
+
+from edge_spec.core import entry_points
+from edge_spec.core.model import SelfDrafting, Session
+from edge_spec.drafters import factory
+from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.lookup.grammar import ForcedDrafter
+from edge_spec.drafters.protocol import Attached, CountingText, Drafter, TextCounts
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.decoder import Decoder
+from edge_spec.engine.speculation import Speculation
+
+
+class Drafting:
+    """The speculation of a conversation. `offer` may be called by any thread; what it offers is
+    used from the next `take` on."""
+
+    def __init__(self, parts: EngineComponents, session: Session) -> None:
+        self.speculation = parts.speculation
+        self._parts = parts
+        self._session = session
+        self._names = parts.drafter
+        self._offered: tuple[str, Speculation] | None = None
+        self._off = False
+        self._put_by: list[Speculation] = []  # while another one takes its place
+        self._lock = Lock()
+        self._moving = Lock()  # from when drafters are attached until `move_to` can find them
+        self._learnt: dict[str, list[float]] = {}  # by drafters that were used before
+        self._counted = TextCounts()  # by the same
+        self._attach(parts.speculation)
+
+    @property
+    def names(self) -> str:
+        """As `offer` was given them: those of the next round."""
+        with self._lock:
+            return self._offered[0] if self._offered else self._names
+
+    @property
+    def possible(self) -> list[str]:
+        """Drafters that are installed and that this conversation can have."""
+        setting = self._parts.speculator.setting
+        missing = set() if setting.drafts else set(factory.PAIR_DRAFTERS)
+        missing |= set() if setting.corpora else {"corpus"}
+        missing |= set() if isinstance(self._session, SelfDrafting) else set(factory.SELF_DRAFTERS)
+        return sorted(set(entry_points.names("drafters")) - missing)
+
+    def offer(self, names: str) -> None:
+        """Raises as `Engine.set_drafter` does, and then changes nothing."""
+        speculation = self._parts.speculator.choose(names)
+        with self._moving:
+            try:
+                self._attach(speculation)
+            except BaseException:
+                speculation.close()
+                raise
+            with self._lock:
+                replaced, self._offered = self._offered, (names, speculation)
+        if replaced is not None:
+            replaced[1].close()
+
+    def take(self) -> bool:
+        """Changes to what was offered last; whether there was something."""
+        with self._lock:
+            if self._offered is None or self._off:
+                return False
+            (self._names, offered), self._offered = self._offered, None
+        self._learnt |= self.speculation.learnt()
+        self._counted = self.text_counts
+        self.speculation.close()
+        offered.relearn(self._learnt)
+        self.speculation = offered
+        return True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Nobody guesses within the block, and nobody learns from it."""
+        with self._instead(self._parts.speculator.choose("none")):
+            yield
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """New drafters of the same names within the block, all of whose guesses are verified.
+        Those of before begin anew after it: the drafts' caches hold another text then."""
+        eager = replace(self._parts.speculator, eager=True).choose(self.names)
+        try:
+            self._attach(eager)
+            with self._instead(eager):
+                yield
+        finally:
+            eager.close()
+            self.offer(self.names)
+
+    @contextmanager
+    def _instead(self, speculation: Speculation) -> Iterator[None]:
+        before, self._off = (self.speculation, self._off), True
+        self._put_by.append(self.speculation)
+        self.speculation = speculation
+        try:
+            yield
+        finally:
+            self._put_by.pop()
+            self.speculation, self._off = before
+
+    def decoder(self, *, follows_grammar: bool = False) -> Decoder:
+        """follows_grammar: what the answer's grammar spells out is guessed too, if anything is."""
+        speculation = self.speculation
+        drafters = list(speculation.drafters)
+        if follows_grammar and drafters:
+            vocab_size = self._parts.model.config.vocab_size
+            forced: Drafter = GuardedDrafter(ForcedDrafter(), vocab_size)
+            drafters.insert(0, forced)
+        return Decoder(
+            self._session,
+            drafters,
+            speculation.policy,
+            speculation.overlap,
+            speculation.anticipation,
+            tie_margin=speculation.tie_margin,
+            replays=speculation.replays,
+            vocab_size=self._parts.model.config.vocab_size,
+        )
+
+    @property
+    def text_counts(self) -> TextCounts:
+        """Of all drafters so far."""
+        drafters = self.speculation.drafters
+        counts = [each.text_counts for each in drafters if isinstance(each, CountingText)]
+        return TextCounts(*map(sum, zip(self._counted, *counts, strict=True)))
+
+    def move_to(self, session: Session) -> None:
+        """The target goes on with a new session, in the place of one that failed."""
+        with self._moving:
+            self._session = session
+            with self._lock:
+                offered = [] if self._offered is None else [self._offered[1]]
+            for speculation in [self.speculation, *self._put_by, *offered]:
+                for drafter in speculation.drafters:
+                    if isinstance(drafter, GuardedDrafter):
+                        drafter.attach_again(self._parts.model, session)
+
+    def learnt(self) -> dict[str, list[float]]:
+        return self._learnt | self.speculation.learnt()
+
+    def remember(self, learnt: Mapping[str, list[float]]) -> None:
+        """For drafters that are offered later."""
+        self._learnt |= learnt
+
+    def close(self) -> None:
+        self.speculation.close()
+        with self._lock:
+            if self._offered is not None:
+                self._offered[1].close()
+                self._offered = None
+
+    def _attach(self, speculation: Speculation) -> None:
+        for drafter in speculation.drafters:
+            if isinstance(drafter, Attached):
+                drafter.attach(self._parts.model, self._session)

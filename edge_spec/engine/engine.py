@@ -1,0 +1,360 @@
+"""The composition root: text in, stream of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Unpack, overload
+
+from edge_spec.core.metrics import PlainRate, Stats
+from edge_spec.core.session_errors import put_away, target_calls
+from edge_spec.drafters.factory import PAIR_DRAFTERS
+from edge_spec.drafters.protocol import TextCounts
+from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.decoder import Decoder
+from edge_spec.engine.drafter_switch import Drafting
+from edge_spec.engine.generation import Conversation, Generation
+from edge_spec.engine.request import context_length_of, request_of, sampler_of
+from edge_spec.engine.results import GenerationResult
+from edge_spec.engine.shared_models import SharedModels
+from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
+from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
+from edge_spec.errors import UsageError
+from edge_spec.text.chat_template import Message, Tools
+
+
+class Engine:
+    """One model with its drafters and one KV cache. Use it from one thread at a time, but for
+    `set_drafter`, `chat_prompt` and `encode`, which any thread may call; `fork` makes another one
+    for another thread.
+
+    Prompts that begin like the text before them reuse its part of the cache, so a conversation
+    is continued by passing all of its messages. Starting a generation ends the one before it.
+    """
+
+    def __init__(self, parts: EngineComponents, models: SharedModels | None = None) -> None:
+        """models: those of `parts`, where other engines use them too."""
+        self.parts = parts
+        self.last: GenerationResult | None = None
+        drafts = [draft.model for draft in parts.drafts]
+        self._models = models or SharedModels([parts.model, *drafts], parts.idle_work)
+        self._session = parts.model.open_session()
+        self._drafting = Drafting(parts, self._session)
+        self._conversation = Conversation(
+            self._drafting.decoder(), PlainRate(), parts.speculator.load
+        )
+        self._running: Generation | None = None
+        self._answering = False
+        self._closed = False
+        self._models.take()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the caches, and the models where no other engine uses them; answering afterwards
+        raises UsageError."""
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as rest:  # is done, last one first, whatever is raised before
+            rest.callback(self._models.give_back)
+            for draft in self.parts.drafts:
+                rest.callback(draft.close_session)
+            rest.callback(put_away, self._session)
+            rest.callback(self._keep_learnt)
+            rest.callback(self._drafting.close)
+            self._end_running()
+
+    def _keep_learnt(self) -> None:
+        if self.parts.history is not None:
+            self.parts.history.save()
+        learnt = self._drafting.learnt()
+        if self.parts.keep_learnt is not None and self.last is not None and learnt:
+            self.parts.keep_learnt(learnt)
+
+    def fork(self) -> Engine:
+        """Another conversation on the same weights, which another thread may use at the same time.
+
+        It has caches, drafters and statistics of its own, and begins without a text; its drafters
+        are those of this engine now. Each is closed for itself, in any order: the last one closes
+        the models. Raises UsageError on a closed engine, DeviceMemoryError where there is too
+        little memory for one more cache.
+        """
+        self._require_open()
+        parts = self.parts
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            drafts = []
+            for draft in parts.drafts:
+                drafts.append(draft.fork())
+                opened.callback(drafts[-1].close_session)
+            speculator = parts.speculator.forked(drafts)
+            speculation = speculator.choose(self.drafter)
+            opened.callback(speculation.close)
+            parts = replace(parts, drafts=drafts, speculator=speculator, speculation=speculation)
+            engine = Engine(replace(parts, drafter=self.drafter), self._models)
+            opened.pop_all()
+        return engine
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> Generation: ...
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: bool = False,
+        tools: Tools = (),
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult | Generation:
+        """The assistant's next message; a string is one message of the user. With `stream`, what is
+        iterated for it piece by piece.
+
+        options: `ChatOptions`. Raises UsageError for malformed messages or options and for tools
+        that the model does not know, ContextFullError if the messages do not fit.
+        """
+        generation = self._start(self.chat_prompt(messages, tools), **options)
+        return generation if stream else generation.finish()
+
+    def stream(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> Generation:
+        """`chat`, piece by piece: iterate for `Chunk`s."""
+        return self.chat(messages, stream=True, **options)
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[True],
+        **options: Unpack[AnswerOptions],
+    ) -> Generation: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: bool = False,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult | Generation:
+        """The continuation of a text, or of token ids, without a chat template.
+
+        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
+        ContextFullError if the prompt does not fit.
+        """
+        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        generation = self._start(ids, **options)
+        return generation if stream else generation.finish()
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.parts.name
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime that the model runs on."""
+        return self.parts.runtime
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return context_length_of(self.parts)
+
+    @property
+    def drafters(self) -> list[str]:
+        """The names that `set_drafter` takes one or several of, beside "auto" and "none"."""
+        return self._drafting.possible
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without a chat template."""
+        return self.parts.text.tokenizer.encode(text)
+
+    @property
+    def drafter(self) -> str:
+        """The names that `set_drafter` was given last."""
+        return self._drafting.names
+
+    def set_drafter(self, names: str) -> None:
+        """From the next round on, also of an answer that is being written: "auto", "none", or
+        drafters' names joined by commas. Any thread may call.
+
+        Raises UsageError for a name that is not installed, UnsupportedModelError for one that this
+        model cannot have, and then changes nothing.
+        """
+        self._require_open()
+        self._drafting.offer(names)
+
+    @contextmanager
+    def without_drafting(self) -> Iterator[None]:
+        """Answers that start within the block are plain; after it, drafters and policy go on with
+        what they learnt before it."""
+        self._end_running()
+        with self._drafting.off():
+            yield
+            self._end_running()
+
+    @contextmanager
+    def verifying_all_guesses(self) -> Iterator[None]:
+        """Answers that start within the block verify every guess, whether or not that pays;
+        drafters begin anew before and after it."""
+        self._end_running()
+        with self._drafting.eager():
+            yield
+            self._end_running()
+
+    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
+        """The tokens that ask for the assistant's next message."""
+        return self.parts.text.chat_prompt(messages, tools)
+
+    def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
+        """Writes the whole conversation to one file: caches, drafters' state, what was learnt, and
+        a note, any JSON object, such as the messages.
+
+        Raises UsageError while an answer is being written, since ending it here would lose the
+        rest of it, and for a note that JSON cannot hold; SnapshotError where the file cannot be
+        written.
+        """
+        self._require_open()
+        running = self._running
+        if self._answering and running is not None and running.result.finish_reason is None:
+            raise UsageError(
+                "an answer is being written", remedy="Finish or close it before the snapshot."
+            )
+        self._settle()  # all of a running answer has been handed out
+        write_snapshot(
+            Path(path), take_snapshot(self.parts, self._conversation, self._drafting, note)
+        )
+
+    def restore(self, path: str | Path) -> dict[str, Any] | None:
+        """Takes a snapshot's conversation over, in place of this one, and returns its note.
+
+        A prompt that goes on with it is answered as the engine that made the snapshot would have,
+        without reading it again where model, runtime and options are the same; otherwise the text
+        is read again now. Drafters stay those of this engine. Ends a running generation.
+
+        Raises SnapshotError for a file that is damaged or of another model, ContextFullError for a
+        conversation that does not fit; this one then goes on as if nothing had been asked.
+        """
+        self._require_open()
+        snapshot = read_snapshot(Path(path))
+        check_snapshot(snapshot, self.parts, context_length_of(self.parts))
+        self._settle()
+        self._set_answering(True)
+        try:
+            take_over(snapshot, self.parts, self._conversation, self._drafting)
+        finally:
+            self._set_answering(False)
+        return snapshot.description.note
+
+    def _settle(self) -> None:
+        """Between two answers: the drafters are those of the next one."""
+        self._end_running()
+        self._replace_failed()
+        self._drafting.take()
+        self._conversation.decoder = self._drafting.decoder()
+
+    def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
+        self._require_open()
+        request = request_of(self.parts, prompt, options)
+        sampler = sampler_of(self.parts, prompt, options)
+        self._end_running()
+        self._replace_failed()
+        self._drafting.take()
+        sampler.tie_margin = self._drafting.speculation.tie_margin
+        conversation = self._conversation
+        constrained = sampler.constraint is not None
+        conversation.decoder = self._drafting.decoder(follows_grammar=constrained)
+        self._set_answering(True)
+        generation = Generation(
+            conversation,
+            request,
+            sampler,
+            self.parts.text.tokenizer,
+            on_end=partial(self._on_end, options.get("domain", "any"), self._drafting.text_counts),
+            changed_decoder=partial(self._changed_decoder, constrained),
+        )
+        self._running, self.last = generation, generation.result
+        return generation
+
+    def _replace_failed(self) -> None:
+        """After the target has failed, what its cache holds is not known: the next answer has a new
+        one. Raises an EdgeSpecError where none can be opened; the next call tries again."""
+        if not self._conversation.failed:
+            return
+        self._conversation.tokens = []
+        put_away(self._session)
+        with target_calls:
+            self._session = self.parts.model.open_session()
+        self._drafting.move_to(self._session)
+        self._conversation.failed = False
+
+    def _changed_decoder(self, constrained: bool) -> Decoder | None:
+        """Of the drafters that were chosen since the last round, if any were."""
+        if not self._drafting.take():
+            return None
+        return self._drafting.decoder(follows_grammar=constrained)
+
+    def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
+        self._set_answering(False)
+        counts = self._drafting.text_counts
+        stats.draft_characters = counts.proposed_characters - before.proposed_characters
+        stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
+        history = self.parts.history
+        if history is not None and set(stats.drafters) <= set(PAIR_DRAFTERS):  # not others' guesses
+            history.observe(domain, stats)
+            stats.staleness = history.staleness(domain)
+
+    def _set_answering(self, answering: bool) -> None:
+        work = self.parts.idle_work
+        if work is not None and answering != self._answering:
+            (work.pause if answering else work.resume)()
+        self._answering = answering
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this engine is closed", remedy="Load the model again.")
+
+    def _end_running(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+            self._set_answering(False)  # one that never began does not tell its end

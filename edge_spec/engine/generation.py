@@ -1,0 +1,286 @@
+"""One generation: a prompt becomes a stream of text."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from edge_spec.control.concurrency import Load
+from edge_spec.core.metrics import PlainRate, RoundStats, Stats
+from edge_spec.core.model import TextCodec
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.session_errors import target_calls
+from edge_spec.engine.decoder import DecodedToken, Decoder, Limits
+from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
+from edge_spec.errors import SessionError
+from edge_spec.text.tokenizer import StopCutter
+
+PREFILL_TOKENS = 256  # between two looks at whether the generation was cancelled
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and where its answer ends."""
+
+    prompt: tuple[int, ...]
+    limits: Limits
+    stops: tuple[str, ...]
+
+
+class Conversation:
+    """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
+
+    load: of the target, of which other conversations may have a part. noise: the margin of a choice
+    below which the cache may make another one of it than if it had been written by plain decoding.
+    """
+
+    def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Load) -> None:
+        self.load = load
+        self.decoder = decoder
+        self.plain_rate = plain_rate
+        self.noise = decoder.tie_margin
+        self.tokens: list[int] = []  # those in the target's cache
+        self.failed = False  # the target did: what its session holds is not known
+
+    def reuse(self, prompt: Sequence[int]) -> int:
+        """Rolls back to the longest common prefix, short of the pending token; its length. What is
+        noisier than the decoder promises is not kept."""
+        if self.noise > self.decoder.tie_margin:
+            self.tokens = []
+        self.noise = self.decoder.tie_margin
+        shared = 0
+        for cached, token in zip(self.tokens, prompt[:-1], strict=False):
+            if cached != token:
+                break
+            shared += 1
+        kept = self.cut(shared)
+        self.tokens = list(prompt[:kept])
+        return kept
+
+    def cut(self, length: int) -> int:
+        """Rolls back to so many tokens, or to none where a sliding window has forgotten what would
+        then be needed; how many are left."""
+        target = self.decoder.target
+        try:
+            with target_calls:
+                target.rollback(length)
+        except SessionError:
+            with target_calls:
+                target.rollback(0)
+        return target.length
+
+
+class Generation(Iterator[Chunk]):
+    """A running generation: iterate for its text, or call `finish`.
+
+    `result` grows with each chunk. `cancel` may be called from a signal handler or another
+    thread and ends the generation after the current round, with the cache consistent.
+
+    Where the model fails, the iterator raises an EdgeSpecError after the last of the text, which
+    `result` keeps, and the conversation's session is not used again.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        request: Request,
+        sampler: Sampler,
+        tokenizer: TextCodec,
+        on_end: Callable[[Stats], None] = lambda stats: None,
+        changed_decoder: Callable[[], Decoder | None] = lambda: None,
+    ) -> None:
+        """changed_decoder: asked between rounds for one that goes on in the place of the last."""
+        self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
+        self._conversation = conversation
+        self._request = request
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+        self._text = tokenizer.stream()
+        self._cutter = StopCutter(request.stops)
+        self._on_end = on_end
+        self._changed_decoder = changed_decoder
+        self._cancelled = False
+        self._started = time.perf_counter()
+        self._chunks = self._generate()
+
+    def __next__(self) -> Chunk:
+        with self._conversation.load.entered():
+            return next(self._chunks)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @contextmanager
+    def cancelled_by_interrupt(self) -> Iterator[None]:
+        """Within the block, the first Ctrl-C cancels this generation; a second one raises."""
+
+        def cancel(number: int, frame: FrameType | None) -> None:
+            self.cancel()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        previous = signal.signal(signal.SIGINT, cancel)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def close(self) -> None:
+        """Ends the generation; what was generated stays in `result`."""
+        self._chunks.close()
+        self.result.text += self._cutter.finish()
+        if self.result.finish_reason is None:
+            self.result.finish_reason = FinishReason.CANCELLED
+
+    def finish(self) -> GenerationResult:
+        """Runs to the end."""
+        for _ in self:
+            pass
+        return self.result
+
+    def _generate(self) -> Generator[Chunk, None, None]:
+        conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
+        decoded: list[int] = []
+        try:
+            if not self._prefill():
+                return
+            with closing(self._rounds(decoded)) as rounds:
+                for tokens in rounds:
+                    if not stats.ttft_ms:
+                        stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
+                    chunk = self._chunk(tokens)
+                    if chunk.text or chunk.tokens:
+                        yield chunk
+                    if self._cutter.stopped or self._cancelled:
+                        break
+            if self._cutter.stopped:
+                self._drop_behind_stop()
+            yield from self._last_chunk(decoded)
+        except Exception:
+            conversation.failed = True
+            try:
+                last = list(self._last_chunk(decoded))
+            finally:
+                self.result.finish_reason = FinishReason.ERROR
+            yield from last
+            raise
+        finally:
+            held = conversation.decoder.target.length
+            conversation.tokens = [*prompt, *decoded][:held]
+            stats.plain_per_second = conversation.plain_rate.tokens_per_second
+            self._on_end(stats)
+
+    def _prefill(self) -> bool:
+        """Brings the cache to the prompt without its last token; False if cancelled."""
+        conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
+        target = conversation.decoder.target
+        stats.prompt_n = len(prompt)
+        stats.cached_n = conversation.reuse(prompt)
+        with conversation.decoder.preparing(prompt):
+            while target.length < len(prompt) - 1:
+                if self._cancelled:
+                    self.result.finish_reason = FinishReason.CANCELLED
+                    return False
+                end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
+                with target_calls:
+                    target.prefill(prompt[target.length : end])
+        stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
+        return True
+
+    def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:
+        """Of the conversation's decoder, and of those that take its place; their tokens are added
+        to `decoded`."""
+        conversation, request = self._conversation, self._request
+        while True:
+            text = [*request.prompt, *decoded]
+            limits = replace(request.limits, max_tokens=request.limits.max_tokens - len(decoded))
+            changed = None
+            with closing(
+                conversation.decoder.decode(text, self._sampler, limits, self._on_round)
+            ) as rounds:
+                for tokens in rounds:
+                    decoded += [token.id for token in tokens]
+                    yield tokens
+                    changed = self._changed_decoder()
+                    if changed is not None:
+                        break
+            if changed is None or decoded[-1] in limits.stop_ids:
+                return
+            conversation.decoder = changed
+            conversation.noise = max(conversation.noise, changed.tie_margin)
+            self._sampler.tie_margin = conversation.noise
+            with changed.preparing([*request.prompt, *decoded]):
+                pass  # the target holds the text already
+
+    def _drop_behind_stop(self) -> None:
+        """A round's tokens behind the one that completes a stop string leave the cache: plain
+        decoding would not have had them, and the next prompt may go on with them."""
+        plain = len(self._request.prompt) - 1 + len(self.result.tokens)
+        if self._conversation.decoder.target.length > plain:
+            self._conversation.cut(plain)
+
+    def _on_round(self, round_stats: RoundStats) -> None:
+        self.result.stats.observe(round_stats)
+        self._conversation.plain_rate.observe(round_stats)
+
+    def _chunk(self, decoded: list[DecodedToken]) -> Chunk:
+        text, tokens = "", []
+        for token in decoded:
+            piece = self._text.push(token.id)
+            text += self._cutter.push(piece)
+            tokens.append(self._token(token, piece))
+            if self._cutter.stopped:
+                break
+        return self._add(text, tokens)
+
+    def _token(self, token: DecodedToken, piece: str) -> Token:
+        if token.score is None:
+            return Token(token.id, piece, token.origin, token.drafter)
+        logprob, alternatives = token.score
+        listed = tuple(
+            Alternative(each, self._tokenizer.decode([each]), logprob)
+            for each, logprob in alternatives
+        )
+        return Token(token.id, piece, token.origin, token.drafter, logprob, listed)
+
+    def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
+        """What is left of the text when no more tokens come, and the reason of the end."""
+        result, text = self.result, ""
+        if not self._cutter.stopped:
+            left = self._text.finish()
+            if left and result.tokens:
+                last = result.tokens[-1]
+                result.tokens[-1] = replace(last, text=last.text + left)
+            text = self._cutter.push(left) + self._cutter.finish()
+        chunk = self._add(text, [])
+        result.finish_reason = self._reason(decoded)
+        if self._cutter.stopped:
+            _cut_tokens(result)
+        if text:
+            yield chunk
+
+    def _reason(self, decoded: list[int]) -> FinishReason:
+        ended = bool(decoded) and decoded[-1] in self._request.limits.stop_ids
+        if self._cutter.stopped or ended:
+            return FinishReason.STOP
+        return FinishReason.CANCELLED if self._cancelled else FinishReason.LENGTH
+
+    def _add(self, text: str, tokens: list[Token]) -> Chunk:
+        self.result.text += text
+        self.result.tokens += tokens
+        return Chunk(text, tuple(tokens))
+
+
+def _cut_tokens(result: GenerationResult) -> None:
+    """Ends the tokens where the text was cut, so that their texts join to it."""
+    left = len(result.text)
+    kept = []
+    for token in result.tokens:
+        if left <= 0:
+            break
+        kept.append(replace(token, text=token.text[:left]))
+        left -= len(token.text)
+    result.tokens = kept

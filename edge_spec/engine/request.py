@@ -1,0 +1,70 @@
+"""From what is asked of an engine to a request and a sampler, checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.engine.answer_options import AnswerOptions
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.decoder import Limits
+from edge_spec.engine.generation import Request
+from edge_spec.errors import ContextFullError, UsageError
+
+GREEDY = SamplingParams()
+MAX_ALTERNATIVES = 20
+
+
+def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
+    """Raises UsageError for what this model cannot be asked, ContextFullError for a prompt that
+    does not fit."""
+    max_tokens, stop = options.get("max_tokens"), options.get("stop", ())
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
+    _check_tokens(parts, "the prompt", prompt)
+    if not prompt:
+        raise UsageError("the prompt is empty", remedy="Give it at least one token.")
+    context_length = context_length_of(parts)
+    if len(prompt) > context_length:
+        raise ContextFullError(
+            f"the prompt has {len(prompt)} tokens, the context holds {context_length}",
+            remedy="Shorten the prompt or begin a new conversation.",
+        )
+    limits = Limits(
+        max_tokens=context_length if max_tokens is None else max_tokens,
+        stop_ids=frozenset(parts.text.eos_ids),
+        context_length=context_length,
+        max_rows=parts.model.capabilities.max_rows,
+        min_rows=parts.min_rows,
+    )
+    return Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop))
+
+
+def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
+    """Raises UsageError for what this model cannot be asked."""
+    sampling, logprobs = options.get("sampling", GREEDY), options.get("logprobs")
+    grammar = options.get("grammar")
+    _check_tokens(parts, "logit_bias", sampling.logit_bias)
+    if logprobs is not None and not 0 <= logprobs <= MAX_ALTERNATIVES:
+        raise UsageError(f"logprobs is {logprobs}", remedy=f"It has to be 0 to {MAX_ALTERNATIVES}.")
+    return Sampler(
+        sampling,
+        prompt,
+        sampled_drafts=False if parts.speculator.exact else None,
+        constraint=None if grammar is None else parts.grammars.compile(grammar),
+        num_alternatives=logprobs,
+    )
+
+
+def context_length_of(parts: EngineComponents) -> int:
+    """Tokens of prompt and answer: the last pass, too, has to fit the context with all its rows."""
+    return parts.model.config.context_length - parts.min_rows + 1
+
+
+def _check_tokens(parts: EngineComponents, where: str, tokens: Iterable[int]) -> None:
+    vocab_size = parts.model.config.vocab_size
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise UsageError(
+            f"{where} has a token outside the vocabulary",
+            remedy=f"Tokens are 0 to {vocab_size - 1}.",
+        )

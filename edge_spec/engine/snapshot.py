@@ -1,0 +1,177 @@
+"""What a snapshot of a conversation holds, and how an engine takes one over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edge_spec.core.model import Restorable
+from edge_spec.core.session_errors import TargetCalls, target_calls
+from edge_spec.drafters.factory import PAIR_DRAFTERS
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.decoder import Decoder
+from edge_spec.engine.drafter_switch import Drafting
+from edge_spec.engine.generation import PREFILL_TOKENS, Conversation
+from edge_spec.engine.snapshot_file import Description, Snapshot
+from edge_spec.engine.speculation import Speculation
+from edge_spec.errors import ContextFullError, EdgeSpecError, SnapshotError, UsageError
+
+
+def take_snapshot(
+    parts: EngineComponents,
+    conversation: Conversation,
+    drafting: Drafting,
+    note: Mapping[str, Any] | None,
+) -> Snapshot:
+    """Between two answers. Raises UsageError for a note that JSON cannot hold, SessionError where
+    the target fails."""
+    description = Description(
+        model=parts.name,
+        fingerprint=fingerprint(parts),
+        computing=parts.computing,
+        drafts=_drafts(parts),
+        exact=parts.speculator.exact,
+        noise=conversation.noise,
+        plain_s=conversation.plain_rate.seconds,
+        learnt=drafting.learnt(),
+        note=_checked_note(note),
+    )
+    return Snapshot(
+        description,
+        np.array(conversation.tokens, np.int32),
+        _target_state(conversation),
+        drafting.speculation.snapshot(),
+    )
+
+
+def check_snapshot(snapshot: Snapshot, parts: EngineComponents, context_length: int) -> None:
+    """Raises SnapshotError for one of another model, ContextFullError for one that is too long."""
+    description, tokens = snapshot.description, snapshot.tokens
+    if description.fingerprint != fingerprint(parts):
+        raise SnapshotError(
+            f"the snapshot was made with {description.model}, not with {parts.name} as it is now",
+            remedy="Load that model, unchanged since then.",
+        )
+    vocab_size = parts.model.config.vocab_size
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        raise SnapshotError(
+            f"the snapshot has tokens outside the vocabulary of {vocab_size}",
+            remedy="Restore another snapshot.",
+        )
+    if len(tokens) > context_length:
+        raise ContextFullError(
+            f"the snapshot has {len(tokens)} tokens, the context holds {context_length}",
+            remedy="Load the model with a longer context.",
+        )
+
+
+def take_over(
+    snapshot: Snapshot, parts: EngineComponents, conversation: Conversation, drafting: Drafting
+) -> None:
+    """After `check_snapshot`, between two answers. Raises SnapshotError, and changes nothing then,
+    where a session or a drafter does not know its part for one of its own."""
+    speculation, learnt = drafting.speculation, snapshot.description.learnt
+    before = speculation.snapshot()
+    try:
+        speculation.relearn(learnt)
+        speculation.restore(_drafters_state(snapshot, parts, speculation))
+        _restore_target(snapshot, parts, conversation)
+    except BaseException as error:
+        conversation.failed |= isinstance(error, EdgeSpecError)
+        speculation.restore(before)
+        if isinstance(error, (KeyError, ValueError)):
+            raise SnapshotError(
+                f"the snapshot does not fit {parts.name} on {parts.runtime}: {error}",
+                remedy="Restore another snapshot.",
+            ) from error
+        raise
+    drafting.remember(learnt)
+    if snapshot.description.computing == parts.computing:
+        conversation.plain_rate.restore(snapshot.description.plain_s)
+
+
+def fingerprint(parts: EngineComponents) -> str:
+    """Changes with the model: its files, its architecture and its vocabulary. The same for any
+    length of context."""
+    architecture = {**parts.model.config.to_dict(), "context_length": 0}
+    vocabulary = sorted(parts.text.tokenizer.vocabulary().items())
+    described = json.dumps([parts.identity, architecture, vocabulary], sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _drafts(parts: EngineComponents) -> tuple[str, ...]:
+    return tuple(draft.identity for draft in parts.drafts)
+
+
+def _target_state(conversation: Conversation) -> dict[str, np.ndarray]:
+    target = conversation.decoder.target
+    if not isinstance(target, Restorable):
+        return {}
+    try:
+        with target_calls:
+            return target.state()
+    except EdgeSpecError:
+        conversation.failed = True
+        raise
+
+
+def _checked_note(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if note is None:
+        return None
+    try:
+        checked: dict[str, Any] = json.loads(json.dumps(dict(note), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the note of a snapshot is no JSON object: {error}",
+            remedy="Give a dictionary of JSON.",
+        ) from None
+    return checked
+
+
+def _drafters_state(
+    snapshot: Snapshot, parts: EngineComponents, speculation: Speculation
+) -> dict[str, np.ndarray]:
+    """Of the drafters that are used now; those of a draft only where that is the same."""
+    known = {drafter.name for drafter in speculation.drafters}
+    if snapshot.description.drafts != _drafts(parts):
+        known -= set(PAIR_DRAFTERS)
+    state = snapshot.drafters
+    return {name: array for name, array in state.items() if name.partition("/")[0] in known}
+
+
+def _restore_target(
+    snapshot: Snapshot, parts: EngineComponents, conversation: Conversation
+) -> None:
+    """From the kept cache, or by reading the text again. Raises ValueError for what is no cache."""
+    tokens, target = snapshot.tokens.tolist(), conversation.decoder.target
+    if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
+        held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
+        try:
+            with TargetCalls(ValueError):
+                target.restore(snapshot.cache, len(tokens))
+        except ValueError:
+            conversation.tokens = held
+            raise
+        conversation.tokens, conversation.noise = tokens, snapshot.description.noise
+        return
+    conversation.reuse(tokens)
+    try:
+        while target.length < len(tokens):
+            with target_calls:
+                target.prefill(tokens[target.length : target.length + PREFILL_TOKENS])
+    finally:
+        conversation.tokens = tokens[: target.length]
+
+
+def _is_usable(snapshot: Snapshot, parts: EngineComponents, decoder: Decoder) -> bool:
+    """Whether this engine might have computed the kept cache: no noisier than it promises
+    (`Conversation.reuse`), and where it promises no noise, in passes as wide as its own."""
+    description = snapshot.description
+    if not snapshot.cache or description.computing != parts.computing:
+        return False
+    same_width = description.exact == parts.speculator.exact
+    return description.noise <= decoder.tie_margin and (decoder.tie_margin > 0 or same_width)

@@ -1,0 +1,173 @@
+"""Composes drafters with a policy: what is guessed, what of it is verified, how ties are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.always_verify import EagerPolicy
+from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.concurrency import Load, SharedPolicy
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.overlap import DraftOverlap, OverlapTrial
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
+from edge_spec.core.model import Capabilities
+from edge_spec.drafters import factory
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.protocol import Closing, Drafter
+from edge_spec.drafters.state import learnt_of, relearn_into, restore_into, snapshot_of
+from edge_spec.engine.draft_overlap import Anticipation
+
+# What was seen over a few tokens at load need not be the worst.
+_REPLAY_SAFETY = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """tie_margin: of a greedy choice, below which it may differ from plain decoding's."""
+
+    drafters: Sequence[Drafter]
+    policy: Policy
+    tie_margin: float = 0.0
+    overlap: bool = False  # drafters have a device of their own
+    anticipation: Anticipation | None = None  # drafters guess on while the target scores
+    replays: bool = False  # near ties of wider passes are decided by plain steps
+
+    def close(self) -> None:
+        if self.anticipation is not None:
+            self.anticipation.close()
+        for drafter in self.drafters:
+            if isinstance(drafter, Closing):
+                drafter.close()
+
+    def learnt(self) -> dict[str, list[float]]:
+        """How often guesses of each kind were right, by drafter; of use to the next session."""
+        return {name: counts.ravel().tolist() for name, counts in learnt_of(self.drafters).items()}
+
+    def relearn(self, counts: Mapping[str, Sequence[float]]) -> None:
+        """What is of another version is left out."""
+        try:
+            relearn_into(self.drafters, {name: np.array(values) for name, values in counts.items()})
+        except ValueError as error:
+            _log.info("what was learnt is of another version: %s", error)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What the drafters keep of their conversation."""
+        return snapshot_of(self.drafters)
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for the snapshot of other drafters."""
+        restore_into(self.drafters, state)
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """What one target allows; composes whatever drafters the user asks for.
+
+    exact: bit-identical to plain decoding in the same mode, where a width above 1 has such rows;
+    else what wider passes leave open is decided by plain steps.
+    """
+
+    setting: Setting
+    capabilities: Capabilities
+    numerics: Numerics
+    exact: bool = False
+    overlap: bool = False  # drafts have a device of their own
+    draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
+    load: Load = field(default_factory=Load)  # of the target
+    parallel_rows: int | None = None  # that all conversations together may score a pass
+    costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
+    eager: bool = False  # every guess is verified, whether or not that pays
+
+    @property
+    def replays(self) -> bool:
+        return self.exact and self.numerics.invariant_widths[-1] == 1
+
+    @property
+    def min_rows(self) -> int:
+        """Of a pass."""
+        return self.numerics.invariant_widths[0] if self.exact else 1
+
+    def forked(self, drafts: Sequence[Draft]) -> Speculator:
+        """For another conversation on the same target, with these drafts: its rounds correct row
+        costs of its own, which begin as those of this one are now."""
+        costs, measured = None, self.costs
+        if measured is not None:
+            costs = cache(lambda: deepcopy(measured()))
+        return replace(self, setting=replace(self.setting, drafts=drafts), costs=costs)
+
+    def choose(self, names: str) -> Speculation:
+        """Raises UsageError for names that `factory.load_drafters` refuses."""
+        return self.compose(factory.load_drafters(names, self.setting))
+
+    def compose(self, drafters: Sequence[Drafter]) -> Speculation:
+        """Guesses branch only where that changes no number, so that the text is the one that
+        plain decoding writes, bit for bit where the runtime's widths allow it."""
+        trees, branches = self.capabilities.trees, self.branches
+        guarded = self._merged(drafters)
+        policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
+        if self.eager:
+            policy = EagerPolicy(self._max_draft_tokens, branches, trees)
+        elif self.costs is not None and guarded:
+            guess_s = {name: self._step_s for name in factory.PAIR_DRAFTERS if self._step_s}
+            free = {each.name for each in guarded if not _is_costly(each)}
+            costs, limit = self.costs(), self._max_draft_tokens
+            if self.exact and not self.replays:
+                costs = costs.padded(self.numerics.invariant_widths)
+            policy = MeasuredPolicy(costs, guess_s, free, limit, branches, trees)
+        if self.parallel_rows is not None:
+            policy = SharedPolicy(policy, self.load, self.parallel_rows)
+        if self.exact and not self.replays:
+            policy = ExactPolicy(policy, self.numerics.invariant_widths)
+        tie_margin = self.numerics.tie_margin if guarded else 0.0
+        if self.exact:
+            tie_margin *= _REPLAY_SAFETY if self.replays else 0
+        anticipation = self._anticipation(guarded)
+        return Speculation(guarded, policy, tie_margin, self.overlap, anticipation, self.replays)
+
+    def _anticipation(self, drafters: Sequence[Drafter]) -> Anticipation | None:
+        paired = any(drafter.name in factory.PAIR_DRAFTERS for drafter in drafters)
+        if self.draft_overlap is DraftOverlap.OFF or not paired or self.replays:
+            return None
+        trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
+        return Anticipation(drafters, trial)
+
+    @property
+    def branches(self) -> bool:
+        """Whether guesses may branch without changing a number."""
+        return self.capabilities.trees and self.numerics.branch_invariant
+
+    @property
+    def _step_s(self) -> float:
+        return self.setting.drafts[0].step_s if self.setting.drafts else 0.0
+
+    @property
+    def _max_draft_tokens(self) -> int:
+        if self.setting.draft_n_max is not None:
+            return self.setting.draft_n_max
+        window = self.setting.window
+        return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
+
+    def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
+        """Those that cost nothing in one tree; a draft is asked where they have nothing likely."""
+        guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
+        free: list[Drafter] = [each for each in guarded if not _is_costly(each)]
+        if len(free) > 1:
+            free = [CompositeDrafter(free)]
+        return free + [each for each in guarded if _is_costly(each)]
+
+
+def _is_costly(drafter: Drafter) -> bool:
+    return drafter.name in factory.COSTLY_DRAFTERS

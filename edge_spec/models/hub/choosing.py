@@ -1,0 +1,132 @@
+"""Which files of a repository make up the model that is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.models.hub.reference import HubReference
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+# Beside the weights; of these, only the first two have to be there.
+DESCRIPTION = (
+    *(CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json"),
+    *("chat_template.jinja", "special_tokens_map.json"),
+)
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Of several GGUF files the first of these: Q4_0 is what all runtimes here run or convert as it is,
+# Q8_0 nearly the whole model; then by how common they are.
+PREFERRED = (
+    *("Q4_0", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q4_K_S", "Q5_K_S", "F16", "BF16", "F32"),
+)
+
+_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files of another kind
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Files that belong together: one GGUF file, or those of a Hugging Face directory."""
+
+    names: tuple[str, ...]  # as the repository has them, "/" between folders
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.names[0].lower().endswith(".gguf")
+
+
+def choose(reference: HubReference, names: Collection[str]) -> Choice:
+    """names: all files that there are. Safetensors where there are any, else a GGUF file.
+
+    Raises UsageError where it is not clear which file is meant, UnsupportedModelError where none
+    can be read.
+    """
+    if reference.file is not None:
+        return Choice((_named(reference, names),))
+    weights = _safetensors(names)
+    if weights and CONFIG in names:
+        if TOKENIZER not in names:
+            raise UnsupportedModelError(
+                f"{reference} has no {TOKENIZER}",
+                remedy="Choose a repository that has one, or a GGUF file of the model.",
+            )
+        return Choice((*(name for name in DESCRIPTION if name in names), *weights))
+    return Choice((_preferred(reference, names),))
+
+
+def _named(reference: HubReference, names: Collection[str]) -> str:
+    file = reference.file or ""
+    if file not in names:
+        raise UsageError(
+            f"hf:{reference.repository} has no file {file}", remedy=_listed(_models(names))
+        )
+    if _SPLIT.search(file):
+        raise _split(reference, file)
+    return file
+
+
+def _safetensors(names: Collection[str]) -> tuple[str, ...]:
+    """The index and all shards, or the single file; nothing where a shard is missing."""
+    shards = sorted(name for name in names if _SHARD.fullmatch(name))
+    if INDEX in names and shards:
+        total = int(shards[0][-len("00000.safetensors") :][:5])
+        return (INDEX, *shards) if len(shards) == total else ()
+    return (SINGLE,) if SINGLE in names else ()
+
+
+def _preferred(reference: HubReference, names: Collection[str]) -> str:
+    models = _models(names)
+    whole = [name for name in models if not _SPLIT.search(name)]
+    if len(whole) == 1:
+        return whole[0]
+    for quantization in PREFERRED:
+        ending = re.compile(rf"(?:^|[-._/]){quantization}\.gguf$", re.IGNORECASE)
+        found = [name for name in whole if ending.search(name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    if whole:
+        raise UsageError(
+            f"{reference} has several GGUF files, and none is the obvious one",
+            remedy=f"Name one: hf:{reference.repository}:FILE. {_listed(whole)}",
+        )
+    if models:
+        raise _split(reference, models[0])
+    if any(name.endswith(_PICKLES) for name in names):
+        raise UnsupportedModelError(
+            f"{reference} has its weights as a pickle, which can run code when it is read",
+            remedy="Choose a repository with safetensors or GGUF files.",
+        )
+    raise UnsupportedModelError(
+        f"{reference} has neither GGUF files nor config.json with safetensors",
+        remedy="Choose another repository.",
+    )
+
+
+def _models(names: Collection[str]) -> list[str]:
+    files = (name for name in names if name.lower().endswith(".gguf"))
+    return sorted(name for name in files if not _NO_MODEL.search(name))
+
+
+def _split(reference: HubReference, name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{reference} has {name} in several parts, which this version cannot read",
+        remedy="Choose a quantization in one file, or join the parts with llama-gguf-split "
+        "--merge.",
+    )
+
+
+def _listed(files: list[str]) -> str:
+    if not files:
+        return "It has no GGUF file."
+    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+    return f"It has: {', '.join(files[:_SHOWN])}{more}."

@@ -1,0 +1,163 @@
+"""What the hub says of a repository, and its refusals in words."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from edge_spec.errors import DownloadError
+from edge_spec.models.bundle import is_below
+from edge_spec.models.hub.reference import COMMIT, HubReference
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_FILES = 100_000
+_LISTING_TIMEOUT_S = 30.0
+# What huggingface_hub sends its requests with, by version, and the error that all others are.
+_TRANSPORTS = (("requests", "RequestException"), ("httpx", "HTTPError"), ("httpx2", "HTTPError"))
+
+
+class UnreachableError(DownloadError):
+    """The hub cannot be asked now; what the cache holds can still be used."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    num_bytes: int
+    digest: str  # the content's SHA-256 (64 digits), or Git's SHA-1 of a small file (40)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is stored outside of Git, so that its SHA-256 is known."""
+        return len(self.digest) == 64
+
+
+@dataclass(frozen=True)
+class Listing:
+    commit: str
+    files: Mapping[str, RemoteFile]  # by their names, "/" between folders
+
+
+def library() -> Any:
+    """huggingface_hub, imported with its telemetry off unless the user has set otherwise."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+    import huggingface_hub.file_download
+    import huggingface_hub.utils
+
+    return huggingface_hub
+
+
+def list_files(reference: HubReference) -> Listing:
+    """One request, with the user's token where there is one (HF_TOKEN, or a login's).
+
+    Raises DownloadError; UnreachableError where the network or the hub fails.
+    """
+    hub = library()
+    if hub.constants.HF_HUB_OFFLINE:
+        raise UnreachableError(
+            f"{reference} is not wholly in the cache, and HF_HUB_OFFLINE is set",
+            remedy="Unset it, or pull the model while online.",
+        )
+    api = hub.HfApi(endpoint=hub.constants.ENDPOINT, library_name="edge-spec")
+    with in_words(reference):
+        try:
+            info = api.model_info(
+                reference.repository,
+                revision=reference.revision,
+                files_metadata=True,
+                timeout=_LISTING_TIMEOUT_S,
+            )
+        except hub.errors.HfHubHTTPError:  # of some versions a ValueError, too
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise _distrusted(reference, "its answer is no list of files") from None
+    entries = info.siblings or []
+    if not COMMIT.fullmatch(info.sha or "") or len(entries) > _MAX_FILES:
+        raise _distrusted(reference, "its answer is no list of files")
+    return Listing(info.sha, {entry.rfilename: _remote(reference, entry) for entry in entries})
+
+
+def _remote(reference: HubReference, entry: Any) -> RemoteFile:
+    name = entry.rfilename
+    if not is_below(name):
+        raise _distrusted(reference, f"it lists a file outside of the repository, {name!r}")
+    large = entry.lfs
+    num_bytes, digest = (large.size, large.sha256) if large else (entry.size, entry.blob_id)
+    known = isinstance(num_bytes, int) and num_bytes >= 0 and isinstance(digest, str)
+    if not known or not (_SHA256 if large else COMMIT).fullmatch(digest):
+        raise _distrusted(reference, f"it states no size and hash of {name!r}")
+    return RemoteFile(num_bytes, digest)
+
+
+def _distrusted(reference: HubReference, why: str) -> DownloadError:
+    return DownloadError(
+        f"what the hub says of {reference} cannot be used: {why}",
+        remedy="Do not use this repository; where HF_ENDPOINT is set, check that server.",
+    )
+
+
+@contextmanager
+def in_words(reference: HubReference) -> Iterator[None]:
+    """Errors of huggingface_hub and of its transport become ours, with what to do."""
+    hub = library()
+    errors = hub.errors
+    failures: tuple[type[Exception], ...] = (ConnectionError, TimeoutError, *_transport_errors())
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        raise _refused(reference, error, errors) from None
+    except failures as error:
+        raise UnreachableError(
+            f"{reference} is not wholly in the cache, and {hub.constants.ENDPOINT} cannot be "
+            f"reached: {str(error) or type(error).__name__}",
+            remedy="Check the network and its proxy, then try again: what has arrived is kept.",
+        ) from None
+
+
+def _refused(reference: HubReference, error: Any, errors: Any) -> DownloadError:
+    endpoint = library().constants.ENDPOINT
+    page = f"{endpoint}/{reference.repository}"
+    status = getattr(error.response, "status_code", 0)
+    if isinstance(error, errors.GatedRepoError):
+        return DownloadError(
+            f"hf:{reference.repository} is gated: its owner lets in only who has asked",
+            remedy=f"Ask on {page}, then set HF_TOKEN to a token of that account.",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return DownloadError(
+            f"hf:{reference.repository} has no revision {reference.revision!r}",
+            remedy=f"Its branches and tags are listed on {page}.",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return DownloadError(
+            f"there is no model {reference.repository} on {endpoint}, or it is private",
+            remedy="Check the name; for a private model set HF_TOKEN to a token that may read it.",
+        )
+    if status in (401, 403):
+        return DownloadError(
+            f"{endpoint} does not let this account read {reference} (status {status})",
+            remedy="Check HF_TOKEN: it may have expired or lack the right to read this model.",
+        )
+    if status == 404:
+        return DownloadError(
+            f"{endpoint} lists a file of {reference} that it does not have",
+            remedy="Try again; the repository may just have changed.",
+        )
+    return UnreachableError(
+        f"{endpoint} could not answer for {reference} (status {status})",
+        remedy="Try again later; what has arrived is kept.",
+    )
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Of the transports that are loaded."""
+    return tuple(
+        getattr(sys.modules[module], name) for module, name in _TRANSPORTS if module in sys.modules
+    )

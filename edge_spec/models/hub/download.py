@@ -1,0 +1,242 @@
+"""Files from the hub into the cache: checked before they appear, resumed after an interrupt."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from filelock import FileLock
+
+from edge_spec.core.model import Progress
+from edge_spec.errors import DownloadError, StorageError, UsageError
+from edge_spec.models.hub.cache import cache_root, folder
+from edge_spec.models.hub.client import Listing, RemoteFile, UnreachableError, in_words, library
+from edge_spec.models.hub.reference import HubReference
+from edge_spec.storage.atomic import full_disk_told, sha256_file, sync
+from edge_spec.storage.locks import none_passed_over
+
+MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
+MAX_FILE_BYTES = 50_000_000_000  # the hub hands out no larger one over plain HTTP
+_MAKE_ROOM = "Free space, or set HF_HUB_CACHE to a directory on another disk."
+_TOLD_AFTER_S, _FETCHED_AFTER_S = 1.0, 6 * 3600.0  # of another process that fetches the same
+_WEIGHTS = (".gguf", ".safetensors")
+
+_log = logging.getLogger(__name__)
+
+
+def format_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def require_sane(reference: HubReference, files: Mapping[str, RemoteFile]) -> None:
+    """Raises UsageError for a size that no such file has, before anything is fetched."""
+    for name, file in files.items():
+        limit = MAX_FILE_BYTES if name.lower().endswith(_WEIGHTS) else MAX_SMALL_BYTES
+        if file.num_bytes > limit:
+            raise UsageError(
+                f"{name} of {reference} has {format_size(file.num_bytes)}, and at most "
+                f"{format_size(limit)} are fetched",
+                remedy="Choose another file or repository.",
+            )
+
+
+def fetch_blobs(reference: HubReference, listing: Listing, names: list[str], say: Progress) -> None:
+    """The contents of these files, each whole and with the hash that the hub states, or not there.
+
+    An interrupt leaves what has arrived of large files, with which the next call goes on.
+    Raises DownloadError.
+    """
+    store = _Store(reference, listing.commit)
+    missing = {
+        name: listing.files[name] for name in names if not store.has(name, listing.files[name])
+    }
+    if not missing:
+        return
+    total = sum(file.num_bytes for file in missing.values())
+    there = sum(store.num_arrived(file) for file in missing.values())
+    _require_space(total - there)
+    what = f"Downloading {reference}, {format_size(total - there)}"
+    say(what, there / max(total, 1))
+    before = 0  # of the files so far
+    for name, file in missing.items():
+        store.fetch(name, file, _part(say, what, before, total))
+        before += file.num_bytes
+    say(what, 1.0)
+
+
+def _part(say: Progress, what: str, before: int, total: int) -> Callable[[int], None]:
+    return lambda arrived: say(what, (before + arrived) / total)
+
+
+def _require_space(num_bytes: int) -> None:
+    root = cache_root()
+    root.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(root).free
+    if free < num_bytes:
+        raise DownloadError(
+            f"{format_size(num_bytes)} are to be fetched, and {root} has {format_size(free)} free",
+            remedy=_MAKE_ROOM,
+        )
+
+
+@dataclass(frozen=True)
+class _Store:
+    reference: HubReference
+    commit: str
+
+    def blob(self, file: RemoteFile) -> Path:
+        return folder(self.reference) / "blobs" / file.digest
+
+    def has(self, name: str, file: RemoteFile) -> bool:
+        """As a blob or, where the system makes no links, as the file itself."""
+        linked = folder(self.reference) / "snapshots" / self.commit / name
+        return file.num_bytes in (_size(self.blob(file)), _size(linked))
+
+    def num_arrived(self, file: RemoteFile) -> int:
+        """What can be gone on with; a small file may be sent compressed, which cannot."""
+        size = _size(self._partial(file)) or 0
+        return size if file.is_large and size <= file.num_bytes else 0
+
+    def fetch(self, name: str, file: RemoteFile, say: Callable[[int], None]) -> None:
+        """say: is told how many bytes of the file have arrived. Raises DownloadError."""
+        blob, partial = self.blob(file), self._partial(file)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock(file):
+            if self.has(name, file):  # another process has fetched it meanwhile
+                return
+            if not self.num_arrived(file):
+                partial.unlink(missing_ok=True)
+            try:
+                with full_disk_told(blob.with_name(name)), partial.open("ab") as out:
+                    self._receive(name, file, _Counted(out, file.num_bytes, say))
+                    out.flush()
+                    os.fsync(out.fileno())
+            except StorageError as error:
+                raise DownloadError(error.message, remedy=_MAKE_ROOM) from error
+            if _digest(partial, file) != file.digest:
+                partial.unlink()
+                raise DownloadError(
+                    f"{name} of {self.reference} arrived with another content than the hub states "
+                    "(its hash differs) and was removed",
+                    remedy="Try again; if it stays so, a proxy or mirror on the way changes files.",
+                )
+            partial.replace(blob)
+            sync(blob.parent)
+
+    def _receive(self, name: str, file: RemoteFile, out: _Counted) -> None:
+        """Goes on after a cut connection for as long as each brings something."""
+        while True:
+            before = out.tell()
+            try:
+                return self._request(name, file, out)
+            except UnreachableError:
+                if out.tell() == before or not file.is_large:
+                    raise
+
+    def _request(self, name: str, file: RemoteFile, out: _Counted) -> None:
+        hub = library()
+        where = f"{self.reference.repository}/resolve/{self.commit}/{quote(name)}"
+        headers = hub.utils.build_hf_headers(
+            library_name="edge-spec", library_version=version("edge-spec")
+        )
+        try:
+            with in_words(self.reference), _without_bars():
+                hub.file_download.http_get(
+                    f"{hub.constants.ENDPOINT}/{where}",
+                    out,
+                    resume_size=out.tell(),
+                    headers=headers,
+                    expected_size=file.num_bytes,
+                )
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # _Counted's, or huggingface_hub's own for fewer bytes than expected.
+            raise DownloadError(
+                f"{name} of {self.reference} arrived with another size than the hub states",
+                remedy="Try again; if it stays so, a proxy or mirror on the way changes files.",
+            ) from None
+
+    def _partial(self, file: RemoteFile) -> Path:
+        """Where older versions of huggingface_hub keep it, too."""
+        return self.blob(file).with_name(f"{file.digest}.incomplete")
+
+    @contextmanager
+    def _lock(self, file: RemoteFile) -> Iterator[None]:
+        """The one that huggingface_hub takes; none where the file system has none: then the hash
+        tells whether two have written at once."""
+        path = cache_root() / ".locks" / folder(self.reference).name / f"{file.digest}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, fallback_to_soft=False)  # as in `locks`
+        with ExitStack() as held:
+            try:
+                with none_passed_over():
+                    try:
+                        held.enter_context(lock.acquire(_TOLD_AFTER_S))
+                    except TimeoutError:
+                        _log.warning("waiting for another process that fetches %s", self.reference)
+                        held.enter_context(lock.acquire(_FETCHED_AFTER_S))
+            except TimeoutError:
+                raise DownloadError(
+                    f"another process has been fetching {self.reference} for hours",
+                    remedy="End it, and try again.",
+                ) from None
+            yield
+
+
+class _Counted:
+    """A file that tells how far it has grown, and grows no further than it should."""
+
+    def __init__(self, file: BinaryIO, num_bytes: int, say: Callable[[int], None]) -> None:
+        self._file, self._num_bytes, self._say = file, num_bytes, say
+
+    def write(self, data: bytes) -> int:
+        if self._file.tell() + len(data) > self._num_bytes:
+            raise OSError(f"more than {self._num_bytes} bytes")
+        written = self._file.write(data)
+        self._say(self._file.tell())
+        return written
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, position: int) -> int:
+        return self._file.seek(position)
+
+    def truncate(self) -> int:
+        return self._file.truncate()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """huggingface_hub would draw a bar of its own beside ours."""
+    utils = library().utils
+    name = "huggingface_hub.http_get"
+    if utils.are_progress_bars_disabled(name):
+        yield
+        return
+    utils.disable_progress_bars(name)
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars(name)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _digest(path: Path, file: RemoteFile) -> str:
+    if file.is_large:
+        return sha256_file(path)
+    content = path.read_bytes()  # as Git hashes it
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,0 +1,270 @@
+"""Composes a pair bundle of what the installed exporters write."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edge_spec.core import entry_points
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.errors import (
+    EdgeSpecError,
+    ExportError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    UsageError,
+)
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import TOKENIZER, FileEntry, is_bundle, list_files, read_manifest
+from edge_spec.models.export_presets import Choice, Choices
+from edge_spec.models.pair_bundle import (
+    MAX_TEXT_CHARACTERS,
+    PROFILES,
+    ROLES,
+    Member,
+    PairManifest,
+    Variant,
+    VocabularyProof,
+    may_replace_pair,
+    write_pair,
+)
+from edge_spec.models.resolve import joined_types
+from edge_spec.models.source import Source
+from edge_spec.storage.atomic import atomic_directory, sha256_file
+from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.vocabulary import Vocabulary, compare, require_same_vocabulary
+
+# Options that one format alone has.
+_OWN_OPTIONS = {"block_size": "onnx", "context_length": "coreml", "hidden_states": "coreml"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model, or its first layers alone."""
+
+    source: Source
+    num_layers: int | None = None  # None: all
+
+
+@dataclass(frozen=True)
+class PairRequest:
+    """What a pair bundle is made of. An option of one format, such as a block size, goes to that
+    format; quantization, layers and compute unit are not taken from `options`."""
+
+    target: Part
+    draft: Part | None
+    choices: Choices
+    options: ExportOptions = field(default_factory=ExportOptions)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    role: str
+    name: str
+    checkpoint: Checkpoint
+    num_layers: int | None
+    vocabulary: dict[str, int]
+
+
+def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairManifest:
+    """Writes a pair bundle at `out`; its manifest says what was chosen and left out, and why.
+
+    Raises UsageError where `out` must not be replaced, for a draft with other tokens and for
+    options that no format has; what the exporters raise; ExportError where nothing could be written
+    of a model. Then, or when interrupted, `out` is left as it was.
+    """
+    out = out.absolute()
+    if out.exists() and not may_replace_pair(out):
+        raise UsageError(
+            f"{out} exists and is no pair bundle, or has more in it",
+            remedy="Choose an empty or new directory.",
+        )
+    _check_request(request)
+    opened = list(_open(request))
+    proof = _prove(*opened) if len(opened) > 1 else None
+    notes = list(request.choices.notes)
+    with atomic_directory(out) as work:
+        (work / PROFILES).mkdir()
+        tokenizer = work / TOKENIZER
+        tokenizer.write_text(opened[0].checkpoint.tokenizer_json(), encoding="utf-8")
+        members = [
+            _Writer(request, part, work, _named(progress, part.role)).write(notes)
+            for part in opened
+        ]
+        template = opened[0].checkpoint.chat_template
+        manifest = PairManifest(
+            name=opened[0].name,
+            kind=request.choices.kind,
+            notes=tuple(notes),
+            target=members[0],
+            draft=members[1] if len(members) > 1 else None,
+            tokenizer=FileEntry(sha256=sha256_file(tokenizer), num_bytes=tokenizer.stat().st_size),
+            chat_template_sha256=template_sha256(template),
+            vocabulary=proof,
+            versions=runtimes.writer_versions(sorted({f for m in members for f in m.formats})),
+        )
+        write_pair(work, manifest)
+    return manifest
+
+
+def template_sha256(template: str | None) -> str | None:
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
+
+
+def prove(target: Mapping[str, int], draft: Mapping[str, int]) -> VocabularyProof:
+    """target, draft: token -> id, which `require_same_vocabulary` has let pass."""
+    first, second = Vocabulary.of(target), Vocabulary.of(draft)
+    return VocabularyProof(
+        target_sha256=first.sha256,
+        target_size=first.size,
+        draft_sha256=second.sha256,
+        draft_size=second.size,
+        num_shared=compare(target, draft).num_shared,
+    )
+
+
+def _prove(target: _Opened, draft: _Opened) -> VocabularyProof:
+    require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
+    return prove(target.vocabulary, draft.vocabulary)
+
+
+def _check_request(request: PairRequest) -> None:
+    formats = request.choices.formats
+    for option, owner in _OWN_OPTIONS.items():
+        if getattr(request.options, option) and owner not in formats:
+            raise UsageError(
+                f"none of {', '.join(sorted(formats))} has an option {option.replace('_', '-')}",
+                remedy="Leave it out.",
+            )
+    if request.choices.kind is None:
+        for format in sorted(formats):
+            if format not in entry_points.names("exporters"):
+                raise UsageError(
+                    f"nothing is installed that writes {format}",
+                    remedy="Name the formats to write, such as --format onnx,gguf, or choose them "
+                    "with --for.",
+                )
+            runtimes.load_exporter(format)  # raises where its library is missing
+
+
+def _open(request: PairRequest) -> Iterator[_Opened]:
+    """Raises UsageError for more layers than there are, and for a draft that is the target."""
+    target = request.target
+    checkpoint = runtimes.open_checkpoint(target.source.path)
+    yield _opened(ROLES[0], target, checkpoint)
+    draft = request.draft
+    if draft is None:
+        return
+    is_same = draft.source == target.source
+    kept = checkpoint.config.num_layers if target.num_layers is None else target.num_layers
+    if is_same and (draft.num_layers is None or draft.num_layers >= kept):
+        raise UsageError(
+            f"the draft would be {target.source.name} itself, with all of its {kept} layers",
+            remedy="Choose a smaller --draft, or fewer --draft-layers.",
+        )
+    own = checkpoint if is_same else runtimes.open_checkpoint(draft.source.path)
+    yield _opened(ROLES[1], draft, own)
+
+
+def _opened(role: str, part: Part, checkpoint: Checkpoint) -> _Opened:
+    num_layers = checkpoint.config.num_layers
+    if part.num_layers is not None and not 1 <= part.num_layers <= num_layers:
+        raise UsageError(
+            f"{part.source.name} has {num_layers} layers, {part.num_layers} are asked for",
+            remedy=f"Choose 1 to {num_layers}.",
+        )
+    name = "".join("_" if c in "/\\:" or c < " " else c for c in part.source.name)[:150]
+    if part.num_layers is not None:
+        name += f"-{part.num_layers}-layers"
+    vocabulary = Tokenizer(checkpoint.tokenizer_json()).vocabulary()
+    return _Opened(role, name, checkpoint, part.num_layers, vocabulary)
+
+
+def _named(progress: Progress, role: str) -> Progress:
+    return lambda what, fraction: progress(f"{role.capitalize()}: {what}", fraction)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes one model of the pair, in all of its formats, below `work`."""
+
+    request: PairRequest
+    part: _Opened
+    work: Path
+    progress: Progress
+
+    def write(self, notes: list[str]) -> Member:
+        """Adds a note for each format that is left out. Raises ExportError where all are."""
+        part, choices = self.part, self.request.choices
+        variants = []
+        for choice in choices.target if part.role == ROLES[0] else choices.draft:
+            try:
+                variant = self._variant(choice)
+            except (MissingDependencyError, UnsupportedModelError) as error:
+                if choices.kind is None:
+                    raise
+                notes.append(self._leave_out(choice, error))
+                continue
+            variants.append(variant)
+        if not variants:
+            raise ExportError(
+                f"the {part.role} could not be written for {choices.kind}: {'; '.join(notes)}",
+                remedy="Choose another model or --for another kind of device.",
+            )
+        checkpoint = part.checkpoint
+        return Member(
+            name=part.name,
+            num_layers=part.num_layers or checkpoint.config.num_layers,
+            source_sha256=sha256_file(checkpoint.path) if checkpoint.path.is_file() else None,
+            variants=tuple(variants),
+        )
+
+    def _variant(self, choice: Choice) -> Variant:
+        if choice.format not in entry_points.names("exporters"):
+            raise MissingDependencyError(
+                f"nothing is installed that writes {choice.format}", remedy="Install its exporter."
+            )
+        exporter = runtimes.load_exporter(choice.format)
+        own = {
+            option: getattr(self.request.options, option)
+            for option, owner in _OWN_OPTIONS.items()
+            if owner == choice.format
+        }
+        options = ExportOptions(
+            quantization=choice.quantization,
+            num_layers=self.part.num_layers,
+            check=self.request.options.check,
+            compute=choice.compute,
+        )
+        path = f"{self.part.role}/{choice.format}"
+        if choice.format == "gguf":
+            (self.work / path).mkdir(parents=True)
+            path += "/model.gguf"
+        report = exporter.export(
+            self.part.checkpoint, self.work / path, replace(options, **own), self.progress
+        )
+        return Variant(
+            format=choice.format,
+            quantization=stored_quantization(self.work / path),
+            compute=choice.compute,
+            path=path,
+            parity=report.parity,
+            why=choice.why,
+            files=list_files(self.work, self.work / path),
+        )
+
+    def _leave_out(self, choice: Choice, error: EdgeSpecError) -> str:
+        shutil.rmtree(self.work / self.part.role / choice.format, ignore_errors=True)
+        note = f"{self.part.role} {choice.format} is left out: {error}"
+        return note[:MAX_TEXT_CHARACTERS]
+
+
+def stored_quantization(path: Path) -> str:
+    """Of a bundle, or of a GGUF file."""
+    if is_bundle(path):
+        return read_manifest(path).quantization
+    return joined_types(runtimes.open_published(path).weight_types)

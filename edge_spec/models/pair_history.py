@@ -1,0 +1,168 @@
+"""How often a pair's guesses were accepted when it was set up, and how often they are now.
+
+A draft that falls behind its target, say after one of the two was tuned further, costs speed and
+says nothing; this does. Kept for each pair and domain in a file of the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from edge_spec.core.metrics import Stats
+from edge_spec.errors import ModelFileError
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+
+if TYPE_CHECKING:
+    from edge_spec.models.source import Source
+
+SETUP_ROUNDS = 400  # with a guess, that a pair is first known by
+_RECENT_ROUNDS = 400  # after which older ones count half, and so on
+_MIN_ROUNDS = 100  # of late, before anything is said
+_DROP = 0.05  # of the acceptance, below which nothing is said
+_DEVIATIONS = 3.0  # between the two rates: 1 in 700 for a pair that has not changed
+
+_Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass
+class _Counts:
+    """Rounds with a guess, and those of them whose first guess was right."""
+
+    rounds: _Count = 0.0
+    right: _Count = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> _Counts:
+        if self.right > self.rounds:
+            raise ValueError("more were right than there were")
+        return self
+
+    def add(self, other: _Counts) -> None:
+        self.rounds += other.rounds
+        self.right += other.right
+
+
+@dataclass
+class _Domain:
+    setup: _Counts = field(default_factory=_Counts)
+    recent: _Counts = field(default_factory=_Counts)
+
+    def add(self, counts: _Counts) -> None:
+        if self.setup.rounds < SETUP_ROUNDS:
+            self.setup.add(counts)
+            return
+        if self.recent.rounds >= 2 * _RECENT_ROUNDS:
+            self.recent = _Counts(self.recent.rounds / 2, self.recent.right / 2)
+        self.recent.add(counts)
+
+
+@dataclass
+class _File:
+    version: Literal[1]  # raise it when a history means something else
+    domains: dict[str, _Domain]
+
+
+_FILE = TypeAdapter(_File)
+
+
+def history_path(target: Source, draft: Source) -> Path:
+    """Of this pair, in the cache."""
+    name = f"{target.name}-{target.identity}-{draft.name}-{draft.identity}.json"
+    return cache_directory() / "pairs" / name
+
+
+class PairHistory:
+    """Counts rounds whose first guess was accepted, which depends least on how many were made.
+
+    path: of the file; one that is missing or damaged begins anew. Any thread may use it, and of
+    several processes each adds its counts to the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = KeptFile(path, _FILE)
+        self._lock = Lock()
+        kept = self._file.read() or _File(1, {})
+        self._seen = _FILE.dump_json(kept)  # of the file, when it was last read or written
+        self._domains = kept.domains
+        self._unsaved: dict[str, _Counts] = {}
+
+    def observe(self, domain: str, stats: Stats) -> None:
+        """Adds a finished generation."""
+        rounds = float(sum(stats.acceptance_histogram.values()))
+        if not rounds:
+            return
+        counts = _Counts(rounds, rounds - stats.acceptance_histogram[0])
+        with self._lock:
+            self._domains.setdefault(domain, _Domain()).add(counts)
+            self._unsaved.setdefault(domain, _Counts()).add(counts)
+
+    def staleness(self, domain: str) -> str | None:
+        """One line where guesses are accepted less often than when the pair was set up."""
+        with self._lock:
+            found = self._domains.get(domain)
+            if found is None or min(found.setup.rounds, found.recent.rounds) < _MIN_ROUNDS:
+                return None
+            setup, recent = replace(found.setup), replace(found.recent)
+        before, now = setup.right / setup.rounds, recent.right / recent.rounds
+        mean = (setup.right + recent.right) / (setup.rounds + recent.rounds)
+        deviation = math.sqrt(mean * (1 - mean) * (1 / setup.rounds + 1 / recent.rounds))
+        if before - now < max(_DROP, _DEVIATIONS * deviation):
+            return None
+        return (
+            f"the draft is right in {now:.0%} of rounds ({domain}), {before:.0%} when this pair "
+            "was set up: it may no longer belong to its target"
+        )
+
+    def findings(self) -> list[str]:
+        """Of all domains."""
+        found = (self.staleness(domain) for domain in sorted(self._domains))
+        return [line for line in found if line is not None]
+
+    @property
+    def first_guesses(self) -> tuple[int, int]:
+        """Rounds that were counted, of all domains, and those whose first guess was accepted."""
+        with self._lock:
+            counts = [each for kept in self._domains.values() for each in (kept.setup, kept.recent)]
+        return round(sum(each.rounds for each in counts)), round(sum(each.right for each in counts))
+
+    def save(self) -> None:
+        """Raises nothing: why it failed is logged."""
+        with self._lock:
+            if not self._unsaved:
+                return
+            try:
+                kept = self._file.update(self._joined)
+            except OSError as error:
+                tell_unkept(self._file.path, error)
+                return
+            self._seen, self._domains = _FILE.dump_json(kept), kept.domains
+            self._unsaved.clear()
+
+    def _joined(self, old: _File | None) -> _File:
+        """These counts; where another process has saved its own meanwhile, those and what is new
+        here, which then weighs no more than what is recent."""
+        if old is None or _FILE.dump_json(old) == self._seen:
+            return _File(1, self._domains)
+        for domain, counts in self._unsaved.items():
+            share = min(1.0, 2 * _RECENT_ROUNDS / counts.rounds)
+            old.domains.setdefault(domain, _Domain()).add(
+                _Counts(share * counts.rounds, share * counts.right)
+            )
+        return old
+
+
+def check_history(path: Path) -> None:
+    """That a file is as `save` writes it. Raises ModelFileError, OSError."""
+    try:
+        read_sealed(path, _FILE)
+    except DamagedError as error:
+        raise ModelFileError(
+            f"{path} is no history of a pair: {error}", remedy="Delete it: it begins anew."
+        ) from None

@@ -1,0 +1,112 @@
+"""Which runtime reads, and which exporter writes, each format of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edge_spec.core.entry_points import load_plugin
+from edge_spec.core.export import Exporter, ReadingExporter
+from edge_spec.core.model import Checkpoint, Published, Runtime
+from edge_spec.errors import UnknownArchitectureError
+
+AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
+BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
+LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
+    "ort": ("onnxruntime", "onnxruntime-gpu"),
+    "llamacpp": ("llama-cpp-python",),
+    "ik": ("ik-llama-cpp-python",),
+    "coreml": ("coremltools",),
+    "mil": ("coremltools",),
+}
+WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
+OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
+
+
+def load_runtime(name: str, formats: Container[str] | None = None) -> Runtime:
+    """ "auto" is `auto_runtime`."""
+    runtime: Runtime = load_plugin("runtimes", auto_runtime(formats) if name == "auto" else name)()
+    return runtime
+
+
+def auto_runtime(formats: Container[str] | None = None) -> str:
+    """The first of AUTO_RUNTIMES whose library is installed and that reads one of `formats`; None:
+    all of them can be had. Where there is none, the first that only lacks one of the two.
+
+    BUNDLE_RUNTIMES come last, for bundles that no other can read."""
+
+    def reads_one(runtime: str) -> bool:
+        return formats is None or load_runtime(runtime).reads in formats
+
+    known = AUTO_RUNTIMES if formats is None else AUTO_RUNTIMES + BUNDLE_RUNTIMES
+    installed = [runtime for runtime, module in known if find_spec(module)]
+    for among in (installed, [runtime for runtime, _ in known]):
+        for runtime in filter(reads_one, among):
+            return runtime
+    return next(iter(installed), AUTO_RUNTIMES[0][0])
+
+
+def library_version(runtime: str) -> str:
+    """Of the library that a runtime calls; for one that is not known here, the version of the
+    package that brings the runtime. "" where neither is installed."""
+    if runtime not in LIBRARIES:
+        found = entry_points(group="edge_spec.runtimes", name=runtime)
+        return next((point.dist.version for point in found if point.dist is not None), "")
+    for distribution in LIBRARIES[runtime]:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def load_exporter(name: str) -> Exporter:
+    exporter: Exporter = load_plugin("exporters", name)()
+    return exporter
+
+
+def writer_versions(formats: Iterable[str]) -> dict[str, str]:
+    """Of edge-spec and of the libraries that these exporters write with, by distribution."""
+    found = {}
+    for distribution in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
+        with suppress(PackageNotFoundError):
+            found[distribution] = version(distribution)
+    return found
+
+
+def open_exportable(exporter: Exporter, path: Path) -> Any:
+    """A model as `exporter` reads it."""
+    if isinstance(exporter, ReadingExporter):
+        return exporter.open_source(path)
+    return open_checkpoint(path)
+
+
+def exporter_for(format: str, path: Path) -> tuple[Exporter, Any]:
+    """Who writes the model at `path` in this format, and the model as it reads it.
+
+    Raises MissingDependencyError where only an exporter that is not installed knows it.
+    """
+    exporter = load_exporter(format)
+    try:
+        return exporter, open_exportable(exporter, path)
+    except UnknownArchitectureError:
+        if format not in OTHER_ARCHITECTURES:
+            raise
+    exporter = load_exporter(OTHER_ARCHITECTURES[format])
+    return exporter, open_exportable(exporter, path)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A published model that can be converted, by the reader that exporters provide."""
+    checkpoint: Checkpoint = load_plugin("checkpoints", "default")(path)
+    return checkpoint
+
+
+def open_published(path: Path) -> Published:
+    """A GGUF file of any architecture, checked as far as it is known."""
+    published: Published = load_plugin("checkpoints", "gguf")(path)
+    return published

@@ -1,0 +1,142 @@
+"""Where a MODEL argument leads: a file or directory, and the bundle cached for it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Progress
+from edge_spec.errors import ModelFileError
+from edge_spec.models import demo as demo_model
+from edge_spec.models.bundle import is_bundle, read_manifest
+from edge_spec.models.hub.cache import HubModel, find_cached
+from edge_spec.models.hub.pull import open_model
+from edge_spec.models.hub.reference import HubReference, is_on_hub
+from edge_spec.models.pair_bundle import PairMember, find_member
+from edge_spec.storage.atomic import cache_directory, expanded, recover
+
+# Part of every cached bundle's name: raise it when an exporter writes something else.
+EXPORT_VERSION = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as the user named it; nothing is fetched until `path` is asked for."""
+
+    model: str
+    progress: Progress
+
+    @property
+    def is_demo(self) -> bool:
+        return self.model == demo_model.NAME
+
+    @cached_property
+    def on_hub(self) -> HubModel | None:
+        """The model of the hub that is meant, fetched if need be; None for any other.
+
+        Raises DownloadError, UsageError, UnsupportedModelError.
+        """
+        if not is_on_hub(self.model):
+            return None
+        return open_model(HubReference.parse(self.model), self.progress)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
+        if self.is_demo:
+            return self._demo_file is not None
+        return not is_on_hub(self.model) or find_cached(HubReference.parse(self.model)) is not None
+
+    @cached_property
+    def _demo_file(self) -> Path | None:
+        return demo_model.find_demo_model()
+
+    @cached_property
+    def path(self) -> Path:
+        """Raises ModelFileError where there is no such file, and as `on_hub` does."""
+        if self.is_demo:
+            return self._demo_file or demo_model.fetch_demo_model(self.progress)
+        if self.on_hub is not None:
+            return self.on_hub.path
+        path = expanded(Path(self.model))
+        recover(path)
+        if not path.exists():
+            raise ModelFileError(
+                f"no such file or directory: {path}",
+                remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory, "
+                f"hf:org/name or {demo_model.NAME}.",
+            )
+        # A link to a file keeps its name: the caches of other programs name contents by digests.
+        return path.parent.resolve() / path.name if path.is_file() else path.resolve()
+
+    @cached_property
+    def member(self) -> PairMember | None:
+        """The model that is meant, where the path is in a pair bundle. Raises as `path` does, and
+        BundleError."""
+        return None if self.is_demo else find_member(self.path)
+
+    @property
+    def formats(self) -> frozenset[str] | None:
+        """What a bundle, or a pair bundle, has it as; None where it can be converted. Raises as
+        `member` does."""
+        if self.member is not None:
+            return frozenset(self.member.member.formats)
+        if not self.is_demo and is_bundle(self.path):
+            return frozenset({read_manifest(self.path).format})
+        return None
+
+    @property
+    def profiles(self) -> Path | None:
+        """Where profiles that came with the model are, if any did."""
+        return None if self.member is None else self.member.profiles
+
+    def at(self, reads: str) -> Path:
+        """Where a runtime finds what it reads (`Runtime.reads`): the path, or the variant of a pair
+        bundle. Raises as `member` does, and UsageError for a format that a pair bundle lacks."""
+        if self.member is None:
+            return self.path
+        return self.member.path("gguf" if reads == "checkpoint" else reads)
+
+    @property
+    def name(self) -> str:
+        if self.is_demo:
+            return self.model
+        if self.on_hub is not None:
+            return self.on_hub.name
+        if self.member is not None:
+            return self.member.member.name
+        return self.path.name if self.path.is_dir() else self.path.stem
+
+    def cached(self, format: str, options: ExportOptions) -> Path:
+        """Where the conversion of this model is kept, whether or not it exists yet.
+
+        The name changes with the model, the options and EXPORT_VERSION.
+        """
+        digest = _digest(repr((self._identity, format, options, EXPORT_VERSION)))
+        return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"
+
+    @property
+    def identity(self) -> str:
+        """Changes with the model: a part of the names of what is kept for it."""
+        return _digest(self._identity)
+
+    @property
+    def _identity(self) -> str:
+        """The demo's hash, or that of the files on the hub or in a pair bundle; else path, size
+        and time of change of the model's files."""
+        if self.is_demo:
+            return demo_model.SHA256
+        if self.on_hub is not None:
+            return self.on_hub.identity
+        if self.member is not None:
+            return self.member.identity
+        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        stats = [(str(file), file.stat()) for file in files]
+        return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -1,0 +1,282 @@
+"""Which part of a model drafts best for the whole: exits and sets of skipped sublayers, judged by
+how often they agree with the whole model on a text, and by what they leave out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from edge_spec.control.cost import RowCosts, forecast_speedup
+from edge_spec.core.config import LLAMA_FAMILY
+from edge_spec.core.model import Model, SelfDrafting, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.draft.self_draft import WINDOW, Part
+from edge_spec.errors import BundleError, MissingDependencyError, UnsupportedModelError
+from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
+
+_CONTEXT = 64  # tokens before the window, which the parts do not read themselves
+_EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
+_SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
+_NO_INFLUENCE = 1e-6
+_TIMED = 5  # passes
+_FLIPPED = 2  # sublayers that a new try changes
+_LONGEST = 8  # guesses of a round, in forecasts
+
+
+@dataclass(frozen=True)
+class ChosenPart:
+    """exit: layers that are kept, the first ones; None: all but `skipped` sublayers.
+
+    agreement: share of tokens on which the part and the whole model agree, None where it was not
+    measured. cost: time of a token of the part, the whole model's being 1. forecast: speedup of the
+    best chain.
+    """
+
+    exit: int | None
+    skipped: tuple[int, ...] = ()
+    agreement: float | None = None
+    cost: float = 1.0
+    forecast: float = math.inf
+
+    def __str__(self) -> str:
+        left_out = f"{len(self.skipped)} sublayers left out"
+        kept = left_out if self.exit is None else f"exit at layer {self.exit}"
+        if self.agreement is None:
+            return f"{kept}, as asked for"
+        result = f"forecast {self.forecast:.2f} times plain decoding"
+        verdict = result if self.forecast > 1 else f"{result}: this model gains nothing"
+        return (
+            f"{kept}, agrees on {self.agreement:.0%} of tokens at {self.cost:.0%} of the cost; "
+            f"{verdict}"
+        )
+
+    def open(self, session: SelfDrafting) -> Session:
+        if self.exit is not None:
+            return session.open_exit(self.exit)
+        return session.open_skipping(frozenset(self.skipped))
+
+
+_PARTS = TypeAdapter(dict[str, ChosenPart])
+
+
+class Judge:
+    """Scores the ends of texts with the whole model once, then with any part of it.
+
+    costs: of the whole model's rows. Raises UnsupportedModelError where its sessions have no
+    parts. A context manager: it holds two sessions for each text.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        texts: Sequence[Sequence[int]],
+        costs: RowCosts,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._costs = costs
+        self.num_layers = model.config.num_layers
+        with ExitStack() as opened:
+            self._windows = [_Window(model, text, opened) for text in texts]
+            everything = frozenset(range(2 * self.num_layers))
+            # What stands around the layers, the head above all, is in every part.
+            self._around_s = self._windows[0].step_s(everything, clock)
+            self._layers_s = max(0.0, self._windows[0].step_s(frozenset(), clock) - self._around_s)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+
+    def influence(self) -> np.ndarray:
+        """[2 * layers]: of each sublayer, mean over the texts."""
+        influence: np.ndarray = np.mean([window.influence() for window in self._windows], axis=0)
+        return influence
+
+    def exit(self, num_layers: int) -> ChosenPart:
+        part = self.skip(frozenset(range(2 * num_layers, 2 * self.num_layers)))
+        return replace(part, exit=num_layers, skipped=())
+
+    def skip(self, skipped: frozenset[int]) -> ChosenPart:
+        agreement = float(np.mean([window.agreement(skipped) for window in self._windows]))
+        kept = 1 - len(skipped) / (2 * self.num_layers)
+        step_s = self._around_s + kept * self._layers_s
+        cost = step_s / self._costs.at(1)
+        forecast = max(
+            forecast_speedup([agreement] * count, self._costs, count * step_s)
+            for count in range(1, _LONGEST + 1)
+        )
+        return ChosenPart(None, tuple(sorted(skipped)), agreement, cost, forecast)
+
+
+class _Window:
+    """The end of one text, and what the whole model would write after each of its tokens."""
+
+    def __init__(self, model: Model, text: Sequence[int], opened: ExitStack) -> None:
+        recent = list(text[-_CONTEXT - WINDOW - 1 :])
+        before, self._tokens = recent[: -WINDOW - 1], recent[-WINDOW - 1 : -1]
+        session = opened.enter_context(closing(model.open_session()))
+        if not isinstance(session, SelfDrafting):
+            raise UnsupportedModelError(
+                "this runtime cannot run a model in part",
+                remedy=f"Use --runtime ort and a model of {', '.join(LLAMA_FAMILY)}.",
+            )
+        session.prefill(before)
+        self._length = len(before)
+        self._right = self._choices(session)
+        self._part = opened.enter_context(closing(session.open_skipping(frozenset())))
+
+    def influence(self) -> np.ndarray:
+        self._part.rollback(self._length)
+        return self._part.influence(self._tokens)
+
+    def agreement(self, skipped: frozenset[int]) -> float:
+        self._part.skipped = skipped
+        return float((self._choices(self._part) == self._right).mean())
+
+    def step_s(self, skipped: frozenset[int], clock: Callable[[], float]) -> float:
+        """Seconds of a pass over one row, median."""
+        self._part.skipped = skipped
+        seconds = []
+        for _ in range(_TIMED + 1):
+            self._part.rollback(self._length)
+            start = clock()
+            self._part.forward(TokenTree.chain(self._tokens[0]))
+            seconds.append(clock() - start)
+        return median(seconds[1:])
+
+    def _choices(self, session: Session) -> np.ndarray:
+        """[window]: the likeliest token after each."""
+        session.rollback(self._length)
+        out = session.forward(TokenTree.chain(self._tokens[0], self._tokens[1:]))
+        choices: np.ndarray = out.logits.argmax(axis=1)
+        return choices
+
+
+class ExitSearch:
+    """costs: measures the whole model's rows, once."""
+
+    def __init__(self, costs: Callable[[], RowCosts]) -> None:
+        self._costs = costs
+
+    def first(self, model: Model, text: Sequence[int]) -> Part:
+        with Judge(model, [text], self._costs()) as judge:
+            return best_exit(judge)
+
+    def better(self, model: Model, text: Sequence[int], part: Part) -> Part:
+        return part
+
+
+class SkipSearch:
+    """Leaves out what changes the residual stream least, as much of it as pays; then tries a few
+    changes at a time. costs: measures the whole model's rows, once."""
+
+    def __init__(
+        self,
+        costs: Callable[[], RowCosts],
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._costs = costs
+        self._clock = clock
+        self._random = np.random.default_rng(seed)
+
+    def first(self, model: Model, text: Sequence[int]) -> Part:
+        with Judge(model, [text], self._costs(), self._clock) as judge:
+            return best_nested(judge)
+
+    def better(self, model: Model, text: Sequence[int], part: Part) -> Part:
+        assert isinstance(part, ChosenPart)
+        with Judge(model, [text], self._costs(), self._clock) as judge:
+            known = judge.skip(frozenset(part.skipped))  # on this text
+            flipped = self._random.integers(0, 2 * model.config.num_layers, _FLIPPED).tolist()
+            tried = judge.skip(frozenset(part.skipped).symmetric_difference(flipped))
+        return tried if _worth(tried) > _worth(known) else part
+
+
+def best_exit(judge: Judge) -> ChosenPart:
+    """Of some exits, by their forecast."""
+    layers = judge.num_layers
+    exits = sorted({max(1, round(share * layers)) for share in _EXITS} - {layers})
+    return max((judge.exit(layer) for layer in exits), key=_worth)
+
+
+def best_nested(judge: Judge) -> ChosenPart:
+    """Leaves out more and more of the sublayers with the least influence; those that have none at
+    all first, since they cost nothing to miss."""
+    influence = judge.influence()
+    order = influence.argsort(kind="stable").tolist()
+    useless = int((influence < _NO_INFLUENCE).sum())
+    counts = {max(1, round(share * len(order))) for share in _SKIPPED} | {useless}
+    counts |= {useless + round(share * (len(order) - useless)) for share in _SKIPPED}
+    counts -= {0, len(order)}
+    return max((judge.skip(frozenset(order[:count])) for count in sorted(counts)), key=_worth)
+
+
+def optimized(
+    judge: Judge, start: ChosenPart, trials: int, told: Callable[[int], None]
+) -> ChosenPart:
+    """Bayesian optimisation of the set from `start` on, as in Draft & Verify (Zhang et al. 2023,
+    section 3.2), by a tree-structured Parzen estimator.
+
+    told: after each trial, how many there were.
+    Raises MissingDependencyError without optuna.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingDependencyError(
+            "optuna is not installed", remedy='Run: pip install "edge-spec[tune]".'
+        ) from None
+    num_sublayers = 2 * judge.num_layers
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=10)
+    )
+    study.enqueue_trial({str(i): i in start.skipped for i in range(num_sublayers)})
+    best = start
+    for count in range(1, trials + 1):
+        trial = study.ask()
+        # Without the first and last layer nothing of a model is left (Xia et al. 2024, SWIFT).
+        chosen = [
+            i
+            for i in range(num_sublayers)
+            if trial.suggest_categorical(str(i), [False, True]) and 2 <= i < num_sublayers - 2
+        ]
+        part = judge.skip(frozenset(chosen))
+        study.tell(trial, part.forecast)
+        best = max(best, part, key=_worth)
+        told(count)
+    return best
+
+
+def _worth(part: ChosenPart) -> float:
+    return part.forecast
+
+
+def save_parts(bundle: Bundle, parts: Mapping[str, ChosenPart]) -> None:
+    """Keeps them in the bundle, by the drafter's name."""
+    described = {name: asdict(part) for name, part in parts.items()}
+    add_file(bundle, PARTS_FILE, (json.dumps(described, indent=2) + "\n").encode())
+
+
+def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
+    """By the drafter's name. Raises BundleError for a file that does not hold them."""
+    if PARTS_FILE not in bundle.manifest.files:
+        return {}
+    path = bundle.file(PARTS_FILE)
+    try:
+        return _PARTS.validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise BundleError(
+            f"{path} is not valid: {error.errors()[0]['msg']}", remedy="Run tune-skip again."
+        ) from None

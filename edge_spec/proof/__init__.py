@@ -1,5 +1,0 @@
-"""`edge-spec verify`: whether speculation changes what a model writes, on this machine."""
-
-from edge_spec.proof.prove import Extent, Proof, prove, try_exact
-
-__all__ = ["Extent", "Proof", "prove", "try_exact"]

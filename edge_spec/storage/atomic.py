@@ -1,0 +1,289 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edge_spec.errors import StorageError
+from edge_spec.storage.swap import swapped
+
+CACHE_VARIABLE = "EDGE_SPEC_CACHE"
+_ABANDONED_AFTER_S = 24 * 3600.0
+_UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
+_WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end behind the one we give
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def expanded(path: Path) -> Path:
+    """`~` is the home directory. `~name` of nobody here stays as it is, as in a shell."""
+    with suppress(RuntimeError):
+        return path.expanduser()
+    return path
+
+
+def cache_directory() -> Path:
+    """Where downloads and converted models are kept; $EDGE_SPEC_CACHE overrides it."""
+    override = os.environ.get(CACHE_VARIABLE)
+    if override:
+        return expanded(Path(override))
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("edge-spec"))
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Iterator[Path]:
+    """A new directory beside `final` that takes its place when the block ends without error.
+
+    Everything in it is synced before. After an error or an interrupt nothing is left; after a
+    kill, a hidden directory that is never opened, which a later call removes (`_is_abandoned`).
+    At no moment is there neither the old nor the new one, but where the system cannot swap two
+    directories: there `recover` finds the old one again.
+
+    Raises StorageError where there is no space or no place for it, or a device or a pipe is in its
+    place, OSError.
+    """
+    if final.is_symlink():
+        final = final.resolve()  # the link stays: what it leads to is replaced
+    with refusal_told(final):
+        is_free = final.is_dir() or final.is_file() or not final.exists()
+    _refuse_unless(is_free, final)
+    recover(final)
+    with scratch_directory(final) as work:
+        yield work
+        for path in work.rglob("*"):
+            sync(path)
+        sync(work)
+        work.chmod(0o755)  # mkdtemp makes it private
+        _put(work, final)
+        sync(final.parent)
+
+
+@contextmanager
+def scratch_directory(final: Path) -> Iterator[Path]:
+    """A new directory beside `final` for what is needed until that is made: it goes with the block.
+
+    What a kill leaves and what is raised is as with `atomic_directory`.
+    """
+    with full_disk_told(final):
+        with refusal_told(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(final)
+            work = Path(tempfile.mkdtemp(_WORK, f".{final.name}.", final.parent))
+        lock = _locked(work)
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            _unlock(lock)
+
+
+@contextmanager
+def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
+    """A new file beside `final` that takes its place when the block ends without error.
+
+    What a kill leaves and what is raised is as with `atomic_directory`; StorageError also where a
+    device, a pipe or a directory is in its place. mode: of the new file.
+    """
+    with full_disk_told(final):
+        with refusal_told(final):
+            is_free = final.is_file() or not final.exists()
+        _refuse_unless(is_free, final)
+        with refusal_told(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(final)
+            handle, name = tempfile.mkstemp(_WORK, f".{final.name}.", final.parent)
+        os.close(handle)
+        work = Path(name)
+        lock = _locked(work)
+        try:
+            yield work
+            work.chmod(mode)  # mkstemp makes it private
+            sync(work)
+            work.replace(final)
+            sync(final.parent)
+        finally:
+            work.unlink(missing_ok=True)
+            _unlock(lock)
+
+
+def _refuse_unless(is_free: bool, final: Path) -> None:
+    if not is_free:
+        remedy = "Choose another place."
+        raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)
+
+
+@contextmanager
+def full_disk_told(final: Path) -> Iterator[None]:
+    """Where the block writes `final` and there is no space for it, raises StorageError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        told = _full_disk(error, final)
+        if told is None:
+            raise
+        raise told from error
+
+
+@contextmanager
+def refusal_told(final: Path) -> Iterator[None]:
+    """Where the block cannot make a file beside `final`, raises StorageError."""
+    try:
+        yield
+    except TimeoutError:  # of a lock
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise StorageError(
+            f"cannot write in {final.parent}: {error.strerror or error}",
+            remedy=f"Check it, or {_elsewhere(final)}.",
+            errno=error.errno,
+        ) from error
+
+
+def recover(final: Path) -> None:
+    """Puts back the directory that a kill took away while another one was to take its place."""
+    if os.path.lexists(final):
+        return
+    olds = _named(final.parent, rf"\.{re.escape(final.name)}{_MADE}{re.escape(_OLD)}")
+    for old in sorted(olds, key=lambda path: path.name):
+        with suppress(OSError):  # another process has put it back
+            old.rename(final)
+            return
+
+
+def is_work(path: Path) -> bool:
+    """Whether it is what a writer here is writing, or what a kill has left of that."""
+    return path.name.startswith(".") and path.suffix == _WORK
+
+
+def sync(path: Path) -> None:
+    """What the file or directory holds survives a loss of power; a directory's names only where
+    its file system syncs them."""
+    is_directory = path.is_dir()
+    if os.name == "nt" and is_directory:  # Windows cannot open a directory
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (is_directory and error.errno in _NO_SYNC):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _put(work: Path, final: Path) -> None:
+    """Afterwards `work` is gone, or holds what was at `final`."""
+    try:
+        work.rename(final)
+        return
+    except OSError:
+        if not final.exists():
+            raise
+    if swapped(work, final):
+        return
+    old = work.with_name(f"{work.name}{_OLD}")
+    final.rename(old)
+    try:
+        work.rename(final)
+    except BaseException:
+        recover(final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Only what has a name of ours: `.emacs.d` is somebody's. In the cache also what was to be
+    another file, which may never be written again."""
+    names = rf"\.{re.escape(final.name)}{_MADE}({re.escape(_OLD)})?"
+    if cache_directory() in final.parents:
+        names += rf"|\..*{_MADE}"
+    for path in _named(final.parent, names):
+        with suppress(OSError):  # another process may be removing it
+            if _is_abandoned(path):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _named(directory: Path, pattern: str) -> list[Path]:
+    """Its paths of such names; no paths of a directory that cannot be read."""
+    form = re.compile(pattern, re.DOTALL)
+    with suppress(OSError):
+        return [path for path in directory.iterdir() if form.fullmatch(path.name)]
+    return []
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody writes it any more: its lock went with the process that held it. Where there
+    are no locks, a day is taken to be long enough."""
+    age_s = time.time() - path.stat().st_mtime
+    if path.suffix != _WORK or age_s < _UNLOCKED_AFTER_S:
+        return age_s > _ABANDONED_AFTER_S
+    lock = _locked(path)
+    _unlock(lock)
+    return lock is not None or age_s > _ABANDONED_AFTER_S
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that locks it until it is closed; None where it cannot be locked, or is."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _full_disk(error: OSError, final: Path) -> StorageError | None:
+    """None for any other error."""
+    if error.errno not in (*_FULL, errno.EFBIG):
+        return None
+    disk = next(path for path in final.absolute().parents if path.exists())
+    free_mb = shutil.disk_usage(disk).free / 1e6
+    while not os.path.ismount(disk):
+        disk = disk.parent
+    if error.errno == errno.EFBIG:
+        what = f"{final.name} is larger than a file may be on {disk}"
+        remedy = "Raise the limit (ulimit -f)"
+    elif error.errno == errno.ENOSPC:
+        what = f"no space left on {disk} for {final.name}"
+        remedy = f"Free more than the {free_mb:.1f} MB that there are"
+    else:
+        what = f"no space left on {disk} for {final.name}: its owner's quota is used up"
+        remedy = "Free some"
+    return StorageError(what, remedy=f"{remedy}, or {_elsewhere(final)}.", errno=error.errno)
+
+
+def _elsewhere(final: Path) -> str:
+    if cache_directory() in final.parents:
+        return f"set {CACHE_VARIABLE} to a directory that has room and can be written"
+    return "choose another place"

@@ -1,0 +1,207 @@
+"""Answers of a given form: JSON that fits a schema, a regular expression, a grammar.
+
+A grammar says which tokens may come next, and the target chooses among these alone, whatever was
+guessed: text is as lossless as without one. llguidance, a library, follows the grammars.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from edge_spec.core.constraint import Constraint
+from edge_spec.core.model import TextCodec
+from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.text.tokenizer import Tokenizer
+
+# As Python's json.dumps writes it. Space that a model may choose is space that small models fill
+# whole answers with, and tokens that cannot be foreseen.
+_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer has to look like. It is checked when an answer is asked for: UsageError for
+    one that is malformed or that no text fits."""
+
+    kind: str  # "json-schema", "regex" or "lark"
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | None = None) -> Self:
+        """JSON that a JSON Schema describes; any object without one."""
+        return cls("json-schema", json.dumps({"type": "object"} if schema is None else schema))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """The whole answer fits the pattern, in the syntax of Rust's regex crate, without
+        lookaround and references."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Self:
+        """A context-free grammar in llguidance's variant of Lark's syntax, beginning at `start`."""
+        return cls("lark", text)
+
+
+@runtime_checkable
+class PiecewiseCodec(TextCodec, Protocol):
+    """A tokenizer that tells what each token adds to a text."""
+
+    def piece(self, token: int) -> bytes:
+        """Empty for a special token."""
+
+
+class GrammarCompiler:
+    """Makes constraints for answers of one model. Any thread may call."""
+
+    def __init__(self, codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        self._codec = codec
+        self._vocab_size = vocab_size
+        self._stop_ids = stop_ids
+        self._tokenizer: Any = None  # takes a third of a second
+        self._lock = Lock()
+
+    def compile(self, grammar: Grammar) -> Constraint:
+        """Raises UsageError for a grammar that is malformed or that no text fits,
+        MissingDependencyError without llguidance."""
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            raise MissingDependencyError(
+                "answers of a given form need llguidance, which is not installed",
+                remedy='Run: pip install "edge-spec[grammar]".',
+            ) from None
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._open_tokenizer()
+        try:
+            if grammar.kind == "json-schema":
+                source = LLMatcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE)
+            elif grammar.kind == "regex":
+                source = LLMatcher.grammar_from_regex(grammar.source)
+            else:
+                source = LLMatcher.grammar_from_lark(grammar.source)
+            matcher = LLMatcher(self._tokenizer, source, log_level=0)
+            fault = matcher.get_error()
+        except ValueError as error:
+            fault = str(error)
+        if fault:
+            raise UsageError(
+                f"no answer can have this form ({grammar.kind}): {' '.join(fault.split())[:300]}",
+                remedy="Correct the schema, pattern or grammar.",
+            )
+        return MatcherConstraint(matcher, self._vocab_size, self._stop_ids)
+
+    def _open_tokenizer(self) -> Any:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        codec, size = self._codec, self._vocab_size
+        if isinstance(codec, Tokenizer):
+            source: Any = codec.to_json()
+        elif isinstance(codec, PiecewiseCodec):
+            source = TokenizerWrapper(_Pieces(codec, size, self._stop_ids))
+        else:
+            raise UsageError(
+                "this model's tokenizer does not tell what its tokens spell, which answers of a "
+                "given form need",
+                remedy="Ask without a schema or grammar, or use another runtime.",
+            )
+        return LLTokenizer(source, n_vocab=size, eos_token=list(self._stop_ids))
+
+
+class _Pieces:
+    """A tokenizer as llguidance's TokenizerWrapper reads it."""
+
+    def __init__(self, codec: PiecewiseCodec, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        self._codec = codec
+        self.tokens = [codec.piece(token) for token in range(vocab_size)]
+        self.special_token_ids = [token for token, piece in enumerate(self.tokens) if not piece]
+        self.eos_token_id = stop_ids[0]
+        self.bos_token_id: int | None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._codec.encode(text if isinstance(text, str) else text.decode())
+
+
+class MatcherConstraint:
+    """An llguidance matcher behind the text so far, which goes ahead along guesses and back. A stop
+    token is allowed where the text may end; the matcher does not read it."""
+
+    def __init__(self, matcher: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        from llguidance.numpy import fill_next_token_bitmask
+
+        self._fill = fill_next_token_bitmask
+        self._matcher = matcher
+        self._path: list[int] = []  # what the matcher has read beyond the output
+        self._bits = np.zeros((1, (vocab_size + 31) // 32), np.int32)
+        self._vocab_size = vocab_size
+        self._stop_ids = list(stop_ids)
+
+    def allowed(self, path: Sequence[int]) -> np.ndarray:
+        if self._read(path) < len(path):
+            return np.ones(self._vocab_size, np.bool_)
+        if self._matcher.is_stopped():
+            self._require_sound()
+            allowed = np.zeros(self._vocab_size, np.bool_)
+        else:
+            self._fill(self._matcher, self._bits)
+            self._require_sound()
+            bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
+            allowed = bits[: self._vocab_size].view(np.bool_)
+        allowed[self._stop_ids] = self._matcher.is_accepting()
+        return allowed
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        self._read(())
+        text = self._before_stop(tokens)
+        count = int(self._matcher.validate_tokens(text))
+        if count < len(text) or count == len(tokens):
+            return count
+        self._read(text)
+        return count + bool(self._matcher.is_accepting())
+
+    def forced(self) -> list[int]:
+        self._read(())
+        return list(self._matcher.compute_ff_tokens())
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        text = self._before_stop(tokens)
+        if self._read(text) < len(text):
+            self._require_sound()
+            raise UsageError(
+                "the answer left the form it was to have",
+                remedy="Simplify the schema, pattern or grammar.",
+            )
+        self._path = []
+
+    def _before_stop(self, tokens: Sequence[int]) -> list[int]:
+        end = next((i for i, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
+        return list(tokens[:end])
+
+    def _read(self, path: Sequence[int]) -> int:
+        """How much of `path` the matcher could go along; it stands at the end of that."""
+        shared = 0
+        for old, new in zip(self._path, path, strict=False):
+            if old != new:
+                break
+            shared += 1
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+        more = list(path[shared:])
+        more = more[: self._matcher.validate_tokens(more)] if more else more
+        self._matcher.consume_tokens(more)
+        self._path = [*path[:shared], *more]
+        return len(self._path)
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise UsageError(
+                f"the answer's form cannot be followed any further: {self._matcher.get_error()}",
+                remedy="Simplify the schema, pattern or grammar.",
+            )

@@ -1,0 +1,161 @@
+"""Text to tokens and back, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from edge_spec.errors import ModelFileError
+
+# From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
+# megabyte takes a second.
+_LONG_CHARACTERS = 1 << 14
+_SHOWN = 500  # characters of the library's own words, which may quote the file
+
+
+class Tokenizer:
+    """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
+
+    def __init__(self, json: str, bos_id: int | None = None) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(json)
+        except BaseException as error:
+            if isinstance(error, Exception) or _is_given_up(error):
+                raise _unusable(error) from error
+            raise
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._bos_id = bos_id
+
+    def encode(self, text: str) -> list[int]:
+        """Begins with the BOS token where the model asks for one and the text has none.
+
+        Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
+        Raises ModelFileError where the library gives the tokenizer up.
+        """
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        try:
+            ids = self._encoded(text)
+        except BaseException as error:
+            if _is_given_up(error):
+                raise _unusable(error) from error
+            raise
+        if self._bos_id is not None and ids[:1] != [self._bos_id]:
+            ids.insert(0, self._bos_id)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens. Raises ModelFileError."""
+        try:
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        except BaseException as error:
+            if _is_given_up(error):
+                raise _unusable(error) from error
+            raise
+        return text
+
+    def _encoded(self, text: str) -> list[int]:
+        if len(text) < _LONG_CHARACTERS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids = encoded.ids
+        return ids
+
+    def stream(self) -> TextStream:
+        return TextStream(self._tokenizer)
+
+    def to_json(self) -> str:
+        """The tokenizer.json."""
+        json: str = self._tokenizer.to_str()
+        return json
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, special ones included, and its id."""
+        tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return tokens
+
+    def token_text(self, token: int) -> str:
+        """The token as the vocabulary spells it, special ones included."""
+        return self._tokenizer.id_to_token(token) or ""
+
+
+def _is_given_up(error: BaseException) -> bool:
+    """Whether the library gave up, on a tokenizer that says what cannot be: by a plain Exception,
+    or by a panic of its Rust code, which is no Exception and cannot be imported."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def _unusable(error: BaseException) -> ModelFileError:
+    return ModelFileError(
+        f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
+        remedy="Download or export the model again.",
+    )
+
+
+class TextStream:
+    """Turns tokens into text as they come; the pieces join to `Tokenizer.decode` of them all.
+
+    A character that spans tokens appears with the last of them.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._num_characters = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # bytes that turn out to be no character change the text before them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = self.finish()
+        self._num_characters += len(piece)
+        return piece
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: an incomplete character's replacement."""
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return text[self._num_characters :]
+
+
+class StopCutter:
+    """Holds text back while it may be the beginning of a stop string; cuts at the first one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """Text that can be shown now. After a stop string `stopped` is set and nothing follows."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        # The stop string that is complete first, whatever pieces the text comes in.
+        found = [
+            (text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text
+        ]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        held = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """The text held back, when nothing follows that could complete a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that `stop` begins with."""
+        return next(
+            (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+        )

@@ -1,0 +1,22 @@
+"""One reader for published models: a Hugging Face directory or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_spec.errors import ModelFileError
+from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.gguf_source import open_gguf
+from edge_spec.exporters.hf_source import open_directory
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Opens a `.gguf` file or a directory with config.json and safetensors.
+
+    Raises ModelFileError where the path is missing, damaged or neither of the two.
+    """
+    if not path.exists():
+        raise ModelFileError(f"no such file or directory: {path}", remedy="Check the path.")
+    if path.is_dir():
+        return open_directory(path)
+    return open_gguf(path)

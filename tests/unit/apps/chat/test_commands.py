@@ -1,0 +1,450 @@
+"""Commands of `edge-spec chat`, as pipes and terminals call them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from edge_spec.apps.chat.commands import COMMANDS, Answer, Door, Leave, help_text, run_command
+from edge_spec.apps.chat.comparison import Comparison, compare
+from edge_spec.apps.chat.conversation import Conversation, Stop
+from edge_spec.apps.chat.lines import talk_in_lines
+from edge_spec.apps.chat.paint import plain
+from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
+from edge_spec.core.metrics import DraftCounts, Stats
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.engine.decoder import Origin
+from edge_spec.engine.results import GenerationResult, Token
+from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
+from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
+
+DOCS = Path(__file__).parents[4] / "docs"
+
+
+@pytest.fixture
+def opened() -> list[Any]:
+    """What models were opened as, and their engines."""
+    return []
+
+
+@pytest.fixture
+def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
+    """Begins a conversation on a model of which every token so far decides the next."""
+
+    def begin(using: Any = None, **answering: Any) -> Conversation:
+        def opener(model: str, *, exact: bool, report: Any) -> Any:
+            if model == "missing":
+                raise ModelFileError("there is no missing", remedy="Choose another.")
+            engine = make_engine(using or remembers_all(), [SuffixDrafter()])
+            opened.append((model, exact, engine))
+            return engine
+
+        options: Any = {"max_tokens": 12, "sampling": SamplingParams(), **answering}
+        return Conversation(opener, "first", False, options, None)
+
+    return begin
+
+
+def say(conversation: Conversation, text: str) -> GenerationResult:
+    return conversation.answer(text, lambda chunk: None)
+
+
+def typed(conversation: Conversation, line: str) -> str:
+    """What a command shows."""
+    outcome = run_command(conversation, line, Door())
+    assert not isinstance(outcome, Answer | Leave)
+    return plain(outcome)
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came(talk: Any) -> None:
+    conversation = talk(max_tokens=100)
+    pieces = []
+
+    def on_chunk(chunk: Any) -> None:
+        pieces.append(chunk.text)
+        if len(pieces) == 3:
+            conversation.stop.request()
+
+    conversation.answer("hello", on_chunk)
+    assert conversation.said[1]["content"] == "".join(pieces) != ""
+    assert len(conversation.last.tokens) < 100
+
+
+def test_a_signal_may_stop_an_answer_while_it_begins() -> None:
+    """As the handler of Ctrl-C does between two lines of `watch`, in the same thread."""
+    stop, num_cancelled = Stop(), 0
+
+    class Beginning:
+        def cancel(self) -> None:
+            nonlocal num_cancelled
+            num_cancelled += 1
+            if num_cancelled == 1:
+                stop.request()
+
+    stop.requested = True
+    thread = Thread(target=stop.watch, args=(Beginning(),), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and num_cancelled == 2
+
+
+def test_a_stop_before_the_answer_exists_stops_it(talk: Any) -> None:
+    conversation = talk()
+    with conversation.stop.ready():
+        conversation.stop.request()
+        say(conversation, "hello")
+    assert conversation.last.tokens == []
+    with conversation.stop.ready():
+        assert len(say(conversation, "hello again").tokens) == 12
+
+
+def test_an_answer_that_cannot_be_given_leaves_the_conversation_as_it_was(talk: Any) -> None:
+    conversation = talk()
+    say(conversation, "hello")
+    before = list(conversation.said)
+    with pytest.raises(UsageError, match="context holds"):
+        say(conversation, "x" * 600)
+    assert conversation.said == before
+
+
+def test_retry_answers_the_last_message_in_its_own_place(talk: Any) -> None:
+    conversation = talk()
+    first = say(conversation, "hello")
+    say(conversation, "and then?")
+    answer = run_command(conversation, "/retry", Door())
+    assert answer == Answer("and then?", again=True)
+    conversation.answer(answer.text, lambda chunk: None, again=answer.again)
+    assert [message["role"] for message in conversation.said] == ["user", "assistant"] * 2
+    assert conversation.said[1]["content"] == first.text
+
+
+def test_the_system_message_is_set_shown_and_taken_away(talk: Any) -> None:
+    conversation = talk()
+    say(conversation, "hello")
+    assert typed(conversation, "/system Be brief.") == "System message: Be brief.\n"
+    assert conversation.messages[0] == {"role": "system", "content": "Be brief."}
+    assert typed(conversation, "/system") == "System message: Be brief.\n"
+    typed(conversation, "/reset")
+    assert len(conversation.messages) == 1
+    typed(conversation, "/system none")
+    assert conversation.messages == []
+
+
+def test_a_conversation_is_saved_as_json_and_loaded(talk: Any, tmp_path: Path) -> None:
+    conversation, file = talk(), tmp_path / "talk.json"
+    typed(conversation, "/system Be brief.")
+    say(conversation, "gr\u00fc\u00dfe")
+    assert "2 messages saved" in typed(conversation, f"/save {file}")
+    typed(conversation, f"/save {file}")  # its own file may be written again
+    other = talk()
+    assert "2 messages loaded" in typed(other, f"/load {file}")
+    assert (other.messages, other.system) == (conversation.messages, "Be brief.")
+
+
+def test_a_snapshot_goes_on_where_the_conversation_was(talk: Any, tmp_path: Path) -> None:
+    conversation, file = talk(), tmp_path / "talk"
+    say(conversation, "hello")
+    assert "2 messages saved" in typed(conversation, f"/save {file}")
+    other = talk()
+    assert "2 messages loaded" in typed(other, f"/load {file}")
+    assert other.messages == conversation.messages
+    there, here = say(other, "and then?"), say(conversation, "and then?")
+    assert [token.id for token in there.tokens] == [token.id for token in here.tokens]
+    assert there.stats.cached_n == here.stats.cached_n > 0
+    file.write_bytes(file.read_bytes()[:-9])
+    before = list(other.said)
+    with pytest.raises(EdgeSpecError):
+        run_command(other, f"/load {file}", Door())
+    assert other.said == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        "\x00\xff",
+        '{"messages": [{"role": "user"}]}',
+        '{"messages": [{"role": "user", "content": 1}]}',
+        '{"messages": [{"role": "tool", "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
+        '{"messages": [1]}',
+    ],
+)
+def test_a_file_without_a_conversation_changes_nothing(
+    talk: Any, tmp_path: Path, content: str
+) -> None:
+    conversation, file = talk(), tmp_path / "talk.json"
+    say(conversation, "hello")
+    before = conversation.messages
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UsageError, match="holds no conversation"):
+        run_command(conversation, f"/load {file}", Door())
+    with pytest.raises(UsageError, match="exists"):
+        run_command(conversation, f"/save {file}", Door())
+    assert conversation.messages == before
+    assert file.read_bytes() == content.encode("latin-1")
+
+
+def test_the_new_model_goes_on_with_the_conversation_and_the_old_one_is_closed(
+    talk: Any, opened: list[Any]
+) -> None:
+    conversation = talk()
+    say(conversation, "hello")
+    typed(conversation, "/model second")
+    assert [model for model, _, _ in opened] == ["first", "second"]
+    with pytest.raises(UsageError, match="closed"):
+        opened[0][2].chat("hello")
+    assert say(conversation, "and then?").stats.prompt_n > 12
+
+
+def test_a_model_that_cannot_be_opened_keeps_the_one_there_is(talk: Any) -> None:
+    conversation = talk()
+    with pytest.raises(ModelFileError):
+        run_command(conversation, "/model missing", Door())
+    assert conversation.model == "first" and say(conversation, "hello").tokens
+
+
+def test_exact_mode_opens_the_model_again_with_the_drafters_of_now(
+    talk: Any, opened: list[Any]
+) -> None:
+    conversation = talk()
+    typed(conversation, "/draft lookahead")
+    assert typed(conversation, "/exact on") == "Exact mode: on.\n"
+    assert opened[-1][:2] == ("first", True)
+    assert conversation.engine.drafter == "lookahead"
+    typed(conversation, "/exact on")
+    assert len(opened) == 2  # it is on already
+
+
+def test_a_command_without_its_argument_says_what_is_there(talk: Any) -> None:
+    conversation = talk()
+    assert typed(conversation, "/draft") == "Speculation: auto.\n"
+    assert typed(conversation, "/draft off") == "Speculation: off.\n"
+    assert typed(conversation, "/exact") == "Exact mode: off.\n"
+    assert typed(conversation, "/model") == "test on scripted.\n"
+    assert typed(conversation, "/plain on") == "Markdown is shown as text.\n"
+    for line in ("/save", "/load"):
+        with pytest.raises(UsageError, match="file is missing"):
+            run_command(conversation, line, Door())
+    assert isinstance(run_command(conversation, "/quit", Door()), Leave)
+    assert "There is no /what." in typed(conversation, "/what")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2])
+def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperature: float) -> None:
+    repeating = ScriptedModel(random_logits(260, order=1, scale=20.0), 260)
+    sampling = SamplingParams(temperature, seed=1)
+    conversation = talk(repeating, sampling=sampling, max_tokens=100)
+    say(conversation, "hello")
+    before = conversation.messages
+    compared = compare(conversation, None, lambda chunk: None, lambda what: None)
+    assert compared is not None and compared.first_difference is None
+    assert compared.drafted.stats.draft_n_accepted > 0
+    assert [set(plain.stats.plain_reasons) for plain in compared.plain] == [{"off"}, {"off"}]
+    assert conversation.messages == before
+    after = say(conversation, "and then?")
+    assert after.stats.draft_n > 0  # drafters are back
+
+
+def test_what_is_compared_is_sampled_with_one_seed(talk: Any) -> None:
+    conversation = talk(sampling=SamplingParams(1.0))
+    compared = compare(conversation, "hello", lambda chunk: None, lambda what: None)
+    assert compared is not None and compared.first_difference is None
+    assert say(conversation, "hello").seed != compared.drafted.seed
+
+
+def test_a_comparison_is_stopped_as_an_answer_is(talk: Any) -> None:
+    conversation = talk()
+
+    def stop(what: str) -> None:
+        if what.startswith("2"):
+            conversation.stop.request()
+
+    with conversation.stop.ready():
+        assert compare(conversation, "hello", lambda chunk: None, stop) is None
+
+
+def result(tokens: str, origins: str = "", milliseconds: float = 1000.0) -> GenerationResult:
+    """Of one token a character; origins: p, a, r, b."""
+    kinds = {"p": Origin.PLAIN, "a": Origin.ACCEPTED, "r": Origin.RECOVERED, "b": Origin.BONUS}
+    made = [
+        Token(ord(text), text, kinds[origin], "suffix" if origin == "a" else "")
+        for text, origin in zip(tokens, origins or "p" * len(tokens), strict=True)
+    ]
+    stats = Stats(predicted_n=len(made), predicted_ms=milliseconds)
+    return GenerationResult(text=tokens, tokens=made, stats=stats)
+
+
+def test_rates_of_a_comparison_take_both_plain_answers() -> None:
+    compared = Comparison(
+        "suffix", (result("ab" * 5, "", 500), result("ab" * 5, "", 1500)), result("ab" * 5, "", 250)
+    )
+    assert (compared.plain_per_second, compared.drafted_per_second) == (10.0, 40.0)
+    assert compared.speedup == 4.0 and compared.first_difference is None
+
+
+def test_a_comparison_with_a_drafter_that_remembers_answers_says_so() -> None:
+    same = result("text")
+    shown = {
+        names: plain(comparison_text(Comparison(names, (same, same), same), 80))
+        for names in ("suffix", "suffix,ngram-cache")
+    }
+    assert [" remembers answers" in text for text in shown.values()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("plain_text", "drafted_text", "index", "told"),
+    [
+        ("abcd", "abXd", 2, "from token 3 on: 'c' without, 'X' with"),
+        ("abcd", "ab", 2, "from token 3 on: 'c' without, the end with"),
+        ("ab", "abc", 2, "from token 3 on: the end without, 'c' with"),
+    ],
+)
+def test_the_first_token_that_differs_is_named(
+    plain_text: str, drafted_text: str, index: int, told: str
+) -> None:
+    plain_result = result(plain_text)
+    compared = Comparison("suffix", (plain_result, plain_result), result(drafted_text))
+    assert compared.first_difference == index
+    assert told in plain(comparison_text(compared, 80))
+
+
+def test_texts_stand_side_by_side_where_there_is_room() -> None:
+    compared = Comparison("suffix", (result("left"), result("left")), result("right"))
+    wide = plain(comparison_text(compared, 80), 80).splitlines()
+    narrow = plain(comparison_text(compared, 40), 40).splitlines()
+    assert any("left" in line and "right" in line for line in wide)
+    assert not any("left" in line and "right" in line for line in narrow)
+    assert all(len(line) <= 40 for line in narrow)
+
+
+def test_tokens_are_marked_by_origin_and_counted() -> None:
+    shown = plain(tokens_text(result("abcdef", "paarbp"), colours=False))
+    assert shown.startswith("a[b][c]{d}<e>f\n")
+    assert "plain 2: written without a guess" in shown
+    assert "[accepted] 2" in shown and "{recovered} 1" in shown and "<bonus> 1" in shown
+    assert "right guesses of: suffix 2" in shown
+
+
+def test_the_histogram_counts_every_round_and_shows_the_smallest() -> None:
+    stats = Stats(rounds=1011, predicted_n=5, draft_n=9, draft_n_accepted=3)
+    stats.acceptance_histogram.update({0: 1000, 3: 1})
+    stats.plain_rounds, stats.plain_reasons["cooldown"] = 10, 10
+    stats.drafters = {"suffix": DraftCounts(5, 2), "corpus": DraftCounts(4, 1)}
+    lines = stats_text(GenerationResult(stats=stats)).splitlines()
+    bars = [line.split() for line in lines if line.strip()[:1].isdigit() and line[0] == " "]
+    assert [(bar[0], len(bar[1]), bar[2]) for bar in bars] == [("0", 24, "1000"), ("3", 1, "1")]
+    assert "10 of 1011 rounds were plain: cooldown 10" in lines
+    assert "  suffix: 2 of 5" in lines
+
+
+def test_through_a_pipe_answers_are_plain_text_and_errors_of_commands_a_line(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/retry\n/model missing\n/quit\nlost\n"))
+    conversation = talk()
+    talk_in_lines(conversation, as_json=False)
+    answer = conversation.said[1]["content"]
+    out = capsys.readouterr().out
+    assert out == f"{answer}\n{answer}\nthere is no missing. Choose another.\n"
+
+
+def test_through_a_pipe_a_message_that_cannot_be_answered_ends_it(
+    talk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 600))
+    with pytest.raises(EdgeSpecError, match="context holds"):
+        talk_in_lines(talk(), as_json=False)
+
+
+def test_json_is_one_document_of_all_turns(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/stats\nand then?\n"))
+    talk_in_lines(talk(), as_json=True)
+    out, errors = capsys.readouterr()
+    turns = json.loads(out)["turns"]
+    assert [turn["prompt"] for turn in turns] == ["hello", "and then?"]
+    assert turns[0].keys() >= {"text", "finish_reason", "tokens", "stats", "seed"}
+    assert "tokens/s" in errors
+
+
+def test_help_and_the_page_about_chat_list_every_command() -> None:
+    page = (DOCS / "chat.md").read_text("utf-8")
+    rows = [f"| `{each.usage.replace('|', chr(92) + '|')}` | {each.help} |" for each in COMMANDS]
+    assert "\n".join(rows) in page
+    assert all(command.usage in help_text() for command in COMMANDS)
+
+
+def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(talk: Any) -> None:
+    conversation = talk(max_tokens=60)
+    typed(conversation, "/system Be brief.")
+    told = []
+    for number in range(12):
+        told.append(conversation.make_room(f"question {number}"))
+        say(conversation, f"question {number}")
+    notes = [note for note in told if note]
+    assert told[0] is None and notes and "oldest" in notes[0] and "512" in notes[0]
+    assert len(conversation.said) == 24  # nothing is lost
+    seen = conversation.asked_messages
+    assert seen[0]["role"] == "system" and seen[1]["role"] == "user"
+    assert seen[1:] == conversation.said[conversation.left_out :]
+    typed(conversation, "/reset")
+    assert conversation.left_out == 0
+
+
+def test_an_answer_after_turns_were_left_out_is_that_of_the_shorter_prompt(
+    talk: Any, remembers_all: Any
+) -> None:
+    model = remembers_all()
+    conversation, fresh = talk(model, max_tokens=60), talk(model, max_tokens=60)
+    while conversation.make_room("more") is None:
+        say(conversation, "more")
+    seen = [*conversation.asked_messages, {"role": "user", "content": "more"}]
+    answer = say(conversation, "more")
+    assert answer.text == fresh.engine.chat(seen, max_tokens=60).text != ""
+
+
+def test_retry_in_a_full_context_keeps_the_message_in_its_place(talk: Any) -> None:
+    conversation = talk(max_tokens=60)
+    while conversation.make_room("more") is None:
+        say(conversation, "more")
+    first = say(conversation, "more")
+    assert conversation.make_room("more", again=True) is None
+    assert conversation.answer("more", lambda chunk: None, again=True).text == first.text
+
+
+def test_each_turn_of_json_says_how_much_was_left_out(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("more\n" * 8))
+    talk_in_lines(talk(max_tokens=60), as_json=True)
+    out, errors = capsys.readouterr()
+    left_out = [each["left_out"] for each in json.loads(out)["turns"]]
+    assert left_out[0] == 0 < left_out[-1]
+    assert errors.count("is full") == len(set(left_out)) - 1
+
+
+@pytest.mark.parametrize(("at", "kept"), [(1, False), (5, True)])
+def test_what_was_answered_before_the_model_failed_stays(
+    talk: Any, remembers_all: Any, at: int, kept: bool
+) -> None:
+    fault = Fault(FaultKind.RAISES, "forward", at)
+    conversation = talk(FaultyModel(remembers_all(), [fault]))
+    shown: list[str] = []
+    with pytest.raises(SessionError):
+        conversation.answer("hello", lambda chunk: shown.append(chunk.text))
+    said = [message["content"] for message in conversation.said]
+    assert said == (["hello", "".join(shown)] if kept else [])
+    assert [turn["finish_reason"] for turn in conversation.turns] == ["error"] * kept
+    assert conversation.running is None
+    assert say(conversation, "again").finish_reason == "length"

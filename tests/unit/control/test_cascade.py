@@ -1,0 +1,406 @@
+"""Drafts that guess for drafts: the same guesses in fewer passes, and every level in step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.cascade import PolicyLevel, level_of
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.model import Capabilities, Forward
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Budget
+from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
+
+VOCAB = 24
+PROMPT = [3, 1, 4, 1, 5]
+CHAINS = FixedPolicy(branches=False)
+
+
+def sharp(seed: int = 0, vocab_size: int = VOCAB) -> NextLogits:
+    logits = random_logits(vocab_size, order=3, scale=8.0)
+    return lambda tokens: logits((seed, *tokens[-2:]))
+
+
+def mostly(share: int) -> NextLogits:
+    """The target's own logits but after every `share`-th context."""
+
+    def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
+        return sharp(0 if (7 * tokens[-1] + sum(tokens[-3:])) % share else share)(tokens)
+
+    return next_logits
+
+
+class CountingSession(ScriptedSession):
+    def __init__(self, model: CountingModel) -> None:
+        super().__init__(model)
+        self._counts = model
+
+    def forward(self, tree: TokenTree) -> Forward:
+        self._counts.passes += 1
+        assert len(tree) <= self._counts.capabilities.max_rows
+        assert tree.tokens.min() >= 0 and tree.tokens.max() < self._counts.config.vocab_size
+        return super().forward(tree)
+
+
+class CountingModel(ScriptedModel):
+    def __init__(self, next_logits: NextLogits, vocab_size: int = VOCAB) -> None:
+        super().__init__(next_logits, vocab_size, context_length=1024)
+        self.capabilities = Capabilities(64, trees=False, rollback=True, hidden_states=False)
+        self.passes = 0
+
+    def open_session(self) -> CountingSession:
+        return CountingSession(self)
+
+
+def on_top(
+    model: ScriptedModel, below: Sequence[Any] = (), policy: Any = CHAINS, vocab_size: int = VOCAB
+) -> DraftModelDrafter:
+    """A draft with these drafters below it."""
+    level = PolicyLevel(below, policy, model.capabilities.max_rows) if below else None
+    return DraftModelDrafter(model, model.open_session(), vocab_size, level)
+
+
+def models() -> tuple[CountingModel, CountingModel, CountingModel]:
+    """A good draft, one that mostly agrees with it, and one that seldom does."""
+    return tuple(CountingModel(mostly(share)) for share in (7, 5, 2))  # type: ignore[return-value]
+
+
+def cascade(name: str) -> DraftModelDrafter:
+    draft, small, tiny = models()
+    match name:
+        case "draft":
+            return on_top(draft)
+        case "suffix -> draft":
+            return on_top(draft, [SuffixDrafter()])
+        case "small -> draft":
+            return on_top(draft, [on_top(small)])
+        case "suffix -> small -> draft":
+            return on_top(draft, [on_top(small, [SuffixDrafter()])])
+        case "suffix, small -> draft":
+            return on_top(draft, [SuffixDrafter(), on_top(small)])
+        case _:
+            return on_top(draft, [on_top(small, [on_top(tiny, [SuffixDrafter()])])])
+
+
+NAMES = (
+    "suffix -> draft",
+    "small -> draft",
+    "suffix -> small -> draft",
+    "suffix, small -> draft",
+    "suffix -> tiny -> small -> draft",
+)
+
+
+class Recording:
+    """Another drafter, whose proposals are kept."""
+
+    def __init__(self, drafter: DraftModelDrafter) -> None:
+        self.name = drafter.name
+        self.trees: list[TokenTree] = []
+        self._drafter = drafter
+
+    def choose_like(self, sampler: Sampler) -> None:
+        self._drafter.choose_like(sampler)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._drafter.begin(prompt)
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._drafter.observe(tree, out, verdict)
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        self.trees.append(self._drafter.propose(pending, budget))
+        return self.trees[-1]
+
+
+def write(
+    drafters: Sequence[Any], params: SamplingParams, sampled: bool = False, count: int = 60
+) -> list[int]:
+    """The text. sampled: whether drafts may be sampled on their own."""
+    model = ScriptedModel(sharp(), VOCAB)
+    session = model.open_session()
+    session.prefill(PROMPT[:-1])
+    sampler = Sampler(params, PROMPT, sampled_drafts=sampled)
+    limits = Limits(count, frozenset(), model.config.context_length, 64)
+    decoder = Decoder(session, drafters, CHAINS)
+    rounds = decoder.decode(PROMPT, sampler, limits, lambda stats: None)
+    return [token.id for decoded in rounds for token in decoded]
+
+
+GREEDY = SamplingParams()
+SEEDED = SamplingParams(temperature=1.0, seed=5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+def test_the_text_is_the_plain_one(name: str, params: SamplingParams) -> None:
+    """Sampled too: every level takes part in the same races of random numbers."""
+    drafter = Recording(cascade(name))
+    assert write([drafter], params) == write([], params)
+    assert sum(len(tree) - 1 for tree in drafter.trees) > 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("params", "sampled"), [(GREEDY, False), (SEEDED, False), (SEEDED, True)])
+def test_a_draft_guesses_the_same_with_and_without_levels_below(
+    name: str, params: SamplingParams, sampled: bool
+) -> None:
+    alone, on_others = Recording(cascade("draft")), Recording(cascade(name))
+    assert write([alone], params, sampled) == write([on_others], params, sampled)
+    assert len(alone.trees) == len(on_others.trees)
+    for lone, tree in zip(alone.trees, on_others.trees, strict=True):
+        assert lone.tokens.tolist() == tree.tokens.tolist()
+        assert lone.confidence.tolist() == tree.confidence.tolist()
+        for one, other in zip(lone.draft_probs, tree.draft_probs, strict=True):
+            assert (one is None and other is None) or np.array_equal(one, other)
+    assert sampled == any(tree.draft_probs for tree in alone.trees)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_levels_save_passes_where_tokens_are_sampled(sampled: bool) -> None:
+    """By taking part in the draft's races, or by guessing what is likeliest."""
+    draft, small = CountingModel(sharp()), CountingModel(sharp())
+    params = SamplingParams(temperature=1.0 if sampled else 6.0, seed=5)
+    drafter = Recording(on_top(draft, [on_top(small)]))
+    write([drafter], params, sampled, count=120)
+    guesses = sum(len(tree) - 1 for tree in drafter.trees)
+    assert guesses > 40 and draft.passes < 0.5 * guesses
+
+
+def test_levels_save_passes_where_they_guess_well() -> None:
+    """A text that repeats itself is guessed in one pass of each model."""
+
+    def repeats(tokens: tuple[int, ...]) -> np.ndarray:
+        logits = np.zeros(VOCAB, np.float32)
+        logits[(tokens[-1] + 1) % 5] = 9.0
+        return logits
+
+    def passes_of_a_draft(*below: Any) -> int:
+        draft = CountingModel(repeats)
+        drafter = on_top(draft, below)
+        drafter.begin([0, 1, 2, 3, 4] * 4)
+        tree = drafter.propose(4, Budget(12, 64, branches=False))
+        assert tree.tokens.tolist() == [4, *([0, 1, 2, 3, 4] * 3)[:12]]
+        return draft.passes
+
+    assert passes_of_a_draft() == 12
+    assert passes_of_a_draft(SuffixDrafter()) == 1
+    small = CountingModel(repeats)
+    assert passes_of_a_draft(on_top(small, [SuffixDrafter()])) == small.passes == 1
+
+
+def level_below(drafter: Any) -> PolicyLevel | None:
+    level = getattr(drafter, "_level", None)
+    return level if isinstance(level, PolicyLevel) else None
+
+
+def teach_alike(fresh: Any, used: Any) -> None:
+    """What was learnt belongs to the session, not to the text."""
+    fresh._acceptance = used._acceptance
+    levels = level_below(fresh), level_below(used)
+    if levels[0] is not None and levels[1] is not None:
+        for pair in zip(levels[0]._drafters, levels[1]._drafters, strict=True):
+            teach_alike(*pair)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_level_stays_in_step_over_many_rounds(name: str) -> None:
+    """Each level goes on as a new one would that begins with the whole text."""
+    drafter, compared = cascade(name), 0
+
+    class Checked(Recording):
+        text: list[int]
+
+        def begin(self, prompt: Sequence[int]) -> None:
+            self.text = list(prompt)
+            drafter.begin(prompt)
+
+        def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+            drafter.observe(tree, out, verdict)
+            self.text += verdict.tokens
+            fresh = cascade(name)
+            fresh.begin(self.text)
+            self.compare(fresh, drafter)
+
+        def compare(self, fresh: Any, used: Any) -> None:
+            nonlocal compared
+            compared += 1
+            teach_alike(fresh, used)
+            for attribute in ("_tokens", "_num_text"):
+                if hasattr(fresh, "_text"):
+                    mine = getattr(used._text, attribute)
+                    assert getattr(fresh._text, attribute) == mine
+            if isinstance(fresh, SuffixDrafter):
+                assert used._assumed == [] and used._index.tokens == fresh._index.tokens
+            levels = level_below(fresh), level_below(used)
+            if levels[0] is not None and levels[1] is not None:
+                for pair in zip(levels[0]._drafters, levels[1]._drafters, strict=True):
+                    self.compare(*pair)
+
+        def propose(self, pending: int, budget: Budget) -> TokenTree:
+            fresh = cascade(name)
+            fresh.begin(self.text)
+            teach_alike(fresh, drafter)
+            anew = fresh.propose(pending, replace(budget, min_reach=0.2))
+            tree = drafter.propose(pending, replace(budget, min_reach=0.2))
+            assert tree.tokens.tolist() == anew.tokens.tolist()
+            return tree
+
+    checked = Checked(drafter)
+    assert write([checked], GREEDY, count=100) == write([], GREEDY, count=100)
+    assert compared > 50
+
+
+def test_a_level_is_retracted_with_the_draft_above_it() -> None:
+    small = on_top(models()[1], [SuffixDrafter()])
+    draft = on_top(models()[0], [small])
+    draft.begin(PROMPT)
+    draft.propose(PROMPT[-1], Budget(6, 64, branches=False))
+    assert draft._text.guesses == small._text.guesses == []
+    verdict = Verdict((7, 8, 9), (1, 2), False)
+    tree = TokenTree.chain(PROMPT[-1], [7, 8])
+    draft.assume(tree, Forward(np.zeros((3, VOCAB), np.float32)), verdict)
+    level = level_below(small)
+    assert level is not None
+    [suffix] = level._drafters
+    assert draft._text.guesses == small._text.guesses == [7, 8, 9]
+    assert isinstance(suffix, SuffixDrafter) and len(suffix._assumed) == 3
+    draft.retract(2)
+    assert draft._text.guesses == small._text.guesses == [7, 8]
+    assert len(suffix._assumed) == 2
+
+
+class Watching(FixedPolicy):
+    """Keeps the rounds that it was told of."""
+
+    def __init__(self) -> None:
+        super().__init__(branches=False)
+        self.rounds: list[RoundStats] = []
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self.rounds.append(round_stats)
+
+
+def test_each_level_judges_the_passes_of_its_own_model_only() -> None:
+    """A level that counted passes of the model above would take a slow model for a slow level."""
+    draft, small, _ = models()
+    watching = {small: Watching(), draft: Watching()}
+    middle = on_top(small, [SuffixDrafter()], watching[small])
+    drafter = on_top(draft, [middle], watching[draft])
+    write([drafter], GREEDY)
+    for model, policy in watching.items():
+        assert model.passes == len(policy.rounds) > 10
+        assert all(
+            stats.num_tokens == stats.num_accepted + 1 <= stats.num_rows for stats in policy.rounds
+        )
+        for stats in policy.rounds:
+            assert stats.draft_s > 0 and stats.forward_s > 0
+            assert stats.total_s == pytest.approx(stats.draft_s + stats.forward_s)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("useful", "most", "least"), [(False, 60, 1), (True, 1000, 300)])
+def test_a_level_that_wins_nothing_rests(useful: bool, most: int, least: int) -> None:
+    """Its guesses take a third of a pass of the draft: with nothing right that is a loss."""
+    clock = Clock()
+    draft = CountingModel(sharp())
+    small = CountingModel(sharp(0 if useful else 9))
+
+    class Timed(CountingSession):
+        def forward(self, tree: TokenTree) -> Forward:
+            clock.now += 0.3 if self._counts is small else 1 + 0.1 * (len(tree) - 1)
+            return super().forward(tree)
+
+    policy = MeasuredPolicy(
+        RowCosts({1: 1.0, 8: 1.7}), {}, branches=False, probes=False, clock=clock
+    )
+    lower = DraftModelDrafter(small, Timed(small), VOCAB)
+    level = PolicyLevel([lower], policy, 64, clock)
+    drafter = DraftModelDrafter(draft, Timed(draft), VOCAB, level)
+    drafter.begin(PROMPT)
+    tokens, written = list(PROMPT), 0
+    while written < 500:
+        tree = drafter.propose(tokens[-1], Budget(8, 64, branches=False))
+        verdict = Verdict((*tree.tokens[1:].tolist(), 0), tuple(range(1, len(tree))), True)
+        drafter.observe(tree, Forward(np.zeros((1, VOCAB), np.float32)), verdict)
+        tokens += verdict.tokens
+        written += len(tree) - 1
+    assert least < small.passes < most
+    if useful:
+        assert clock.now < 0.8 * written
+    else:
+        assert clock.now < 1.05 * (written + written / 8 * 0.1)  # catching up has a row more
+
+
+def test_guesses_that_the_draft_cannot_read_are_not_shown_to_it() -> None:
+    """The target writes tokens that its draft lacks; suffix lookup below the draft knows them."""
+    draft = CountingModel(sharp())
+    drafter = on_top(draft, [SuffixDrafter()], vocab_size=VOCAB + 8)
+    text = [1, VOCAB + 2, 1, 2] * 6
+    drafter.begin(text)
+    tree = drafter.propose(text[-1], Budget(6, 64, branches=False))
+    assert len(tree) == 7 and tree.tokens.max() < VOCAB
+    drafter.begin([*text, 1, VOCAB + 2])
+    tree = drafter.propose(VOCAB + 2, Budget(6, 64, branches=False))
+    assert len(tree) == 7 and tree.tokens[0] == VOCAB + 2
+
+
+def test_a_prompt_is_read_at_every_level_that_will_be_asked() -> None:
+    class Never(FixedPolicy):
+        def wants(self, drafter: Any) -> bool:
+            return False
+
+    for policy, read in ((CHAINS, PROMPT[:-1]), (Never(), [])):
+        small = models()[1].open_session(), models()[1]
+        lower = DraftModelDrafter(small[1], small[0], VOCAB)
+        draft = on_top(models()[0], [SuffixDrafter(), lower], policy)
+        draft.prepare(PROMPT)
+        assert small[0].committed == read
+
+
+def test_a_draft_makes_its_levels_by_what_it_was_given() -> None:
+    """As `load` composes them, with a policy that measures."""
+    upper, lower = CountingModel(mostly(7)), CountingModel(mostly(5))
+    costs = RowCosts({1: 1.0, 8: 1.5})
+    drafts = [
+        Draft(model, VOCAB, level=lambda below, model=model: level_of(model, costs, below))
+        for model in (upper, lower)
+    ]
+    below = drafts[1].make_drafter([SuffixDrafter()], "lower")
+    drafter = drafts[0].make_drafter([below], "upper")
+    assert drafter.name == "upper"
+    for params in (GREEDY, SEEDED):
+        assert write([drafter], params) == write([], params)
+    assert upper.passes and lower.passes
+
+
+def test_a_snapshot_of_a_level_is_that_of_its_drafters() -> None:
+    levels = [level_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()])]
+    levels.append(level_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()]))
+    levels[0].begin(PROMPT)
+    state = levels[0].snapshot()
+    assert state["suffix/text"].tolist() == PROMPT
+    levels[1].restore(state)
+    assert levels[1].snapshot()["suffix/text"].tolist() == PROMPT
+    with pytest.raises(KeyError, match="recycling"):
+        levels[1].restore({"recycling/prompt": np.zeros(1, np.int32)})

@@ -1,0 +1,127 @@
+"""Several conversations on one target: the more are active, the fewer rows each may score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.concurrency import Load, SharedPolicy
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.policy import FixedPolicy, Plan
+from edge_spec.core.metrics import PlainReason
+from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.testing import ScriptedModel, random_logits
+
+VOCAB = 12
+ALL = Budget(15, 16)
+
+
+def rows(policy: SharedPolicy, drafters: Sequence[Drafter], budget: Budget = ALL) -> Plan:
+    for drafter in drafters:
+        drafter.begin([1])
+    return policy.choose(drafters, 1, budget)
+
+
+@pytest.fixture
+def chain(tree_drafter: Any) -> Any:
+    """Always guesses as much as it may."""
+
+    def guess(text: tuple[int, ...], budget: Budget) -> tuple[list[int], range]:
+        count = budget.num_draft_tokens
+        return [2] * count, range(count)
+
+    return tree_drafter(guess)
+
+
+def test_load_counts_who_is_inside_from_any_thread() -> None:
+    load, inside = Load(), Barrier(4, timeout=10)
+
+    def enter(_: int) -> int:
+        seen = 0
+        for _ in range(50):
+            with load.entered():
+                inside.wait()
+                seen = max(seen, load.active)
+                inside.wait()
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(enter, range(4))) == [4] * 4
+    assert load.active == 0
+
+
+def test_load_forgets_who_left_by_an_error() -> None:
+    load = Load()
+    with pytest.raises(KeyboardInterrupt), load.entered():
+        raise KeyboardInterrupt
+    assert load.active == 0
+
+
+@pytest.mark.parametrize(
+    ("active", "expected"), [(0, 8), (1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (8, 1), (100, 1)]
+)
+def test_all_that_are_active_have_equal_parts_of_the_rows(
+    active: int, expected: int, chain: Any
+) -> None:
+    load = Load()
+    load.active = active
+    plan = rows(SharedPolicy(FixedPolicy(), load, 8), [chain])
+    assert len(plan.tree) == expected
+    assert plan.plain_reason is (PlainReason.SHARED if expected == 1 else None)
+
+
+def test_a_budget_that_is_smaller_stays_as_it_is(chain: Any) -> None:
+    load = Load()
+    load.active = 2
+    policy = SharedPolicy(FixedPolicy(), load, 8)
+    assert len(rows(policy, [chain], Budget(2, 16)).tree) == 3
+    assert rows(policy, [chain], Budget(0, 1)).plain_reason is PlainReason.BUDGET
+    assert rows(policy, []).plain_reason is PlainReason.OFF
+
+
+def test_where_branches_may_grow_the_rows_are_limited_too(tree_drafter: Any) -> None:
+    def guess(text: tuple[int, ...], budget: Budget) -> tuple[range, list[int]]:
+        return range(budget.num_rows - 1), [0] * (budget.num_rows - 1)
+
+    load = Load()
+    load.active = 2
+    assert len(rows(SharedPolicy(FixedPolicy(), load, 6), [tree_drafter(guess)]).tree) == 3
+
+
+def test_exact_mode_pads_what_is_left(chain: Any) -> None:
+    load = Load()
+    policy = ExactPolicy(SharedPolicy(FixedPolicy(), load, 4), (2, 4, 8))
+    chain.begin([1])
+    for active, width in ((1, 4), (2, 2), (4, 2)):
+        load.active = active
+        plan = policy.choose([chain], 1, ALL)
+        assert (plan.num_rows, len(plan.tree)) == (width, max(1, 4 // active))
+
+
+def test_a_measured_policy_says_why_it_is_plain(chain: Any) -> None:
+    from edge_spec.control.cost import RowCosts
+
+    load = Load()
+    load.active = 9
+    measured = MeasuredPolicy(RowCosts({1: 1.0, 8: 1.2}), {})
+    assert rows(SharedPolicy(measured, load, 8), [chain]).plain_reason is PlainReason.SHARED
+
+
+def test_the_text_is_the_same_however_many_are_active(decode: Any, greedy: Any, chain: Any) -> None:
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    load = Load()
+
+    class Changing(FixedPolicy):
+        def choose(self, drafters: Any, pending: int, budget: Budget) -> Plan:
+            load.active = load.active % 9 + 1
+            return super().choose(drafters, pending, budget)
+
+    policy = SharedPolicy(Changing(), load, 8)
+    run = decode(model, [1, 2], [chain], max_tokens=40, policy=policy)
+    assert run.tokens == greedy(model, [1, 2], 40)
+    assert len({stats.num_rows for stats in run.rounds}) > 3

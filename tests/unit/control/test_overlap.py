@@ -1,0 +1,118 @@
+"""Whether overlap is kept, by the times of rounds with it and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from edge_spec.control.overlap import OverlapTrial
+from edge_spec.core.metrics import DraftCounts, PlainReason, RoundStats
+
+Seconds = Callable[[bool, int, int], float]  # of a round: with it or not, its guesses, its number
+
+
+def round_stats(seconds: float, guesses: int, plain: bool = False) -> RoundStats:
+    return RoundStats(
+        num_rows=1 + guesses,
+        num_draft_tokens=guesses,
+        num_accepted=0,
+        num_tokens=1,
+        plain_reason=PlainReason.NO_CANDIDATE if plain else None,
+        near_ties=0,
+        draft_s=0.0,
+        forward_s=seconds,
+        total_s=seconds,
+        by_drafter={"draft-model": DraftCounts(guesses, 0)},
+    )
+
+
+def run(trial: OverlapTrial, seconds: Seconds, rounds: int, seed: int = 1) -> list[bool]:
+    """Which rounds had it."""
+    random, ways = Random(seed), []
+    for number in range(rounds):
+        guesses = random.randint(1, 4)
+        ways.append(trial.on)
+        trial.observe(round_stats(seconds(trial.on, guesses, number), guesses))
+    return ways
+
+
+def noisy(with_it: float, seed: int = 2) -> Seconds:
+    """Times by guesses, `with_it` times as long with overlap, and some of them far off."""
+    random = Random(seed)
+
+    def seconds(on: bool, guesses: int, number: int) -> float:
+        factor = random.gauss(1.0, 0.05) * (30.0 if random.random() < 0.02 else 1.0)
+        return (1.0 + guesses) * (with_it if on else 1.0) * abs(factor)
+
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("with_it", "kept"), [(0.8, True), (0.9, True), (1.1, False), (1.3, False)]
+)
+def test_the_faster_way_is_kept_and_the_other_is_tried_now_and_then(
+    with_it: float, kept: bool
+) -> None:
+    ways = run(OverlapTrial(), noisy(with_it), 2000)
+    late = ways[400:]
+    assert 0.02 < late.count(not kept) / len(late) < 0.1
+
+
+def test_what_makes_no_difference_is_left_out() -> None:
+    ways = run(OverlapTrial(), lambda on, guesses, number: 1.0 + guesses, 2000)
+    assert ways[200:].count(True) < 0.1 * 1800
+
+
+def test_guesses_that_are_ready_in_some_rounds_count_as_often_as_they_are() -> None:
+    """Ready in two rounds of five, which then take half as long: 20 % faster on the whole, and the
+    median round is no faster."""
+    random = Random(3)
+
+    def seconds(on: bool, guesses: int, number: int) -> float:
+        return 0.5 if on and random.random() < 0.4 else 1.0
+
+    assert run(OverlapTrial(), seconds, 600)[200:].count(True) > 0.9 * 400
+
+
+def test_more_guesses_a_round_are_not_taken_for_a_slower_way() -> None:
+    """Times are compared at the same number of guesses: overlap makes more of them pay."""
+    trial, random = OverlapTrial(), Random(4)
+    ways = []
+    for _ in range(600):
+        guesses = random.randint(3, 6) if trial.on else random.randint(1, 4)
+        ways.append(trial.on)
+        trial.observe(round_stats((1 + guesses) * (0.85 if trial.on else 1.0), guesses))
+    assert ways[200:].count(True) > 0.9 * 400
+
+
+def test_it_changes_its_mind_when_the_machine_does() -> None:
+    trial = OverlapTrial()
+    assert run(trial, noisy(0.8), 400)[-1]
+    late = run(trial, noisy(1.4), 4000)[2500:]
+    assert late.count(False) > 0.9 * len(late)
+
+
+def test_the_first_round_of_a_block_belongs_to_none() -> None:
+    """Its guesses were made, or not, in the block before."""
+    trial = OverlapTrial()
+    way, since = trial.on, 0
+    for _ in range(200):
+        since = since + 1 if trial.on is way else 0
+        way = trial.on
+        trial.observe(round_stats(100.0 if not since else (0.5 if way else 1.0), 2))
+    assert not any(100.0 in times for kinds in trial._seconds.values() for times in kinds.values())
+
+
+def test_plain_rounds_tell_nothing() -> None:
+    trial = OverlapTrial()
+    for _ in range(100):
+        trial.observe(round_stats(1.0, 0, plain=True))
+        assert trial.on
+    assert not any(trial._seconds.values())
+
+
+def test_the_same_times_lead_to_the_same_choices() -> None:
+    runs = [run(OverlapTrial(), noisy(0.97), 500) for _ in range(2)]
+    assert runs[0] == runs[1]

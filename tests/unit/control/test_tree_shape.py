@@ -1,0 +1,136 @@
+"""The best static tree is the best of all trees."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.tree_shape import best_shape
+
+MOST_ROWS = 7
+
+
+def all_trees(num_rows: int) -> Iterator[tuple[int, ...]]:
+    """Every tree, as the parents of its rows; most of them several times, by other numberings."""
+    for parents in product(*(range(row) for row in range(1, num_rows))):
+        yield (-1, *parents)
+
+
+ALL_TREES = [tree for rows in range(2, MOST_ROWS + 1) for tree in all_trees(rows)]
+
+
+def depth_of(shape: tuple[int, ...]) -> int:
+    depths = [0]
+    for parent in shape[1:]:
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
+def expected_of(shape: tuple[int, ...], acceptance: list[float]) -> float | None:
+    """Tokens of a round; None where a row has more children than there is acceptance for."""
+    reach, ranks = [1.0], [0] * len(shape)
+    for parent in shape[1:]:
+        if ranks[parent] == len(acceptance):
+            return None
+        reach.append(reach[parent] * acceptance[ranks[parent]])
+        ranks[parent] += 1
+    return sum(reach)
+
+
+def best_rate(
+    acceptance: list[float], costs: RowCosts, pass_s: float, max_rows: int, max_depth: int
+) -> float:
+    rates = [1 / costs.at(1)]
+    for shape in ALL_TREES:
+        depth, expected = depth_of(shape), expected_of(shape, acceptance)
+        if expected is not None and len(shape) <= max_rows and depth <= max_depth:
+            rates.append(expected / (costs.at(len(shape)) + depth * pass_s))
+    return max(rates)
+
+
+steps = st.lists(st.sampled_from([0.0, 0.01, 0.1, 0.4, 1.0]), min_size=6, max_size=6)
+
+
+@given(
+    acceptance=st.lists(st.floats(0, 0.6), min_size=1, max_size=4).filter(lambda a: sum(a) <= 1),
+    steps=steps,
+    pass_s=st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    max_rows=st.integers(2, MOST_ROWS),
+    max_depth=st.integers(1, 6),
+)
+def test_no_tree_commits_more_tokens_a_second(
+    acceptance: list[float], steps: list[float], pass_s: float, max_rows: int, max_depth: int
+) -> None:
+    """Held against every tree of up to seven rows, on costs with steps."""
+    seconds = 1 + np.cumsum([0.0, *steps])
+    costs = RowCosts({rows: float(s) for rows, s in enumerate(seconds, start=1)})
+    shape = best_shape(acceptance, costs, pass_s, max_rows, max_depth)
+    expected = expected_of(shape, acceptance)
+    assert expected is not None and len(shape) <= max_rows and depth_of(shape) <= max_depth
+    assert shape[0] == -1
+    assert all(0 <= parent < row for row, parent in enumerate(shape[1:], start=1))
+    rate = expected / (costs.at(len(shape)) + depth_of(shape) * pass_s)
+    best = best_rate(acceptance, costs, pass_s, max_rows, max_depth)
+    assert rate == pytest.approx(best, rel=1e-9)  # sums in another order
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "seconds", "pass_s"),
+    [
+        ([0.0, 0.0], {1: 1.0, 8: 1.1}, 0.01),  # nothing is right
+        ([0.9], {1: 1.0, 8: 1.1}, 1.5),  # the draft is slower than its target
+        ([0.5], {1: 1.0, 2: 2.0, 8: 8.0}, 0.0),  # a row costs as much as a plain step
+        ([], {1: 1.0, 8: 1.1}, 0.01),
+    ],
+)
+def test_nothing_is_guessed_where_nothing_pays(
+    acceptance: list[float], seconds: dict[int, float], pass_s: float
+) -> None:
+    assert best_shape(acceptance, RowCosts(seconds), pass_s, 16, 8) == (-1,)
+
+
+def test_free_rows_are_all_used_and_steps_are_avoided() -> None:
+    free = RowCosts({1: 1.0, 16: 1.0})
+    assert len(best_shape([0.5, 0.2, 0.1], free, 0.0, 16, 8)) == 16
+    step = RowCosts({1: 1.0, 4: 1.0, 5: 3.0, 8: 3.0})
+    assert len(best_shape([0.5, 0.2, 0.1], step, 0.0, 16, 8)) == 4
+    # A chain where the first sample is nearly always right, siblings where the draft's passes cost.
+    assert best_shape([0.95, 0.01], step, 0.0, 16, 8) == (-1, 0, 1, 2)
+    assert best_shape([0.4, 0.3, 0.2], step, 0.6, 16, 8) == (-1, 0, 0, 0)
+
+
+def test_children_of_a_row_stand_in_their_order() -> None:
+    """The first of them has the larger subtree where first samples are right more often."""
+    shape = best_shape([0.6, 0.2, 0.1], RowCosts({1: 1.0, 16: 1.2}), 0.01, 12, 8)
+    sizes = [1] * len(shape)
+    for row in range(len(shape) - 1, 0, -1):
+        sizes[shape[row]] += sizes[row]
+    for parent in range(len(shape)):
+        children = [row for row in range(len(shape)) if shape[row] == parent]
+        assert all(sizes[one] >= sizes[other] for one, other in pairwise(children))
+
+
+def test_the_search_is_short() -> None:
+    """It runs between two rounds. Counted in calls, which no busy machine changes: 4,500 here,
+    a few milliseconds; without its memory it would take billions."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        shape = best_shape([0.5, 0.2, 0.1, 0.05], RowCosts({1: 1.0, 8: 1.3}), 0.05, 16, 8)
+    finally:
+        sys.setprofile(before)
+    assert len(shape) > 4
+    assert calls < 10_000, calls

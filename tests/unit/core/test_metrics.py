@@ -1,0 +1,116 @@
+"""Statistics against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edge_spec.core.metrics import PlainRate, PlainReason, RoundStats, Stats
+
+
+def round_stats(
+    drafted: int = 0,
+    accepted: int = 0,
+    reason: PlainReason | None = None,
+    seconds: tuple[float, float, float] = (0.001, 0.004, 0.008),
+) -> RoundStats:
+    draft_s, forward_s, total_s = seconds
+    return RoundStats(
+        drafted + 1, drafted, accepted, accepted + 1, reason, 1, draft_s, forward_s, total_s
+    )
+
+
+def test_sums_and_rates_of_a_generation() -> None:
+    stats = Stats()
+    for drafted, accepted in [(4, 4), (4, 1), (2, 0), (4, 1)]:
+        stats.observe(round_stats(drafted, accepted))
+    stats.observe(round_stats(reason=PlainReason.NO_CANDIDATE))
+    stats.observe(round_stats(reason=PlainReason.BUDGET))
+    assert (stats.rounds, stats.plain_rounds) == (6, 2)
+    assert stats.predicted_n == 5 + 2 + 1 + 2 + 1 + 1
+    assert (stats.draft_n, stats.draft_n_accepted) == (14, 6)
+    assert stats.acceptance_rate == 6 / 14
+    assert stats.mean_accepted_length == 12 / 6
+    assert stats.acceptance_histogram == {4: 1, 1: 2, 0: 1}  # speculative rounds only
+    assert stats.plain_reasons == {"no_candidate": 1, "budget": 1}
+    assert stats.near_ties == 6
+    assert stats.predicted_ms == pytest.approx(48)
+    assert stats.draft_ms == pytest.approx(6)
+    assert stats.verify_ms == pytest.approx(24)
+    assert stats.overhead_ms == pytest.approx(18)
+    assert stats.predicted_per_second == pytest.approx(250)
+
+
+def test_speedup_is_the_rate_over_the_measured_plain_rate() -> None:
+    stats = Stats()
+    stats.observe(round_stats(3, 3, seconds=(0, 0.02, 0.02)))  # 200 tokens/s
+    assert stats.speedup is None
+    stats.plain_per_second = 80.0
+    assert stats.speedup == pytest.approx(2.5)
+
+
+def test_without_rounds_nothing_is_claimed() -> None:
+    stats = Stats(plain_per_second=80.0)
+    assert stats.speedup is None
+    assert stats.acceptance_rate is None
+    assert stats.mean_accepted_length is None
+    assert stats.predicted_per_second == 0
+
+
+def test_without_guesses_there_is_no_acceptance_rate() -> None:
+    stats = Stats()
+    stats.observe(round_stats(reason=PlainReason.OFF))
+    assert stats.acceptance_rate is None
+    assert stats.acceptance_histogram == {}
+
+
+def test_the_plain_rate_is_the_median_of_plain_rounds_and_needs_three() -> None:
+    rate = PlainRate()
+    for total_s in (0.010, 0.500):
+        rate.observe(round_stats(reason=PlainReason.OFF, seconds=(0, 0, total_s)))
+        rate.observe(round_stats(4, 4, seconds=(0, 0, 0.001)))  # speculative: not counted
+        assert rate.tokens_per_second is None
+    rate.observe(round_stats(reason=PlainReason.BUDGET, seconds=(0, 0, 0.020)))
+    assert rate.tokens_per_second == pytest.approx(50)
+
+
+def test_the_plain_rate_follows_recent_rounds() -> None:
+    rate = PlainRate()
+    for total_s in [0.010] * 300 + [0.020] * 300:
+        rate.observe(round_stats(reason=PlainReason.OFF, seconds=(0, 0, total_s)))
+    assert rate.tokens_per_second == pytest.approx(50)
+
+
+def test_guesses_that_were_ready_count_where_they_were_verified() -> None:
+    stats = Stats()
+    stats.observe(replace(round_stats(4, 2), anticipated=True))
+    stats.observe(round_stats(4, 2))
+    stats.observe(replace(round_stats(reason=PlainReason.BELOW_BREAK_EVEN), anticipated=True))
+    assert stats.anticipated_n == stats.to_dict()["anticipated_n"] == 1
+
+
+def test_statistics_are_json_under_the_fields_names() -> None:
+    stats = Stats(prompt_n=7, cached_n=3)
+    stats.observe(round_stats(4, 2))
+    stats.observe(round_stats(reason=PlainReason.COOLDOWN))
+    values = json.loads(json.dumps(stats.to_dict()))
+    assert values["acceptance_histogram"] == {"2": 1}
+    assert values["plain_reasons"] == {"cooldown": 1}
+    assert set(values) == {
+        *("prompt_n", "cached_n", "prompt_ms", "ttft_ms"),
+        *("predicted_n", "predicted_ms", "predicted_per_second"),
+        *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
+        *("draft_characters", "draft_characters_accepted", "staleness"),
+        *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
+        *(
+            "draft_ms",
+            "verify_ms",
+            "overhead_ms",
+            "near_ties",
+            "anticipated_n",
+            "plain_per_second",
+            "speedup",
+        ),
+    }

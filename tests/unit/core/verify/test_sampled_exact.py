@@ -1,0 +1,221 @@
+"""Verification of sampled guesses in all its outcomes: the text has exactly the target's
+distribution, whatever was guessed.
+
+Nothing is drawn here (tests/fixtures/sampled_outcomes.py): probabilities agree but for rounding.
+That the sampler's own random numbers are as independent as this assumes is tested in
+test_sampled_distribution.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.core import sampling
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.tree import Siblings, TokenTree, Verdict
+from edge_spec.drafters.protocol import Budget
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+Context = tuple[int, ...]
+
+WITHOUT, WITH = Siblings.WITHOUT_REPLACEMENT, Siblings.WITH_REPLACEMENT
+ROUNDING = 1e-12  # of sums of up to some 100,000 products of float64 numbers below 1
+TARGETS = {
+    "0.5": SamplingParams(temperature=0.5, top_k=2),
+    "1": SamplingParams(temperature=1.0),
+    "1, nucleus": SamplingParams(temperature=1.0, top_p=0.8),
+    "2": SamplingParams(temperature=2.0, top_k=2, top_p=0.97),
+}
+
+
+def load(name: str) -> ModuleType:
+    """--import-mode=importlib cannot import it by name."""
+    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+sampled, text = load("sampled_outcomes"), load("text_distribution")
+
+
+def error(case: Any, shape: Sequence[str], *, cut: Any = None, **form: Any) -> float:
+    """The largest difference of a probability of the text from the target's."""
+    expected = text.joint(case.scores.next_logits, sampled.PROMPT, case.params)
+    draft = sampled.SampledDraft(case.draft_probs, shape, **form)
+    return float(text.difference(case.texts(draft, cut=cut), expected))
+
+
+DRAFTS = ("opposed", "smaller", "nucleus", "disjoint", "equal")
+CHAINS = {
+    "one": ("s",),
+    "two": ("s", "s"),
+    "three": ("s", "s", "s"),
+    "four": ("s", "s", "s", "s"),
+    "certain behind": ("s", "s", "c", "c"),
+    "certain before": ("c", "s", "s"),
+    "certain between": ("s", "c", "s"),
+}
+SIBLINGS = {
+    "two": ("ss",),
+    "three": ("sss",),
+    "all": ("ssss",),
+    "two below each": ("ss", "ss"),
+    "chains below": ("ss", "s", "s"),
+    "above siblings": ("s", "s", "ss"),
+    "certain first": ("cs",),
+    "certain last": ("ssc", "c"),
+    "certain between": ("scs",),
+}
+
+
+def drafts(params: SamplingParams, shape: Sequence[str]) -> list[str]:
+    """Those that there can be, and for trees with very many outcomes the two that differ most."""
+    if sum(map(len, shape)) > 3 and len(shape) > 1:
+        return ["opposed", "smaller"]
+    return [draft for draft in DRAFTS if draft != "disjoint" or params.top_k]
+
+
+@pytest.fixture(autouse=True)
+def remembered_probs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "target_probs", text.remembering(sampling.target_probs))
+
+
+@pytest.mark.parametrize("params", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("shape", CHAINS.values(), ids=CHAINS)
+def test_a_sampled_chain_leaves_the_text_its_distribution(
+    shape: tuple[str, ...], params: SamplingParams
+) -> None:
+    for name in drafts(params, shape):
+        case = sampled.Case(name, params, vocab=3)
+        assert error(case, shape) < ROUNDING, name
+
+
+@pytest.mark.parametrize("rule", Siblings)
+@pytest.mark.parametrize("params", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("shape", SIBLINGS.values(), ids=SIBLINGS)
+def test_sampled_siblings_leave_the_text_its_distribution(
+    shape: tuple[str, ...], params: SamplingParams, rule: Siblings
+) -> None:
+    for name in drafts(params, shape):
+        case = sampled.Case(name, params, vocab=4 if len(shape) == 1 else 3)
+        assert error(case, shape, siblings=rule) < ROUNDING, name
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2])
+@pytest.mark.parametrize("shape", [("s", "s", "s"), ("ss", "s", "s"), ("s", "s", "ss")])
+def test_a_draft_may_stop_after_a_token_because_of_its_value(
+    shape: tuple[str, ...], stop: int
+) -> None:
+    case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
+    assert error(case, shape, grows=lambda path: path[-1] != stop) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", Siblings)
+@pytest.mark.parametrize("shape", [("s", "s", "s"), ("ss", "s"), ("s", "sc")])
+def test_penalties_count_the_guesses_of_the_path(shape: tuple[str, ...], rule: Siblings) -> None:
+    params = SamplingParams(temperature=1.0, repetition_penalty=1.7, presence_penalty=0.9)
+    for name in ("opposed", "smaller"):
+        case = sampled.Case(name, params, vocab=4 if rule is WITHOUT else 3)
+        # Penalties are computed with float32 logits of about 1.
+        assert error(case, shape, siblings=rule) < 1e-7
+
+
+def by_depth(path: Context, place: int) -> float:
+    return 0.8 ** len(path) / (1 + place)
+
+
+def by_parent(path: Context, place: int) -> float:
+    """Below great tokens it is so likely that a second child of another row has to go."""
+    return (0.3 + 0.3 * path[-2] if len(path) > 1 else 0.6) / (1 + place)
+
+
+def by_rival(path: Context, place: int) -> float:
+    """Below token 0 it is so likely that a sibling of that one has to go."""
+    if len(path) < 3:
+        return (0.95, 0.95, 0.6)[len(path)] if place == 0 else 0.4
+    return 0.9 if path[-2] == 0 else 0.1
+
+
+BUDGET = Budget(10, 20)
+# What policies do to a tree between drafting and verification.
+CUTS: dict[str, Callable[[TokenTree], TokenTree]] = {
+    "likeliest rows": lambda tree: tree.likeliest(4),
+    "likely rows": lambda tree: tree.likeliest(20, 0.4),
+    "first rows": lambda tree: tree.first_rows(3),
+    "first of each": lambda tree: tree.only([0, 1, *tree.children(1)[:1]]),
+    "fixed policy": lambda tree: FixedPolicy(3, 0.4).choose([Proposing(tree)], 0, BUDGET).tree,
+}
+CHAIN_CUTS = CUTS | {
+    "chain first": lambda tree: tree.chain_first(3),
+    "likely chain": lambda tree: tree.chain_first(20, 0.4),
+    "policy of chains": lambda tree: (
+        FixedPolicy(3, 0.4, branches=False).choose([Proposing(tree)], 0, BUDGET).tree
+    ),
+}
+
+
+class Proposing:
+    """A drafter with one proposal."""
+
+    name = "test"
+
+    def __init__(self, tree: TokenTree) -> None:
+        self._tree = tree
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        return self._tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
+
+
+@pytest.mark.parametrize("cut", CHAIN_CUTS.values(), ids=CHAIN_CUTS)
+@pytest.mark.parametrize("confidence", [by_depth, by_parent])
+def test_a_chain_may_be_cut_by_what_came_before(cut: Any, confidence: Any) -> None:
+    case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
+    assert error(case, ("s", "s", "s"), confidence=confidence, cut=cut) < ROUNDING
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("confidence", [by_depth, by_parent, by_rival])
+@pytest.mark.parametrize("rule", [WITHOUT, WITH])
+@pytest.mark.parametrize("shape", [("ss", "ss"), ("s", "ss", "s")])
+def test_a_tree_may_be_cut_by_what_came_before(
+    shape: tuple[str, ...], cut: Any, confidence: Any, rule: Siblings
+) -> None:
+    case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
+    form = {"siblings": rule, "confidence": confidence}
+    assert error(case, shape, cut=cut, **form) < ROUNDING
+
+
+@pytest.mark.parametrize("cut", ["likeliest rows", "likely rows", "fixed policy"])
+@pytest.mark.parametrize("confidence", [by_depth, by_parent, by_rival])
+@pytest.mark.parametrize("shape", [("s", "s"), ("ss", "ss"), ("s", "ss", "s")])
+def test_a_tree_of_k_seq_is_cut_by_whole_groups(
+    shape: tuple[str, ...], cut: str, confidence: Any
+) -> None:
+    case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
+    form = {"siblings": Siblings.K_SEQ, "confidence": confidence}
+    assert error(case, shape, cut=CUTS[cut], **form) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", Siblings)
+@pytest.mark.parametrize("stop", [0, 1])
+def test_a_tree_that_stops_because_of_a_value_may_be_cut(stop: int, rule: Siblings) -> None:
+    """What then takes the place of the rows that are missing depends on that value."""
+    case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
+    form = {"siblings": rule, "confidence": by_depth, "grows": lambda path: path[-1] != stop}
+    assert error(case, ("s", "ss", "s"), cut=CUTS["likeliest rows"], **form) < ROUNDING

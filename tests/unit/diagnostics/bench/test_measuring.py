@@ -1,0 +1,138 @@
+"""Who is measured when, and what is left of a measurement that ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.metrics import Stats
+from edge_spec.diagnostics.bench.measuring import (
+    DRAFTING,
+    PLAIN,
+    EngineSide,
+    Plan,
+    Run,
+    SideError,
+    Task,
+    make_plan,
+    measure,
+)
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.errors import ContextFullError
+from edge_spec.text.prompt_files import Prompt
+
+WARM_UP = (9, 9)
+
+
+@dataclass
+class FakeSide:
+    """Writes down what it is asked for; at one of its calls something happens."""
+
+    name: str
+    log: list[tuple[str, tuple[int, ...]]]
+    fault: BaseException | None = None
+    at: int = 0
+    calls: int = field(default=0)
+
+    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
+        self.calls += 1
+        if self.fault is not None and self.calls == self.at:
+            raise self.fault
+        self.log.append((self.name, tuple(prompt)))
+        return Run((1,), 1, 1.0, Stats())
+
+
+def planned(num_tasks: int, repetitions: int) -> Plan:
+    tasks = [Task(Prompt(str(i), "any", "x"), (i, i)) for i in range(num_tasks)]
+    return Plan(tasks, [], WARM_UP, 4, repetitions, room=100)
+
+
+def quiet(what: str, fraction: float) -> None:
+    assert 0 <= fraction < 1
+
+
+@pytest.mark.parametrize("num_tasks", [2, 3])
+def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> None:
+    log: list[tuple[str, tuple[int, ...]]] = []
+    sides = [FakeSide(name, log) for name in ("a", "b", "c")]
+    measured = measure(sides, planned(num_tasks, 2), quiet)
+    turns = [each for each in log if each[1] != WARM_UP]
+    for i in range(num_tasks):
+        order = [name for name, prompt in turns if prompt == (i, i)]
+        assert sorted([order[0], order[3]]) == ["a", "b"]  # in its two repetitions
+        assert order[2] == order[5] == "c"
+    assert all(len(passes) == 2 for passes in measured.runs.values())
+
+
+def test_repetitions_are_passes_and_each_begins_with_a_text_of_its_own() -> None:
+    log: list[tuple[str, tuple[int, ...]]] = []
+    measure([FakeSide("a", log), FakeSide("b", log)], planned(1, 3), quiet)
+    prompts = [prompt for name, prompt in log if name == "a"]
+    assert prompts == [WARM_UP, (0, 0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("at", "passes", "prompts"),
+    [(1, 0, 0), (2, 0, 0), (4, 1, 2), (5, 1, 3), (6, 1, 3), (8, 1, 3), (9, 2, 3)],
+)
+def test_an_interrupt_leaves_whole_passes_or_a_part_of_the_first(
+    at: int, passes: int, prompts: int
+) -> None:
+    # Of each pass, the first call is the warm-up.
+    sides = [FakeSide("a", []), FakeSide("b", [], KeyboardInterrupt(), at)]
+    measured = measure(sides, planned(3, 3), quiet)
+    assert measured.partial
+    assert len(measured.tasks) == prompts
+    for of_side in measured.runs.values():
+        assert [len(each) for each in of_side] == [prompts] * passes
+
+
+def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
+    sides = [
+        FakeSide("a", []),
+        FakeSide("b", []),
+        FakeSide("c", [], SideError("gone", remedy=""), 3),
+    ]
+    measured = measure(sides, planned(3, 2), quiet)
+    assert measured.failures == {"c": "gone"}
+    assert {name: len(passes) for name, passes in measured.runs.items()} == {"a": 2, "b": 2}
+    assert sides[2].calls == 3 and not measured.partial
+
+
+def test_prompts_without_room_are_left_out(make_engine: Any, remembers_all: Any) -> None:
+    engine = make_engine(remembers_all(context_length=64))
+    prompts = [Prompt("long", "a", "x" * 100), Prompt("short", "a", "hello")]
+    plan = make_plan(engine, prompts, 8, 1)
+    assert [task.prompt.id for task in plan.tasks] == ["short"]
+    assert [prompt.id for prompt in plan.skipped] == ["long"]
+    with pytest.raises(ContextFullError, match="none of 1 prompts fits the context of 64"):
+        make_plan(engine, prompts[:1], 8, 1)
+
+
+def test_both_sides_of_an_engine_write_the_same_and_only_one_drafts(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all(), [SuffixDrafter()], FixedPolicy(min_confidence=0.0))
+    plan = make_plan(engine, [Prompt("1", "a", "one two one two one two")], 16, 2)
+    sides = [EngineSide(engine, name) for name in (DRAFTING, PLAIN)]
+    measured = measure(sides, plan, quiet)
+    drafted, plain = ([each[0] for each in measured.runs[name]] for name in (DRAFTING, PLAIN))
+    assert {run.tokens for run in drafted} == {run.tokens for run in plain}
+    assert all(run.stats.draft_n > 0 for run in drafted)
+    assert all(run.stats.plain_reasons == {"off": run.stats.rounds} for run in plain)
+    assert all(run.seconds > 0 for run in drafted + plain)
+
+
+def test_a_repeated_prompt_is_no_conversation_whose_answer_is_known(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all(), [RecyclingDrafter()], FixedPolicy(min_confidence=0.0))
+    plan = make_plan(engine, [Prompt("1", "a", "a prompt alone in its file")], 32, 3)
+    measured = measure([EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)], plan, quiet)
+    # A table that still held the answer would guess nearly all of it.
+    assert all(each[0].stats.draft_n_accepted < 8 for each in measured.runs[DRAFTING])

@@ -1,0 +1,170 @@
+"""From runs to figures, and from figures to the report and the chart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from edge_spec.core.metrics import Stats
+from edge_spec.diagnostics.bench.chart import draw_chart
+from edge_spec.diagnostics.bench.figures import Figures
+from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, Measured, Plan, Run, Task
+from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
+from edge_spec.diagnostics.bench.report import document, markdown
+from edge_spec.errors import MissingDependencyError
+from edge_spec.text.prompt_files import Prompt
+
+SETTINGS = {
+    "model": "tiny",
+    "weights": "tiny",
+    "runtime": "reference",
+    "drafter": "auto",
+    "prompts": "some.jsonl",
+    "max_tokens": 8,
+}
+
+
+def run(seconds: float, num_tokens: int = 10, text: int = 1, **stats: Any) -> Run:
+    return Run((text,) * num_tokens, num_tokens, seconds, Stats(predicted_n=num_tokens, **stats))
+
+
+def drafted(seconds: float, **more: Any) -> Run:
+    reasons = Counter({"no_candidate": 1})
+    times = {"draft_ms": 2.0, "verify_ms": 30.0, "predicted_ms": 36.0}
+    return run(
+        seconds, rounds=4, draft_n=8, draft_n_accepted=6, plain_reasons=reasons, **times, **more
+    )
+
+
+@pytest.fixture
+def measured() -> Measured:
+    """Two passes over "a", answered twice as fast, and "b", at the same rate but for one pair."""
+    prompts = [Prompt("a", "code", "x"), Prompt("b", "qa", "x")]
+    plan = Plan([Task(each, (1,)) for each in prompts], [], (2,), 8, 2, room=100)
+    return Measured(
+        plan,
+        {
+            DRAFTING: [[drafted(1.0), drafted(1.0)], [drafted(1.0), drafted(1.0)]],
+            PLAIN: [[run(2.0), run(1.0)], [run(2.0), run(0.8)]],
+        },
+        failures={},
+        partial=False,
+    )
+
+
+def test_a_category_and_the_total(measured: Measured) -> None:
+    figures = Figures(measured)
+    code = figures.categories()["code"]
+    assert (code["speedup"], code["speedup_low"], code["speedup_high"]) == (2, 2, 2)
+    assert (code["predicted_per_second"], code["plain_per_second"]) == (10, 5)
+    assert code["mean_accepted_length"] == 10 / 4
+    assert code["acceptance_rate"] == 6 / 8
+    assert code["plain_rounds"] == {"no_candidate": 1 / 4}
+    assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 7.5)
+    assert code["overhead_ms_a_round"] == 1.0
+    total = figures.total()
+    assert total["speedup"] == pytest.approx(2.9 / 2)
+    assert total["worst_prompt"] == "b"
+    worst = [total[f"worst_prompt_speedup{end}"] for end in ("", "_low", "_high")]
+    assert worst == pytest.approx([0.9, 0.8, 1.0])
+    assert (total["prompts"], total["differing_texts"]) == (2, 0)
+
+
+def test_a_text_that_differs_is_counted(measured: Measured) -> None:
+    measured.runs[DRAFTING][1][0] = drafted(1.0, text=5)
+    figures = Figures(measured)
+    assert figures.total()["differing_texts"] == 1
+    assert [each["equal_text"] for each in figures.prompts()] == [False, True]
+
+
+def test_our_rate_over_anothers(measured: Measured) -> None:
+    measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
+    measured.runs["other lookup"] = [[run(2.0), run(2.0)]] * 2
+    peer = Figures(measured).peer("other lookup", "other plain")
+    assert peer["speedup"] == pytest.approx(6 / 4)
+    assert peer["ours_over_plain"] == pytest.approx(6 / 2)
+    assert peer["ours_over_predicted"] == pytest.approx(4 / 2)
+    assert peer["plain_per_second"] == pytest.approx(20 / 6)
+    assert peer["mean_accepted_length"] is None  # it does not tell
+
+
+def test_another_without_speculation_and_one_without_anything(measured: Measured) -> None:
+    measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
+    figures = Figures(measured)
+    peer = figures.peer(None, "other plain")
+    assert peer["ours_over_plain"] == pytest.approx(3)
+    assert peer["speedup"] is peer["predicted_per_second"] is None
+    assert set(figures.peer(None, None).values()) == {None}
+
+
+def test_an_answer_of_one_token_tells_nothing_of_a_library_that_counts_from_it(
+    measured: Measured,
+) -> None:
+    measured.runs["other plain"] = [[run(0.0, num_tokens=0), run(2.0)]] * 2
+    peer = Figures(measured).peer(None, "other plain")
+    assert peer["plain_per_second"] == pytest.approx(5)
+    assert peer["ours_over_plain"] == pytest.approx(2)
+    measured.runs["other plain"] = [[run(0.0, num_tokens=0)] * 2] * 2
+    assert set(Figures(measured).peer(None, "other plain").values()) == {None}
+
+
+@pytest.fixture
+def report(measured: Measured) -> dict[str, Any]:
+    return document(measured, SETTINGS, [OpenPeer(PEERS[0], "tiny", note="not installed: x")])
+
+
+def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert list(report) == ["machine", "settings", "total", "categories", "prompts", "peers"]
+    promised = {
+        *("predicted_per_second", "plain_per_second", "speedup", "speedup_low", "speedup_high"),
+        *("mean_accepted_length", "acceptance_rate", "worst_prompt_speedup"),
+    }
+    for figures in (report["total"], report["categories"]["qa"], report["peers"]["llamacpp"]):
+        assert promised <= set(figures)
+    assert report["settings"]["repetitions"] == 2
+
+
+def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
+    report["machine"] = {"cpu": "A CPU", "cores": 2, "system": "OS", "versions": {"numpy": "2"}}
+    lines = markdown(json.loads(json.dumps(report))).splitlines()
+    assert lines[0] == "# edge-spec bench: tiny on reference, drafter auto"
+    assert "A CPU, 2 cores, OS; numpy 2." in lines
+    assert (
+        "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 2.50 | 75% | 2.00 (2.00 to 2.00) a |"
+        in lines
+    )
+    assert "| code | no_candidate 25% | 0.50 | 7.50 | 1.00 |" in lines
+    assert any(line.startswith("| all | 2 |") and line.endswith(" b |") for line in lines)
+    assert "- llamacpp: not installed: x" in lines
+    widths = {line.count("|") for line in lines if line.startswith("| ")}
+    assert widths == {9, 6}  # each table's rows are as long as its header
+    assert not any("Partial" in line for line in lines)
+
+
+def test_a_partial_report_says_so(measured: Measured) -> None:
+    partial = replace(measured, partial=True)
+    assert "Partial" in markdown(document(partial, SETTINGS, []))
+
+
+def test_the_chart_is_an_image_in_both_formats(report: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw_chart(report, tmp_path)
+    root = ElementTree.parse(tmp_path / "chart.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_chart_without_its_library_names_the_command(
+    report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[bench\]"'):
+        draw_chart(report, tmp_path)

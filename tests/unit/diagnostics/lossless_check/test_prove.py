@@ -1,0 +1,426 @@
+"""`edge-spec verify` passes right rules and fails broken ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from io import StringIO
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.always_verify import EagerPolicy
+from edge_spec.core.model import Forward
+from edge_spec.core.rng import Draws, Purpose, exponential
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.verify import verify
+from edge_spec.diagnostics.lossless_check import Extent, Proof, prove, try_exact
+from edge_spec.diagnostics.lossless_check.report import document, html_page, print_report, summary
+from edge_spec.diagnostics.lossless_check.sampling import check_sampling
+from edge_spec.diagnostics.lossless_check.texts import Comparison, Difference
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Budget
+from edge_spec.engine.engine import Engine
+from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from edge_spec.text.prompt_files import Prompt
+
+VOCAB, EOS = 260, 258  # of the byte tokenizer
+PROMPTS = [Prompt(f"p{i}", "any", "red green blue " * (3 + i)) for i in range(4)]
+SMALL = Extent(num_prompts=4, max_tokens=24, num_draws=400, num_runs=2)
+
+
+def quiet(what: str, fraction: float) -> None: ...
+
+
+def followed(text: bytes) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for before, after in itertools.pairwise(text):
+        found.setdefault(before, set()).add(after)
+    return found
+
+
+def wordy(seed: int = 0) -> ScriptedModel:
+    """Likes to go on as the colours do, so that guesses out of the prompt are often right."""
+    scores = np.random.default_rng(seed).normal(0, 0.5, (VOCAB, VOCAB)).astype(np.float32)
+    after = followed(b"red green blue red blue green red")
+    for token in range(VOCAB):
+        scores[token, sorted(after.get(token, b" "))] += 6
+    scores[:, EOS] -= 20
+    return ScriptedModel(lambda tokens: scores[tokens[-1]].copy(), VOCAB)
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws without a seed are the same in every run of this test."""
+    monkeypatch.setattr("edge_spec.core.sampling.secrets.randbits", Random(0).getrandbits)
+
+
+@pytest.fixture
+def with_drafter(make_engine: Any) -> Any:
+    def make(names: str, model: ScriptedModel | None = None) -> Engine:
+        parts = make_engine(model or wordy()).parts
+        drafts = [Draft(wordy(seed=1), VOCAB)]
+        setting = replace(parts.speculator.setting, drafts=drafts)
+        speculator = replace(parts.speculator, setting=setting)
+        return Engine(
+            replace(
+                parts,
+                drafter=names,
+                drafts=drafts,
+                speculator=speculator,
+                speculation=speculator.choose(names),
+            )
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("names", ["suffix", "draft-model", "suffix,draft-model", "recycling"])
+def test_right_rules_pass(with_drafter: Any, names: str) -> None:
+    engine = with_drafter(names)
+    proof = prove(engine, PROMPTS, SMALL, quiet)
+    assert proof.passed and not proof.differing
+    assert proof.seeded is not None and proof.sampling is not None
+    assert proof.greedy.num_prompts == 4 and proof.seeded.num_prompts == 2
+    for origin in ("accepted", "recovered"):  # else the draws say little
+        assert proof.sampling.origins[origin] > 100, proof.sampling.origins
+    assert proof.sampling.fit.degrees_of_freedom > 5
+    assert engine.drafter == names
+    assert engine.chat("red green blue red green", max_tokens=12).stats.draft_n > 0
+
+
+def accepts_any(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
+    """Broken: the first guess is taken as it is."""
+    verdict = verify(tree, out, sampler)
+    if tree.children(0) and not verdict.accepted_rows:
+        row = tree.children(0)[0]
+        guess = int(tree.tokens[row])
+        after = sampler.choose(out.logits[row], [guess])
+        return Verdict((guess, after.token), (row,), True)
+    return verdict
+
+
+def accepts_the_likely(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
+    """Broken where it samples: a guess that is likely enough is taken (typical acceptance)."""
+    if sampler.params.greedy or not tree.children(0):
+        return verify(tree, out, sampler)
+    row = tree.children(0)[0]
+    if sampler.probs(out.logits[0], ())[tree.tokens[row]] < 0.05:
+        return verify(tree, out, sampler)
+    guess = int(tree.tokens[row])
+    return Verdict((guess, sampler.choose(out.logits[row], [guess]).token), (row,), True)
+
+
+def test_a_broken_rule_fails_greedy_text(
+    with_drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = with_drafter("suffix")
+    monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_any)
+    proof = prove(engine, PROMPTS, replace(SMALL, num_draws=0), quiet)
+    assert not proof.passed and not proof.greedy.passed and proof.seeded is proof.sampling is None
+    for difference in proof.greedy.differing:
+        assert difference.margin is not None and difference.margin > 0
+        assert not difference.near_tie and difference.expected != difference.got
+
+
+def test_a_rule_that_is_broken_where_it_samples_fails_there(
+    with_drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = with_drafter("suffix")
+    monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_the_likely)
+    proof = prove(engine, PROMPTS, SMALL, quiet)
+    assert proof.greedy.passed and not proof.passed
+    assert proof.seeded is not None and not proof.seeded.passed
+    assert proof.sampling is not None and not proof.sampling.passed
+
+
+def recovers_from_the_target(
+    tree: TokenTree, chain: Sequence[int], out: Forward, sampler: Sampler, path: Sequence[int]
+) -> tuple[list[int], int | None]:
+    """Broken: what is written in the place of a wrong sample may be the sample again."""
+    kept: list[int] = []
+    for row in chain:
+        before = [*path, *tree.tokens[kept].tolist()]
+        target = sampler.probs(out.logits[tree.parents[row]], before)
+        guess, draft = tree.tokens[row], tree.draft_probs[row]
+        assert draft is not None
+        if sampler.uniform(Purpose.ACCEPTANCE) * draft[guess] >= target[guess]:
+            return kept, sampler.draw(target, Purpose.RECOVERY)
+        kept.append(row)
+    return kept, None
+
+
+def test_a_broken_rule_of_sampled_drafts_fails_the_distribution(
+    with_drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = check_sampling(with_drafter("draft-model"), 600, 0.0, quiet)
+    monkeypatch.setattr("edge_spec.core.verify.walk.verify_block", recovers_from_the_target)
+    broken = check_sampling(with_drafter("draft-model"), 600, 0.0, quiet)
+    assert right.passed is True and broken.passed is False
+    assert broken.fit.num_impossible == 0  # these texts may be drawn, but not as often
+
+
+@pytest.mark.parametrize("noise", [1e-4, 0.01, 0.05, 0.2, 0.4, 0.75])
+def test_no_noise_lets_a_broken_rule_pass(
+    with_drafter: Any, monkeypatch: pytest.MonkeyPatch, noise: float
+) -> None:
+    """It may leave open whether the rule is broken: then nothing is claimed."""
+    monkeypatch.setattr("edge_spec.core.verify.walk.verify_block", recovers_from_the_target)
+    broken = check_sampling(with_drafter("draft-model"), 600, noise, quiet)
+    assert broken.passed is (False if noise < 0.02 else None)
+
+
+def third_and_fourth(tokens: tuple[int, ...]) -> np.ndarray:
+    """Third and fourth are 0.01 of a logit apart."""
+    logits = np.full(VOCAB, -20, np.float32)
+    logits[[97, 98, 99, 100]] = 2, 1, 0.01, 0
+    return logits
+
+
+class SwappingSession(ScriptedSession):
+    """In a pass of several rows, what is fourth in one of its own is third."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        if len(tree) > 1:
+            logits[:, 100] += 0.02
+        return Forward(logits)
+
+
+class SwappingModel(ScriptedModel):
+    def open_session(self) -> SwappingSession:
+        return SwappingSession(self)
+
+
+def test_noise_at_the_last_place_of_top_k_is_no_fault(with_drafter: Any) -> None:
+    engine = with_drafter("draft-model", SwappingModel(third_and_fourth, VOCAB))
+    assert check_sampling(engine, 400, 0.0, quiet).fit.num_impossible > 0
+    allowed = check_sampling(engine, 400, 0.02, quiet)
+    assert allowed.passed and allowed.fit.num_impossible == 0
+    assert allowed.noise_bound == pytest.approx(3 * 0.01, rel=1e-3)  # half of it for each token
+    assert 0.5 < allowed.told_apart < 1
+    everywhere = check_sampling(engine, 400, 1.1, quiet)  # all four compete for three places
+    assert everywhere.told_apart == 0 and everywhere.passed is None
+
+
+def test_draws_without_guesses_show_nothing(with_drafter: Any) -> None:
+    engine = with_drafter("suffix")
+    found = check_sampling(engine, 200, 0.0, quiet)
+    plain = replace(found, origins={**found.origins, "accepted": 0, "recovered": 0})
+    assert found.passed is True and plain.passed is None
+
+
+def test_texts_without_guesses_show_nothing(with_drafter: Any) -> None:
+    proof = prove(with_drafter("suffix"), PROMPTS, replace(SMALL, num_draws=200), quiet)
+    assert proof.seeded is not None and proof.passed is True
+    untried = replace(proof, seeded=replace(proof.seeded, num_guesses=0))
+    assert untried.passed is None
+    report = document(untried, "cpu")
+    assert report["verdict"] == "inconclusive" and report["seeded"]["passed"] is None
+    text = printed(report)
+    assert "INCONCLUSIVE" in text
+    assert "shows nothing for sampled text." in " ".join(text.split())
+    assert '<td class="mark open">open</td>' in html_page(report)
+    failed = replace(untried, determinism=replace(proof.determinism, differing=(FAR,)))
+    assert failed.passed is False
+
+
+FAR = Difference("p", 0, "a", "b", margin=1.0, near_tie=False)
+
+
+def test_exact_mode_is_advised_only_where_it_removed_all_that_failed(failed: Proof) -> None:
+    gone = tuple(replace(each, exact_removes=True) for each in failed.greedy.differing)
+    proof = replace(failed, greedy=replace(failed.greedy, differing=gone), seeded=None)
+    assert proof.sampling is not None and not proof.sampling.passed
+    assert "see whether --exact helps" in summary(document(proof, "cpu"))
+    proof = replace(proof, sampling=None)
+    assert "--exact removes that" in summary(document(proof, "cpu"))
+    some = (*gone, replace(gone[0], exact_removes=None))
+    proof = replace(proof, greedy=replace(failed.greedy, differing=some))
+    assert "see whether --exact helps" in summary(document(proof, "cpu"))
+
+
+def test_the_margin_of_a_seeded_choice_is_that_of_its_race(with_drafter: Any) -> None:
+    """The token that a seed chose won by it: other tokens' keys are smaller by as much."""
+    engine, prompt = with_drafter("suffix"), list(b"red green")
+    params = SamplingParams(temperature=0.7, seed=1)
+    comparison = Comparison(engine, params, 1, noise=0.0)
+    chosen = engine.generate(prompt, max_tokens=1, sampling=params).tokens[0].id
+    scores = LIKED(tuple(prompt)).astype(float)
+    key = Draws(1, Purpose.POSITION).at(0)
+    keys = scores - 0.7 * np.log(exponential(key, np.arange(VOCAB)))
+    assert keys.argmax() == chosen
+    for other in (0, 97, 98):
+        margin = comparison._margin(prompt, 0, chosen, other)
+        assert margin == pytest.approx(keys[chosen] - keys[other], abs=1e-4)
+
+
+def test_eager_drafters_take_turns() -> None:
+    """Otherwise only the first of them would ever be verified."""
+    drafters: list[Any] = [SuffixDrafter(), RecyclingDrafter(), JacobiDrafter(Fill.RANDOM, 4)]
+    asked: list[str] = []
+
+    class Noting(EagerPolicy):
+        def __init__(self) -> None:
+            super().__init__(4, branches=False, probes=False)
+            self._all.choose = lambda given, *rest: asked.append(given[0].name)  # type: ignore
+
+    policy = Noting()
+    for _ in range(6):
+        policy.choose(drafters, 1, Budget(4, 5))
+    assert asked == [drafter.name for drafter in drafters] * 2
+
+
+class NoisySession(ScriptedSession):
+    """A row that is scored alone has slightly other logits."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        if len(tree) == 1:
+            wobble = np.random.default_rng(self.length).uniform(-0.05, 0.05, logits.shape)
+            logits += wobble.astype(np.float32)
+        return Forward(logits)
+
+
+class NoisyModel(ScriptedModel):
+    def open_session(self) -> NoisySession:
+        return NoisySession(self)
+
+
+LIKED = wordy().next_logits
+
+
+def tied(tokens: tuple[int, ...]) -> np.ndarray:
+    """Goes on as the colours do, and what comes first is often a matter of 0.03 of a logit."""
+    logits = LIKED(tokens)
+    best = int(logits.argmax())
+    logits[(best + 1) % 256] = logits[best] - 0.03
+    return logits
+
+
+class WrongSession(ScriptedSession):
+    """Several rows at once are scored wrongly: 3 of a logit for what is next to the likeliest."""
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        if len(tree) > 1:
+            rows = np.arange(len(tree))
+            logits[rows, (logits.argmax(axis=1) + 1) % 256] += 3
+        return Forward(logits)
+
+
+class WrongModel(ScriptedModel):
+    def open_session(self) -> WrongSession:
+        return WrongSession(self)
+
+
+def test_wide_passes_that_are_wrong_are_not_excused_by_their_own_noise(with_drafter: Any) -> None:
+    def clear(tokens: tuple[int, ...]) -> np.ndarray:
+        logits = LIKED(tokens)
+        best = int(logits.argmax())
+        logits[(best + 1) % 256] = logits[best] - 2
+        return logits
+
+    engine = with_drafter("recycling", WrongModel(clear, VOCAB))
+    proof = prove(engine, PROMPTS, replace(SMALL, num_draws=0), quiet)
+    assert {each.margin for each in proof.greedy.differing} == {2.0}
+    assert proof.determinism.tie_margin > 2.0
+    assert proof.passed is False
+
+
+def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
+    extent = replace(SMALL, num_draws=200)
+    proof = prove(with_drafter("recycling", NoisyModel(tied, VOCAB)), PROMPTS, extent, quiet)
+    assert proof.greedy.differing and proof.passed
+    assert 0 < proof.determinism.tie_margin <= 0.2
+    for difference in proof.differing:
+        assert difference.near_tie and difference.margin is not None
+        assert difference.margin <= proof.determinism.tie_margin
+    steady = with_drafter("recycling", ScriptedModel(tied, VOCAB))
+    tried = try_exact(proof, steady, PROMPTS, extent, quiet)
+    assert [each.exact_removes for each in tried.differing] == [True] * len(proof.differing)
+    still = with_drafter("recycling", NoisyModel(tied, VOCAB))
+    tried = try_exact(proof, still, PROMPTS, extent, quiet)
+    assert all(each.exact_removes is False for each in tried.differing)
+    shown = document(tried, "cpu")
+    assert shown["verdict"] == "pass" and "near tie" in printed(shown)
+
+
+def printed(report: dict[str, Any]) -> str:
+    from rich.console import Console
+
+    out = StringIO()
+    print_report(report, Console(file=out, width=80, highlight=False))
+    return out.getvalue()
+
+
+@pytest.fixture
+def failed(with_drafter: Any, monkeypatch: pytest.MonkeyPatch) -> Proof:
+    monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_any)
+    return prove(with_drafter("suffix"), PROMPTS, replace(SMALL, num_draws=200), quiet)
+
+
+def test_the_document_has_the_promised_fields(failed: Proof) -> None:
+    report = json.loads(json.dumps(document(failed, "cpu"), allow_nan=False))
+    names = ["verdict", "model", "runtime", "device", "drafter", "exact", "greedy", "sampling"]
+    assert {*names, "determinism", "machine", "versions"} <= set(report)
+    assert report["verdict"] == "fail"
+    greedy, sampling, repeated = report["greedy"], report["sampling"], report["determinism"]
+    assert {"num_prompts", "num_tokens", "num_differing_prompts", "near_ties"} <= set(greedy)
+    assert set(greedy["differing"][0]) == {
+        *("prompt", "token_index", "expected", "got", "margin", "near_tie", "exact_removes")
+    }
+    tests = {"chi_squared", "degrees_of_freedom", "p_value", "total_variation", "passed"}
+    assert tests | {"num_draws", "num_tokens", "total_variation_bound"} <= set(sampling)
+    assert {"runs", "num_differing", "widths", "invariant_widths", "passed"} <= set(repeated)
+    assert {"tie_margin", "branch_invariant"} <= set(repeated)
+
+
+def test_what_a_model_wrote_cannot_become_part_of_the_page(failed: Proof) -> None:
+    evil = "<script>alert(1)</script>\x1b[31m[bold]"
+    differing = tuple(replace(each, got=evil, prompt=evil) for each in failed.greedy.differing)
+    report = document(
+        replace(failed, model=evil, greedy=replace(failed.greedy, differing=differing)), "cpu"
+    )
+    page = html_page(report)
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert "http:" not in page and "https:" not in page and "src=" not in page
+    text = printed(report)
+    assert "\x1b" not in text and "FAIL" in text
+
+
+def test_a_report_fits_a_screen(with_drafter: Any) -> None:
+    text = printed(document(prove(with_drafter("suffix"), PROMPTS, SMALL, quiet), "cpu"))
+    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 80
+    assert text.splitlines()[1].startswith("PASS")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"num_prompts": 0}, {"max_tokens": 0}, {"num_runs": 1}, {"num_draws": 50}]
+)
+def test_too_little_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        Extent(**{**asdict(Extent()), **fields})
+
+
+def test_nothing_to_verify_is_refused(with_drafter: Any, make_engine: Any) -> None:
+    engine = with_drafter("suffix")
+    engine.set_drafter("none")
+    with pytest.raises(UsageError, match="without a drafter"):
+        prove(engine, PROMPTS, SMALL, quiet)
+    with pytest.raises(ContextFullError, match="none of 1 prompts fits"):
+        prove(with_drafter("suffix"), [Prompt("long", "any", "x" * 600)], SMALL, quiet)
+    silent = make_engine(ScriptedModel(random_logits(VOCAB), VOCAB))
+    short = Extent(num_prompts=1, max_tokens=1, num_draws=0)
+    with pytest.raises(UnsupportedModelError, match="nothing is proven"):
+        prove(silent, PROMPTS, short, quiet)

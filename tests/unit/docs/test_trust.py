@@ -1,0 +1,71 @@
+"""The table of docs/trust.md is the one that its script makes from the record of the last runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "trust.md"
+RECORD = ROOT / "docs" / "trust.json"
+
+
+@pytest.fixture
+def trust(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("trust", ROOT / "benchmarks" / "trust.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "trust", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_made_from_the_record(trust: ModuleType) -> None:
+    """Figures edited by hand, in the page or by forgetting to run the script, are found."""
+    page = PAGE.read_text("utf-8")
+    assert trust.with_table(page, json.loads(RECORD.read_text("utf-8"))) == page
+
+
+def test_no_promise_is_broken() -> None:
+    record = json.loads(RECORD.read_text("utf-8"))
+    assert [name for name, kept in record.items() if not kept["holds"]] == []
+
+
+def test_what_a_row_names_exists(trust: ModuleType) -> None:
+    for proof in trust.PROOFS.values():
+        script = proof.command.split()[0]
+        named = proof.held_by.split(", ") + ([script] if script != "-m" else [])
+        assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_a_broken_promise_is_shown_as_broken(trust: ModuleType) -> None:
+    found = {"rounds": 9, "kills": 8, "misloads": 1, "by_operation": {"export": 9}}
+    kept = {"figures": trust.PROOFS["kills"].figures(found), "day": "2026-01-01", "commit": "abc"}
+    kept |= {"cores": 2, "cpu": "A"}
+    kept["holds"] = trust.PROOFS["kills"].holds(found)
+    page = trust.with_table(PAGE.read_text("utf-8"), {"kills": kept})
+    [row] = [line for line in page.splitlines() if "benchmarks/kills.py" in line]
+    assert "**broken**: 8 kills in 9 rounds, 1 misloads (export)" in row
+    assert "not measured" in next(
+        line for line in page.splitlines() if "benchmarks/soak.py" in line
+    )
+
+
+def test_rows_of_two_machines_say_which_is_whose(trust: ModuleType) -> None:
+    row = {"figures": "", "holds": True, "day": "", "commit": "", "cores": 2}
+    record = {
+        "kills": {**row, "cpu": "A"},
+        "fuzz": {**row, "cpu": "B"},
+        "soak": {**row, "cpu": "B"},
+    }
+    page = PAGE.read_text("utf-8")
+    told = "Run on: 2 cores, A (kills); 2 cores, B (fuzz, soak). Not measured on a GPU."
+    assert told in trust.with_table(page, record)
+    del record["kills"]
+    assert "Run on: 2 cores, B. Not measured on a GPU." in trust.with_table(page, record)

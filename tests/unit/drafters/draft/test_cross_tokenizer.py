@@ -1,0 +1,303 @@
+"""Drafting across tokenizers: the text stays as it is, and guesses are what the target's tokenizer
+makes of the draft's text."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.cross_tokenizer import RetokenizedDrafter, TextCounts
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Budget
+from edge_spec.testing import ScriptedModel, random_logits
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+
+
+def load(name: str) -> ModuleType:
+    """--import-mode=importlib cannot import it by name."""
+    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+HELP = load("languages")
+Languages = dict[str, Any]  # name -> HELP.Language
+
+
+@pytest.fixture(scope="session")
+def languages(byte_tokenizer_json: str) -> Languages:
+    made: Languages = HELP.train(load("trained_tokenizers"), byte_tokenizer_json)
+    return made
+
+
+def drafting(target: Any, draft: Any, model: ScriptedModel) -> RetokenizedDrafter:
+    inner = DraftModelDrafter(model, model.open_session(), draft.size)
+    return RetokenizedDrafter(inner, target.codec, draft.codec)
+
+
+def prompt_of(target: Any, num_tokens: int = 8) -> list[int]:
+    ids: list[int] = target.codec.encode(HELP.STORY)
+    return ids[:num_tokens]
+
+
+@pytest.mark.parametrize("name", HELP.DRAFTS)
+@pytest.mark.parametrize("num_prompt", [1, 8])
+def test_any_draft_tokenizer_gives_the_plain_greedy_text(
+    num_prompt: int, name: str, languages: Languages, decode: Any, greedy: Any
+) -> None:
+    target, draft = languages["target"], languages[name]
+    model, prompt = target.writer(HELP.STORY), prompt_of(target, num_prompt)
+    count = len(target.codec.encode(HELP.STORY)) - len(prompt)
+    drafter = drafting(target, draft, draft.writer(HELP.STORY))
+    run = decode(model, prompt, [drafter], max_tokens=count)
+    assert run.tokens == greedy(model, prompt, count)
+    proposed, accepted = drafter.text_counts
+    assert accepted > len(HELP.STORY) / 2
+    # The draft is right, but a guess may end inside a word or a character.
+    assert accepted == proposed if name == "permuted" else accepted > 0.8 * proposed
+    assert all(round.num_accepted >= round.num_draft_tokens - 2 for round in run.rounds)
+
+
+@pytest.mark.parametrize("name", HELP.DRAFTS)
+def test_a_useless_draft_changes_nothing(
+    name: str, languages: Languages, decode: Any, greedy: Any
+) -> None:
+    target, draft = languages["target"], languages[name]
+    model, prompt = target.writer(HELP.STORY), prompt_of(target)
+    other = ScriptedModel(random_logits(draft.size, scale=30.0), draft.size)
+    drafter = drafting(target, draft, other)
+    assert decode(model, prompt, [drafter], max_tokens=50).tokens == greedy(model, prompt, 50)
+    assert drafter.text_counts.accepted_characters < drafter.text_counts.proposed_characters
+
+
+@pytest.mark.parametrize("name", HELP.DRAFTS)
+def test_a_guess_to_the_end_is_all_of_the_targets_own_tokens(
+    name: str, languages: Languages
+) -> None:
+    """Whatever token the text has come to, those inside a word or a character included."""
+    target, draft = languages["target"], languages[name]
+    model, ids = draft.writer(HELP.SHORT), target.codec.encode(HELP.SHORT)
+    drafter = drafting(target, draft, model)
+    for count in range(1, len(ids)):
+        drafter.begin(ids[:count])
+        tree = drafter.propose(ids[count - 1], Budget(500, 501))
+        assert tree.tokens.tolist() == ids[count - 1 :], count
+        rows = tuple(range(1, len(tree)))
+        before = drafter.text_counts
+        drafter.observe(tree, HELP.OUT, Verdict(tuple(ids[count:]), rows, True))
+        proposed, accepted = np.subtract(drafter.text_counts, before)
+        assert proposed == accepted == len(HELP.SHORT) - len(HELP.complete(target, ids[:count]))
+
+
+def test_a_guess_ends_before_the_drafts_special_tokens(languages: Languages) -> None:
+    target, draft = languages["target"], languages["small"]
+    inner, prompt = HELP.Recording(), target.codec.encode("They said")
+    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    for before, after in ((" nothing at all", " and more"), ("", " and more")):
+        guess = draft.codec.encode(before)
+        inner.guesses = [*guess, draft.eos, *draft.codec.encode(after)]
+        inner.confidence = [0.5] * len(inner.guesses)
+        drafter.begin(prompt)
+        tree = drafter.propose(prompt[-1], Budget(40, 41))
+        assert tree.tokens[1:].tolist() == target.codec.encode(before)
+        # Nothing can join the last token: all of the draft's confidence is left.
+        np.testing.assert_allclose(prod(tree.confidence.tolist()), 0.5 ** len(guess), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["small", "large", "bytes", "permuted"])
+def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
+    name: str, languages: Languages
+) -> None:
+    target, draft = languages["target"], languages[name]
+    inner, prompt = HELP.Recording(), target.codec.encode("They said")
+    guess = " caf\u00e9s \U0001f680 everywhere, nothing else"
+    inner.guesses = [*draft.codec.encode(guess), draft.eos]
+    chances = np.random.default_rng(1).uniform(0.5, 1, len(inner.guesses))
+    inner.confidence = chances.tolist()
+    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter.begin(prompt)
+    tree = drafter.propose(prompt[-1], Budget(99, 100))
+    stream, starts = draft.codec.stream(), [0]
+    starts += accumulate(len(stream.push(id)) for id in inner.guesses[:-2])
+    stream, begin = target.codec.stream(), 0
+    together: list[float] = []  # of the tokens of one character: all of its chance first
+    for token, confidence in zip(tree.tokens[1:].tolist(), tree.confidence[1:], strict=True):
+        piece = stream.push(token)
+        together.append(float(confidence))
+        if piece:
+            within = [at for at, start in enumerate(starts) if begin <= start < begin + len(piece)]
+            expected = [prod(chances[within]), *[1.0] * (len(together) - 1)]
+            np.testing.assert_allclose(together, expected, rtol=1e-5)
+            begin, together = begin + len(piece), []
+    assert begin == len(guess)
+
+
+def test_the_last_token_of_an_open_guess_is_less_certain_the_more_often_it_is_joined(
+    languages: Languages,
+) -> None:
+    target, draft = languages["target"], languages["bytes"]
+    prompt, guessed = target.codec.encode("They said"), target.codec.encode(" othe")
+
+    def last_confidence(text: list[int]) -> float:
+        inner = HELP.Recording()
+        inner.guesses = draft.codec.encode(" othe")
+        inner.confidence = [1.0] * len(inner.guesses)
+        drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+        for _ in range(30):
+            drafter.begin(prompt)
+            tree = drafter.propose(prompt[-1], Budget(20, 21))
+            drafter.observe(tree, HELP.OUT, HELP.outcome(tree, text))
+        assert tree.tokens[1:].tolist() == guessed
+        assert (tree.confidence[1:-1] == 1).all()
+        return float(tree.confidence[-1])
+
+    joined = target.codec.encode(" others")
+    assert joined[: len(guessed)] != guessed and joined[: len(guessed) - 1] == guessed[:-1]
+    assert last_confidence(joined) < 0.5
+    assert last_confidence([*guessed, 5]) > 0.95
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 9), (1, 2), (3, 9), (9, 3), (9, 1)])
+def test_no_more_is_guessed_than_the_budget_allows(
+    count: int, rows: int, languages: Languages
+) -> None:
+    target, draft = languages["target"], languages["large"]
+    inner, prompt = HELP.Recording(), target.codec.encode("They said")
+    inner.guesses = draft.codec.encode(" nothing at all " * 9)
+    inner.confidence = [0.9] * len(inner.guesses)
+    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter.begin(prompt)
+    tree = drafter.propose(prompt[-1], Budget(count, rows))
+    most = min(count, rows - 1)
+    assert len(tree) <= 1 + most and (len(tree) > 1) == (most > 0)
+    assert [budget.num_draft_tokens for budget in inner.budgets] == [most] * (most > 0)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3])
+@pytest.mark.parametrize("name", ["small", "permuted", "sentencepiece first"])
+def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
+    longest: int, name: str, languages: Languages, decode: Any, greedy: Any
+) -> None:
+    """The target writes in short tokens; the guesses are canonical again behind each."""
+    target, draft = languages["target"], languages[name]
+    model, prompt = target.writer(HELP.STORY, longest), prompt_of(target)
+    drafter = drafting(target, draft, draft.writer(HELP.STORY))
+    run = decode(model, prompt, [drafter], max_tokens=150)
+    assert run.tokens == greedy(model, prompt, 150)
+    assert drafter.text_counts.accepted_characters > 0
+
+
+def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None:
+    target, draft = languages["target"], languages["large"]
+    prompt, guess = target.codec.encode("They said"), " nothing at all about it"
+    tokens = target.codec.encode(guess)
+    inner = HELP.Recording()
+    inner.guesses = [*draft.codec.encode(guess), draft.eos]
+    inner.confidence = [1.0] * len(inner.guesses)
+
+    def counts(change: Callable[[TokenTree], TokenTree], text: list[int]) -> TextCounts:
+        drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+        drafter.begin(prompt)
+        tree = change(drafter.propose(prompt[-1], Budget(20, 21)))
+        verdict = HELP.outcome(tree, text)
+        drafter.observe(tree, HELP.OUT, verdict)
+        drafter.observe(tree, HELP.OUT, verdict)  # another's: nothing was proposed in this round
+        return drafter.text_counts
+
+    first, second = (len(target.pieces[token]) for token in tokens[:2])
+    assert counts(lambda tree: tree, [*tokens, 1]) == (len(guess), len(guess))
+    assert counts(lambda tree: tree, [tokens[0], 1]) == (len(guess), first)
+    assert counts(lambda tree: tree, [1]) == (len(guess), 0)
+    assert counts(lambda tree: tree.first_rows(3), [tokens[0], 1]) == (first + second, first)
+    assert counts(lambda tree: tree.first_rows(1), [tokens[0]]) == (0, 0)
+    others = TokenTree.chain(prompt[-1], tokens, drafter="suffix")
+    assert counts(lambda tree: others, [*tokens, 1]) == (0, 0)
+    joint = TokenTree.chain(prompt[-1], tokens[:1], drafter="draft-model+suffix")
+    assert counts(lambda tree: joint, [*tokens, 1]) == (first, first)
+
+
+def test_the_suffix_drafter_goes_first_and_the_draft_catches_up(
+    languages: Languages, decode: Any, greedy: Any
+) -> None:
+    target, draft = languages["target"], languages["large"]
+    text = HELP.STORY + HELP.STORY  # the second time the suffix drafter knows it
+    model, prompt = target.writer(text), prompt_of(target)
+    count = len(target.codec.encode(text)) - len(prompt)
+    drafter = drafting(target, draft, draft.writer(text))
+    run = decode(model, prompt, [SuffixDrafter(), drafter], max_tokens=count)
+    assert run.tokens == greedy(model, prompt, count)
+    assert {token.drafter for token in run.decoded} >= {"suffix", "draft-model"}
+    assert len(HELP.STORY) / 2 < drafter.text_counts.accepted_characters < len(text)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_tokens_and_guesses_give_a_chain_below_the_pending_token(
+    data: Any, languages: Languages
+) -> None:
+    target = languages[data.draw(st.sampled_from(["target", "bytes", "sentencepiece first"]))]
+    draft = languages[data.draw(st.sampled_from(HELP.DRAFTS))]
+    tokens = st.one_of(
+        st.lists(st.integers(0, target.size - 1), min_size=1, max_size=30),
+        st.text(st.sampled_from("ab \n\u00e9\U0001f680'1"), min_size=1, max_size=90).map(
+            target.codec.encode
+        ),
+    )
+    guesses = st.lists(st.integers(0, draft.size - 1), max_size=8)
+    inner = HELP.Recording()
+    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    text: list[int] = []
+    tree = TokenTree.chain(0)
+    for begins in (True, False, False, True, False):
+        new = data.draw(tokens)
+        if begins:
+            text = [*text[: data.draw(st.integers(0, 40))], *new]
+            drafter.begin(text)
+        else:
+            verdict = HELP.outcome(tree, new)
+            drafter.observe(tree, HELP.OUT, verdict)
+            text += verdict.tokens
+        inner.guesses = data.draw(guesses)
+        inner.confidence = [0.5] * len(inner.guesses)
+        budget = Budget(data.draw(st.integers(0, 9)), data.draw(st.integers(1, 9)))
+        tree = drafter.propose(text[-1], budget)
+        assert tree.is_chain and tree.tokens[0] == text[-1]
+        assert len(tree) <= min(budget.num_rows, budget.num_draft_tokens + 1)
+        assert ((tree.tokens >= 0) & (tree.tokens < target.size)).all()
+        assert ((tree.confidence >= 0) & (tree.confidence <= 1)).all()
+
+
+def test_a_snapshot_carries_what_was_learnt_and_what_the_draft_has_read(
+    languages: Languages, decode: Any
+) -> None:
+    target, draft = languages["target"], languages[HELP.DRAFTS[0]]
+    made = [drafting(target, draft, draft.writer(HELP.STORY)) for _ in range(2)]
+    decode(target.writer(HELP.STORY), prompt_of(target), made[:1], max_tokens=20)
+    state = made[0].snapshot()
+    fresh = made[1].snapshot()
+    assert not np.array_equal(state["inner/acceptance"], fresh["inner/acceptance"])
+    made[1].restore(state)
+    restored = made[1].snapshot()
+    assert restored.keys() == state.keys() >= {"open_ends", "inner/text/session/committed"}
+    for name, array in state.items():
+        assert np.array_equal(restored[name], array), name
+    for wrong in (np.zeros(2), np.ones(3), np.array([1.0, np.inf]), np.array([1.0, -1.0])):
+        with pytest.raises(ValueError, match="open ends"):
+            made[1].restore(state | {"open_ends": wrong})

@@ -1,0 +1,272 @@
+"""A draft that dies in the middle of a text: the text goes on as if there had been none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.cascade import PolicyLevel
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Budget
+from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+
+VOCAB = 12
+PROMPT = [1, 2, 0, 1]
+NEXT = random_logits(VOCAB, order=2, scale=6.0)
+GREEDY = SamplingParams()
+SEEDED = SamplingParams(temperature=1.0, seed=3)
+
+Spoil = Callable[[np.ndarray], np.ndarray]
+
+
+class FailingSession(ScriptedSession):
+    """Goes wrong at the `after`-th call of one method, and from then on."""
+
+    def __init__(self, model: ScriptedModel, where: str, after: int, spoil: Spoil | None) -> None:
+        super().__init__(model)
+        self._where, self._after, self._spoil = where, after, spoil
+        self.calls = 0
+
+    def _failing(self, where: str) -> bool:
+        self.calls += where == self._where
+        failing = where == self._where and self.calls > self._after
+        if failing and self._spoil is None:
+            raise RuntimeError("the device\nwas lost")
+        return failing
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._failing("prefill")
+        super().prefill(tokens)
+
+    def forward(self, tree: TokenTree) -> Forward:
+        out = super().forward(tree)
+        if self._failing("forward") and self._spoil is not None:
+            return Forward(self._spoil(out.logits))
+        return out
+
+    def commit(self, rows: Sequence[int]) -> None:
+        self._failing("commit")
+        super().commit(rows)
+
+    def rollback(self, length: int) -> None:
+        self._failing("rollback")
+        super().rollback(length)
+
+
+def one_nan(logits: np.ndarray) -> np.ndarray:
+    logits[:, 4] = np.nan
+    return logits
+
+
+SPOILS: dict[str, Spoil] = {
+    "NaN": lambda logits: logits * np.nan,
+    "one NaN": one_nan,
+    "infinite": lambda logits: logits + np.inf,
+    "nothing possible": lambda logits: logits - np.inf,
+    "no rows": lambda logits: logits[:0],
+    "one dimension": lambda logits: logits[0],
+    "three dimensions": lambda logits: logits[None],
+    "no tokens": lambda logits: logits[:, :0],
+}
+
+
+def failing(
+    where: str, after: int, spoil: Spoil | None = None, width: int = 1, below: bool = False
+) -> GuardedDrafter:
+    model = ScriptedModel(NEXT, VOCAB)
+    session = FailingSession(model, where, after, spoil)
+    drafter = DraftModelDrafter(model, session, VOCAB, width=width)
+    if below:
+        policy = FixedPolicy(branches=False)
+        level = PolicyLevel([drafter, SuffixDrafter()], policy, 64)
+        drafter = DraftModelDrafter(model, model.open_session(), VOCAB, level)
+    return GuardedDrafter(drafter, VOCAB)
+
+
+def held_to_plain(
+    guarded: GuardedDrafter, params: SamplingParams, policy: Any, decode: Any, caplog: Any
+) -> list[Any]:
+    """Checks two texts in a row, and returns the rounds of the first."""
+    model = ScriptedModel(NEXT, VOCAB)
+    plain = decode(model, PROMPT, params=params, max_tokens=40)
+    with caplog.at_level(logging.WARNING, "edge_spec"):
+        runs = [
+            decode(model, PROMPT, [guarded], params=params, max_tokens=40, policy=policy)
+            for _ in range(2)
+        ]
+    assert [run.tokens for run in runs] == [plain.tokens] * 2
+    assert guarded.fault and "\n" not in guarded.fault
+    assert len(caplog.records) == 1
+    assert guarded.fault in caplog.records[0].getMessage()
+    assert not any(stats.num_draft_tokens for stats in runs[1].rounds)
+    return list(runs[0].rounds)
+
+
+@pytest.mark.parametrize("after", [2, 7])
+@pytest.mark.parametrize("where", ["forward", "commit", "rollback"])
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+def test_a_draft_that_dies_is_dropped_once_and_for_all(
+    where: str, after: int, branches: bool, params: SamplingParams, decode: Any, caplog: Any
+) -> None:
+    guarded = failing(where, after)
+    policy = FixedPolicy(max_draft_tokens=4, branches=branches)
+    rounds = held_to_plain(guarded, params, policy, decode, caplog)
+    assert guarded.fault == "RuntimeError: the device was lost"
+    if after == 7:
+        assert sum(stats.num_accepted for stats in rounds) > 0  # it was of use before
+
+
+def test_a_draft_that_dies_over_the_prompt_is_not_asked(decode: Any, caplog: Any) -> None:
+    guarded = failing("prefill", 0)
+    guarded.prepare(PROMPT)
+    assert guarded.fault
+    rounds = held_to_plain(guarded, GREEDY, FixedPolicy(), decode, caplog)
+    assert not any(stats.num_draft_tokens for stats in rounds)
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("width", [0, 1, 4])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+def test_logits_that_are_none_are_not_guessed_from(
+    spoil: str, width: int, params: SamplingParams, decode: Any, caplog: Any
+) -> None:
+    """width 0: no branches."""
+    guarded = failing("forward", 5, SPOILS[spoil], max(width, 1))
+    policy = FixedPolicy(max_draft_tokens=4, branches=width > 0)
+    rounds = held_to_plain(guarded, params, policy, decode, caplog)
+    assert sum(stats.num_accepted for stats in rounds) > 0
+
+
+@pytest.mark.parametrize("where", ["forward", "commit", "rollback"])
+def test_a_level_that_dies_takes_only_its_drafts_with_it(
+    where: str, decode: Any, caplog: Any
+) -> None:
+    guarded = failing(where, 3, below=True)
+    held_to_plain(guarded, GREEDY, FixedPolicy(branches=False), decode, caplog)
+
+
+def test_a_policy_that_measures_goes_on_without_it(decode: Any, caplog: Any) -> None:
+    guarded = failing("forward", 9)
+    policy = MeasuredPolicy(RowCosts({1: 1.0, 8: 1.1}), {}, clock=lambda: 0.0)
+    held_to_plain(guarded, SEEDED, policy, decode, caplog)
+    assert guarded.sibling_acceptance() == ()
+
+
+@pytest.mark.parametrize("shape", [(), (-1, 0, 0, 1)])
+@pytest.mark.parametrize("spoil", [None, *SPOILS])
+def test_a_draft_that_samples_and_dies_leaves_a_whole_text(
+    spoil: str | None, shape: tuple[int, ...]
+) -> None:
+    """Rounds before its death were drawn with its help; those after it are plain."""
+    guarded = failing("forward", 8, SPOILS[spoil] if spoil else None)
+
+    class Shaped(FixedPolicy):
+        def choose(self, drafters: Any, pending: int, budget: Budget) -> Any:
+            shaped = Budget(min(3, budget.num_draft_tokens), budget.num_rows, shape=shape)
+
+            class Asking:
+                def propose(self, pending: int, budget: Budget) -> TokenTree:
+                    return guarded.propose(pending, shaped)
+
+            return super().choose([Asking()], pending, budget)
+
+    model = ScriptedModel(NEXT, VOCAB)
+    session = model.open_session()
+    session.prefill(PROMPT[:-1])
+    rounds: list[Any] = []
+    decoder = Decoder(session, [guarded], Shaped(min_confidence=0.0))
+    sampler = Sampler(SEEDED, PROMPT, sampled_drafts=True)
+    decoded = decoder.decode(PROMPT, sampler, Limits(40, frozenset(), 512, 64), rounds.append)
+    text = [token.id for tokens in decoded for token in tokens]
+    assert len(text) == 40 and session.committed == [*PROMPT, *text][:-1]
+    assert guarded.fault
+    drafted = [stats.num_draft_tokens > 0 for stats in rounds]
+    assert any(drafted) and drafted == sorted(drafted, reverse=True)
+
+
+# --- proposals of other vocabularies ----------------------------------------------------------
+
+
+class SamplesFrom(SuffixDrafter):
+    """Proposes one token that it says to have sampled from a distribution."""
+
+    name = "samples"
+
+    def __init__(self, token: int, probs: np.ndarray) -> None:
+        super().__init__()
+        self._token, self._probs = token, probs
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        return TokenTree(
+            np.array([pending, self._token], np.int32),
+            np.array([-1, 0], np.int32),
+            np.array([1.0, 0.9], np.float32),
+            draft_probs=(None, self._probs),
+        )
+
+
+def uniform(size: int) -> np.ndarray:
+    return np.full(size, 1 / size)
+
+
+@pytest.mark.parametrize(
+    ("token", "probs"),
+    [
+        (1, uniform(VOCAB - 1)),
+        (1, uniform(VOCAB + 1)),
+        (VOCAB, uniform(VOCAB + 1)),
+        (1, np.eye(VOCAB)[2]),  # could not have been sampled
+        (1, np.full(VOCAB, np.nan)),
+        (1, np.empty(0)),
+    ],
+)
+def test_samples_from_what_is_no_distribution_over_the_targets_tokens_are_refused(
+    token: int, probs: np.ndarray
+) -> None:
+    guarded = GuardedDrafter(SamplesFrom(token, probs), VOCAB)
+    guarded.begin(PROMPT)
+    assert len(guarded.propose(PROMPT[-1], Budget(4, 8))) == 1
+    assert guarded.fault and guarded.fault.startswith("ValueError")
+
+
+def test_samples_from_a_distribution_over_the_targets_tokens_are_let_through() -> None:
+    guarded = GuardedDrafter(SamplesFrom(1, uniform(VOCAB)), VOCAB)
+    guarded.begin(PROMPT)
+    assert len(guarded.propose(PROMPT[-1], Budget(4, 8))) == 2 and guarded.fault is None
+
+
+@pytest.mark.parametrize("extra", [-3, 5])
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_draft_with_another_vocabulary_samples_what_a_guard_lets_through(
+    extra: int, branches: bool
+) -> None:
+    model = ScriptedModel(random_logits(VOCAB + extra, scale=2.0), VOCAB + extra)
+    drafter = DraftModelDrafter(model, model.open_session(), VOCAB)
+    guarded = GuardedDrafter(drafter, VOCAB)
+    sampler = Sampler(SEEDED, PROMPT, sampled_drafts=True)
+    guarded.choose_like(sampler)
+    guarded.begin(PROMPT)
+    text, drafted = list(PROMPT), 0
+    for _ in range(10):
+        shape = (-1, 0, 0, 1, 1) if branches else ()
+        tree = guarded.propose(text[-1], Budget(3, 8, branches=branches, shape=shape))
+        drafted += len(tree) - 1
+        written = (VOCAB - 1, int(tree.tokens[1]))
+        verdict = Verdict(written, (), False)
+        guarded.observe(tree, Forward(np.zeros((len(tree), VOCAB), np.float32)), verdict)
+        text += written
+    assert guarded.fault is None and drafted >= 20

@@ -1,0 +1,285 @@
+"""A part of the target guesses for it: chosen on the text, not used where it gains nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.cost import RowCosts
+from edge_spec.core.model import Capabilities, Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.self_draft import WINDOW, SelfDrafter
+from edge_spec.drafters.protocol import Budget
+from edge_spec.errors import BundleError, UnsupportedModelError
+from edge_spec.models import bundle as bundle_module
+from edge_spec.models.bundle import Bundle, add_file, open_bundle, write_manifest
+from edge_spec.placement.layer_selection import (
+    PARTS_FILE,
+    ChosenPart,
+    Judge,
+    SkipSearch,
+    best_exit,
+    best_nested,
+    optimized,
+    save_parts,
+    saved_parts,
+)
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+
+VOCAB, LAYERS = 12, 6
+USEFUL = frozenset({0, 1, 4, 5, 9})  # sublayers without which the model writes something else
+COSTS = RowCosts({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2})
+PAYS = ChosenPart(3, (), 0.9, 0.2, 2.0)
+GAINS_NOTHING = ChosenPart(3, (), 0.1, 0.9, 0.7)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()  # that passes of a part move on by what they run
+
+
+class Layered(ScriptedModel):
+    """Writes by its own rule as long as the useful sublayers are run."""
+
+    def __init__(self) -> None:
+        super().__init__(random_logits(VOCAB, order=2, scale=9.0), VOCAB)
+        self.capabilities = Capabilities(64, trees=True, rollback=True, hidden_states=False)
+        self.config = self.config.__class__(**{**vars(self.config), "num_layers": LAYERS})
+
+    def open_session(self) -> LayeredSession:
+        return LayeredSession(self)
+
+
+class LayeredSession(ScriptedSession):
+    def open_skipping(self, skipped: frozenset[int]) -> PartSession:
+        return PartSession(self, skipped)
+
+    def open_exit(self, num_layers: int) -> PartSession:
+        return PartSession(self, frozenset(range(2 * num_layers, 2 * LAYERS)))
+
+
+class PartSession(ScriptedSession):
+    """Shares its target's tokens. Without n useful sublayers it is wrong after n in 5 tokens."""
+
+    def __init__(self, target: LayeredSession, skipped: frozenset[int]) -> None:
+        whole = target._model.next_logits
+        self.skipped = skipped
+        self._target = target
+
+        def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
+            lost = len(self.skipped & USEFUL)
+            logits = whole(tokens)
+            return -logits if sum(tokens[-2:]) % 5 < lost else logits
+
+        super().__init__(ScriptedModel(next_logits, VOCAB))
+
+    def rollback(self, length: int) -> None:
+        if length <= self._target.length:
+            self.committed[:] = self._target.committed[:length]
+        super().rollback(length)
+
+    def forward(self, tree: TokenTree) -> Forward:
+        CLOCK.now += 0.1 + 0.9 * (1 - len(self.skipped) / (2 * LAYERS))
+        return super().forward(tree)
+
+    def influence(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.array([float(i in USEFUL) for i in range(2 * LAYERS)])
+
+
+def text(length: int = 150) -> list[int]:
+    return np.random.default_rng(3).integers(0, VOCAB, length).tolist()
+
+
+class Fixed:
+    """A search that always finds the same."""
+
+    def __init__(self, part: ChosenPart) -> None:
+        self.part = part
+        self.calls: list[str] = []
+
+    def first(self, model: Any, text: Sequence[int]) -> ChosenPart:
+        self.calls.append(f"first {len(text)}")
+        return self.part
+
+    def better(self, model: Any, text: Sequence[int], part: Any) -> ChosenPart:
+        self.calls.append("better")
+        return self.part
+
+
+def attached(search: Any, part: ChosenPart | None = None, **options: Any) -> Any:
+    model = Layered()
+    session = model.open_session()
+    drafter = SelfDrafter("layer-skip", search, part, **options)
+    drafter.attach(model, session)
+    return drafter, model, session
+
+
+def test_identity_sublayers_are_found_and_left_out() -> None:
+    with Judge(Layered(), [text()], COSTS, CLOCK) as judge:
+        part = best_nested(judge)
+    assert set(part.skipped) == set(range(2 * LAYERS)) - USEFUL
+    assert part.agreement == 1.0
+
+
+def test_an_exit_is_chosen_by_what_it_promises() -> None:
+    with Judge(Layered(), [text(), text(90)], COSTS, CLOCK) as judge:
+        part = best_exit(judge)
+        tried = {layer: judge.exit(layer).forecast for layer in (1, 2, 3, 4, 5)}
+    assert part.exit in tried and part.forecast == max(tried.values())
+    assert part.skipped == ()
+
+
+def test_bayesian_optimisation_never_ends_below_its_start() -> None:
+    told: list[int] = []
+    with Judge(Layered(), [text()], COSTS, CLOCK) as judge:
+        start = judge.skip(frozenset({2}))
+        part = optimized(judge, start, 30, told.append)
+    assert told == list(range(1, 31))
+    assert part.forecast >= start.forecast
+    assert all(2 <= sublayer < 2 * LAYERS - 2 for sublayer in part.skipped)
+
+
+def test_a_try_keeps_the_better_of_two_sets() -> None:
+    search, model = SkipSearch(lambda: COSTS, clock=CLOCK), Layered()
+    part = ChosenPart(None, (), 1.0, 1.0, 1.0)
+    for _ in range(40):
+        part = search.better(model, text(), part)
+    assert len(set(part.skipped) - USEFUL) >= 4
+    assert not set(part.skipped) & USEFUL
+
+
+def test_a_runtime_without_parts_says_so() -> None:
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    with pytest.raises(UnsupportedModelError, match="cannot run a model in part"):
+        Judge(model, [text()], COSTS)
+    with pytest.raises(UnsupportedModelError, match="needs a runtime"):
+        SelfDrafter("early-exit", Fixed(PAYS)).attach(model, model.open_session())
+
+
+@pytest.mark.parametrize("part", [PAYS, None])
+def test_the_text_is_the_targets_own(part: ChosenPart | None, decode: Any, greedy: Any) -> None:
+    drafter, model, session = attached(Fixed(PAYS), part)
+    prompt = text(60)
+    model.open_session = lambda: session
+    run = decode(model, prompt, [drafter], max_tokens=60)
+    model.open_session = Layered().open_session
+    assert run.tokens == greedy(model, prompt, 60)
+    assert sum(round.num_accepted for round in run.rounds) > 10
+
+
+def test_the_choice_waits_for_a_text_to_judge_by() -> None:
+    search = Fixed(PAYS)
+    drafter, _, session = attached(search)
+    prompt = text(WINDOW - 10)
+    drafter.begin(prompt)
+    assert len(drafter.propose(prompt[-1], Budget(4, 5))) == 1
+    assert search.calls == []
+    session.prefill(text(80)[:-1])
+    drafter.begin(text(80))
+    assert search.calls == ["first 80"]
+    assert len(drafter.propose(text(80)[-1], Budget(4, 5))) > 1
+
+
+def test_a_part_that_gains_nothing_guesses_nothing_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drafter, _, _ = attached(Fixed(GAINS_NOTHING))
+    with caplog.at_level(logging.WARNING):
+        drafter.begin(text())
+    assert "agrees on 10% of tokens" in caplog.text and "gains nothing" in caplog.text
+    assert len(drafter.propose(text()[-1], Budget(4, 5))) == 1
+
+
+def test_what_was_asked_for_is_not_searched() -> None:
+    search = Fixed(PAYS)
+    drafter, _, session = attached(search, ChosenPart(2))
+    session.prefill(text()[:-1])
+    drafter.begin(text())
+    assert len(drafter.propose(text()[-1], Budget(4, 5))) > 1
+    assert search.calls == []
+
+
+def test_looking_for_better_layers_takes_its_share_of_the_time() -> None:
+    now = [0.0]
+
+    class Slow(Fixed):
+        def better(self, model: Any, text: Sequence[int], part: Any) -> ChosenPart:
+            now[0] += 1.0
+            return super().better(model, text, part)
+
+    search = Slow(GAINS_NOTHING)
+    drafter, _, _ = attached(search, clock=lambda: now[0])
+    drafter.begin(text())
+    tree = drafter.propose(text()[-1], Budget(4, 5))
+    for _ in range(1000):
+        now[0] += 1.0
+        drafter.observe(tree, Forward(np.zeros((1, VOCAB))), Verdict((1,), (), True))
+    tries = search.calls.count("better")
+    assert 10 <= tries <= 21  # 2 % of a thousand seconds
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    config = Layered().config
+    write_manifest(
+        tmp_path,
+        format="onnx",
+        name="tiny",
+        architecture=config.to_dict(),
+        chat_template=None,
+        eos_ids=(),
+        bos_id=None,
+        adds_bos=False,
+        quantization="fp32",
+        source_sha256=None,
+        parity={},
+    )
+    return open_bundle(tmp_path)
+
+
+def test_parts_are_kept_in_the_bundle(bundle: Bundle) -> None:
+    assert saved_parts(bundle) == {}
+    parts = {"early-exit": PAYS, "layer-skip": ChosenPart(None, (3, 8), 0.5, 0.8, 1.1)}
+    save_parts(bundle, parts)
+    save_parts(open_bundle(bundle.path), parts)  # again: the file is replaced
+    assert saved_parts(open_bundle(bundle.path)) == parts
+    assert "tokenizer.json" in open_bundle(bundle.path).manifest.files
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"early-exit": {"exit": "3"}}', b"\xff"])
+def test_a_damaged_file_of_parts_is_one_line(content: bytes, bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match="is not valid") as caught:
+        saved_parts(add_file(bundle, PARTS_FILE, content))
+    assert "tune-skip" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_interrupt_while_a_file_is_added_leaves_a_valid_bundle(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = bundle_module._replace
+    for broken_at in range(3):
+        calls = iter(range(9))
+
+        def interrupted(
+            path: Path, content: bytes, at: int = broken_at, calls: Any = calls
+        ) -> None:
+            if next(calls) == at:
+                raise KeyboardInterrupt
+            replace(path, content)
+
+        monkeypatch.setattr(bundle_module, "_replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            add_file(open_bundle(bundle.path), PARTS_FILE, b"{}" * (1 + broken_at))
+        open_bundle(bundle.path)

@@ -1,0 +1,552 @@
+"""Lookahead against its definition: the window's shape, how it moves on, and what it harvests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.verify import verify
+from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
+from edge_spec.drafters.protocol import Budget
+from edge_spec.errors import UsageError
+from edge_spec.testing import ScriptedModel, random_logits
+
+AMPLE = Budget(num_draft_tokens=100, num_rows=100)
+NO_WINDOW = Budget(num_draft_tokens=100, num_rows=100, branches=False, probes=False)
+OUT = Forward(np.zeros((1, 100), np.float32))
+
+Cells = dict[tuple[int, int], int]  # the window's tokens by row and by position in the text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("3,4,5", (3, 4, 5)), (" 15, 5 ,15", (15, 5, 15)), ("1,2,1", (1, 2, 1))],
+)
+def test_a_size_is_read(text: str, expected: tuple[int, int, int]) -> None:
+    size = WindowSize.parse(text)
+    assert (size.width, size.ngram, size.guesses) == expected
+    assert WindowSize.parse(str(size)) == size
+    assert size.num_rows == (expected[1] - 1) * (expected[0] + expected[2])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "3,3", "3,3,3,3", "a,b,c", "3;3;3", "3,3,", "1.5,3,3", "9" * 5000]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no size of a lookahead window"):
+        WindowSize.parse(text)
+
+
+@pytest.mark.parametrize("text", ["0,3,3", "-1,3,3", "3,1,3", "3,0,3", "3,3,0", "3,3,-2"])
+def test_a_size_that_makes_no_window_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"{text} is too small"):
+        WindowSize.parse(text)
+
+
+def test_a_size_for_so_many_rows_has_no_more_and_wastes_few() -> None:
+    for num_rows in range(2, 300):
+        size = WindowSize.within(num_rows)
+        assert num_rows - (size.ngram - 1) < size.num_rows <= num_rows
+        assert 0 <= size.guesses - size.width <= 1
+
+
+class Round(NamedTuple):
+    text: list[int]  # before it; ends with the pending token
+    levels: list[list[int]]  # the window before it
+    tree: TokenTree
+    verdict: Verdict
+
+
+def rounds(
+    drafter: LookaheadDrafter,
+    model: ScriptedModel,
+    prompt: Sequence[int],
+    budgets: Sequence[Budget],
+) -> Iterator[Round]:
+    """One round a budget, all that is proposed scored."""
+    session = model.open_session()
+    session.prefill(prompt[:-1])
+    text = list(prompt)
+    drafter.begin(prompt)
+    for budget in budgets:
+        levels = [list(level) for level in drafter._levels]
+        tree = drafter.propose(text[-1], budget)
+        out = session.forward(tree)
+        verdict = verify(tree, out, Sampler(SamplingParams(), prompt))
+        session.commit(verdict.kept)
+        drafter.observe(tree, out, verdict)
+        yield Round(list(text), levels, tree, verdict)
+        text += verdict.tokens
+
+
+def follow(tree: TokenTree, path: Sequence[int]) -> int | None:
+    """The row that a path of tokens leads to."""
+    row = 0
+    for token in path:
+        below = [child for child in tree.children(row) if tree.tokens[child] == token]
+        if not below:
+            return None
+        row = below[0]
+    return row
+
+
+def path_below(levels: Sequence[Sequence[int]], column: int) -> list[int]:
+    """From the pending token to the last row of a column."""
+    return [*levels[0][1 : column + 1], *(level[column] for level in levels[1:])]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize("ngram", [2, 3, 5])
+def test_the_window_is_a_tree_of_lookaheads_shape(width: int, ngram: int) -> None:
+    num_levels = ngram - 1
+    drafter = LookaheadDrafter(WindowSize(width, ngram, 2))
+    drafter.begin([0])
+    levels = np.arange(num_levels * width).reshape(num_levels, width)  # all tokens differ
+    drafter._levels = levels.tolist()
+    tree = drafter.propose(0, AMPLE)
+    assert len(tree) == num_levels * width
+    cell = {int(token): divmod(row, width) for row, token in enumerate(levels.ravel())}
+    cells = [cell[token] for token in tree.tokens.tolist()]
+    place = {each: row for row, each in enumerate(cells)}
+    for row, (r, j) in enumerate(cells):
+        above = (r - 1, j) if r else (0, j - 1)
+        assert tree.parents[row] == (-1 if (r, j) == (0, 0) else place[above])
+        assert tree.depths[row] == j + r
+        for other, (s, k) in enumerate(cells):
+            # `j_make_causal_mask_multilevel`: row 0 is causal; the other rows see row 0 up to
+            # their column, and of the rows up to their own their column.
+            sees = k <= j if s == 0 else (k == j and s <= r)
+            assert tree.ancestors[row, other] == sees
+    assert tree.needed == (() if len(tree) == 1 else (False, *(True,) * (len(tree) - 1)))
+    assert tree.proposed_by == ("", *["lookahead"] * (len(tree) - 1))
+
+
+models = st.builds(
+    lambda vocab, order, seed, scale: ScriptedModel(
+        # Another function of the tokens for each seed.
+        lambda tokens: random_logits(vocab, order, scale)(tuple(t + 10 * seed for t in tokens)),
+        vocab,
+    ),
+    vocab=st.integers(3, 8),
+    order=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.5, 2.0, 5.0]),
+)
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+sizes = st.builds(
+    WindowSize, width=st.integers(1, 4), ngram=st.integers(2, 4), guesses=st.integers(1, 4)
+)
+budgets = st.builds(
+    Budget,
+    num_draft_tokens=st.integers(0, 9),
+    num_rows=st.integers(1, 24),
+    branches=st.booleans(),
+)
+
+
+def cells_of(levels: Sequence[Sequence[int]], pending_at: int, oldest: int = 0) -> Cells:
+    """oldest: rows that have gone, which stood where row 0 stands now."""
+    return {
+        (r - oldest, pending_at + j + r): token
+        for r, level in enumerate(levels)
+        for j, token in enumerate(level)
+    }
+
+
+def latest(added: Sequence[Sequence[int]], first: int, count: int) -> list[tuple[int, ...]]:
+    """What followed a token in the last `count` different n-grams, the latest first."""
+    rests = [tuple(each[1:]) for each in reversed(added) if each[0] == first]
+    return list(dict.fromkeys(rests))[:count]
+
+
+@given(
+    model=models,
+    prompt=prompts,
+    size=sizes,
+    limits=st.lists(st.sampled_from([AMPLE]) | budgets, min_size=12, max_size=12),
+)
+def test_a_window_moves_on_and_is_harvested_as_defined(
+    model: ScriptedModel, prompt: list[int], size: WindowSize, limits: list[Budget]
+) -> None:
+    drafter = LookaheadDrafter(size, seed=1)
+    added = [prompt[i : i + size.ngram] for i in range(len(prompt) - size.ngram + 1)]
+    for budget, each in zip(limits, rounds(drafter, model, prompt, limits), strict=True):
+        text, levels, tree, verdict = each
+        after = [*text, *verdict.tokens]
+        paths = [path_below(levels, column) for column in range(size.width)]
+        scored = all(follow(tree, path) is not None for path in paths)
+        if (
+            budget.branches
+            and size.width + len(levels) - 2 <= budget.num_draft_tokens
+            and size.width * len(levels) <= budget.num_rows
+        ):
+            assert scored
+        start = max(0, len(text) - size.ngram + 1)
+        added += [after[i : i + size.ngram] for i in range(start, len(after) - size.ngram + 1)]
+        gone = 0
+        if scored:
+            newest = [int(model.next_logits((*text, *path)).argmax()) for path in paths]
+            levels = [[text[-1], *levels[0][1:]], *levels[1:], newest]
+            if len(levels) == size.ngram:
+                added += map(list, zip(*levels, strict=True))
+                levels, gone = levels[1:], 1
+        # Of a cell (r, j) the position is that of the pending token and j + r.
+        before = cells_of(levels, len(text) - 1 + gone)
+        now = cells_of(drafter._levels, len(after) - 1)
+        assert len(now) == len(before)
+        assert now.pop((0, len(after) - 1)) == after[-1]
+        for place, token in now.items():
+            assert token == before[place] if place in before else token in after
+        for first in range(8):
+            assert drafter._pool.after(first) == latest(added, first, size.guesses)
+
+
+@given(model=models, prompt=prompts, size=sizes, budget=budgets)
+def test_a_round_keeps_its_budget_and_has_no_equal_siblings(
+    model: ScriptedModel, prompt: list[int], size: WindowSize, budget: Budget
+) -> None:
+    for each in rounds(LookaheadDrafter(size), model, prompt, [budget] * 10):
+        tree = each.tree
+        assert len(tree) <= min(budget.num_rows, size.num_rows)
+        assert tree.depths.max() <= budget.num_draft_tokens
+        assert tree.is_chain or budget.branches or budget.probes
+        for row in range(len(tree)):
+            children = tree.children(row)
+            assert len(set(tree.tokens[children].tolist())) == len(children)
+            assert tree.confidence[children].sum() <= 1 + 1e-6
+            if row and tree.needed and tree.needed[row]:
+                parent = int(tree.parents[row])
+                assert parent == 0 or tree.needed[parent]
+
+
+@given(model=models, prompt=prompts, size=sizes)
+def test_what_followed_the_pending_token_is_guessed_beside_the_window(
+    model: ScriptedModel, prompt: list[int], size: WindowSize
+) -> None:
+    drafter = LookaheadDrafter(size)
+    drafter.begin(prompt)
+    found = {token: drafter._pool.after(token) for token in range(8)}
+    for each in rounds(drafter, model, prompt, [AMPLE] * 10):
+        guesses = found[each.text[-1]]
+        paths = {tuple(path_below(each.levels, column)) for column in range(size.width)}
+        assert all(follow(each.tree, path) is not None for path in (*paths, *guesses))
+        # And nothing else: every row lies on one of these paths.
+        prefixes = {path[:end] for path in (*paths, *guesses) for end in range(len(path) + 1)}
+        assert len(each.tree) == len(prefixes)
+        found = {token: drafter._pool.after(token) for token in range(8)}
+
+
+def test_matches_come_from_the_prompt_in_the_first_round() -> None:
+    drafter = LookaheadDrafter(WindowSize(3, 4, 2), seed=5)
+    drafter.begin([9, 1, 2, 3, 9, 4, 5, 6, 9, 7, 8, 9, 9])
+    tree = drafter.propose(9, AMPLE)
+    # Three n-grams begin with 9; the two latest are guessed.
+    assert follow(tree, [7, 8, 9]) is not None and follow(tree, [4, 5, 6]) is not None
+    assert follow(tree, [1, 2]) is None
+    chain = drafter.propose(9, NO_WINDOW)
+    assert chain.tokens.tolist() == [9, 7, 8, 9] and not chain.needed
+    assert drafter.propose(9, Budget(2, 20, branches=False, probes=False)).tokens.tolist() == [
+        9,
+        7,
+        8,
+    ]
+    assert len(drafter.propose(9, Budget(0, 1))) == 1
+
+
+@pytest.mark.parametrize("ngram", [2, 3, 4, 6])
+def test_the_window_fills_up_in_as_many_rounds_as_it_has_rows(ngram: int) -> None:
+    model = ScriptedModel(random_logits(500), 500)
+    drafter = LookaheadDrafter(WindowSize(3, ngram, 3))
+    made = list(rounds(drafter, model, list(range(100)), [AMPLE] * (ngram + 3)))
+    expected = [min(i, ngram - 1) for i in range(1, ngram + 4)]
+    assert [len(each.levels) for each in made] == expected
+    # Deepest is the last row of the last column.
+    assert [each.tree.depths.max() for each in made] == [3 + rows - 2 for rows in expected]
+
+
+def step(tokens: tuple[int, ...]) -> int:
+    return tokens[-1] + 1
+
+
+def step_by_two(tokens: tuple[int, ...]) -> int:
+    """Counts on too, but by 2 after a larger token: a function of the last two."""
+    return tokens[-1] + 1 + (len(tokens) > 1 and tokens[-2] > tokens[-1])
+
+
+@pytest.mark.parametrize("rule", [step, step_by_two])
+def test_the_window_finds_what_the_text_has_not_said_yet(decode: Any, rule: Any) -> None:
+    def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
+        logits = np.zeros(120, np.float32)
+        logits[rule(tokens) % 120] = 5.0
+        return logits
+
+    model, prompt = ScriptedModel(next_logits, 120), [90, 60, 50, 40, 30, 20, 10, 0]
+    sized = FixedPolicy(max_draft_tokens=40)
+    run = decode(
+        model, prompt, [LookaheadDrafter(WindowSize(5, 4, 5))], max_tokens=80, policy=sized
+    )
+    text = [*prompt, *run.tokens]
+    said = [set(pairwise(text[:i])) for i in range(len(text))]
+    foreseen = [
+        (text[i - 1], text[i])
+        for i, token in enumerate(run.decoded, start=len(prompt))
+        if token.drafter and (text[i - 1], text[i]) not in said[i]
+    ]
+    assert len(foreseen) >= 4
+    # No text says anything twice here: without its window, nothing is known.
+    chains = FixedPolicy(branches=False, probes=False)
+    plain = decode(
+        model, prompt, [LookaheadDrafter(WindowSize(5, 4, 5))], max_tokens=80, policy=chains
+    )
+    assert plain.tokens == run.tokens
+    assert not any(each.num_accepted for each in plain.rounds)
+
+
+CYCLE = [1, 2, 3, 4, 5, 6]
+
+
+def cycle(tokens: tuple[int, ...]) -> np.ndarray:
+    logits = np.zeros(8, np.float32)
+    logits[tokens[-1] % 6 + 1] = 5.0
+    return logits
+
+
+@pytest.mark.parametrize("budget", [AMPLE, NO_WINDOW, Budget(4, 20), Budget(1, 2)])
+def test_filled_positions_are_guessed_for_where_they_stand(budget: Budget) -> None:
+    """By what followed in a periodic text, every cell of the window is right."""
+    drafter = LookaheadDrafter(WindowSize(4, 4, 2), Fill.NGRAM)
+    for text, levels, _, _ in rounds(drafter, ScriptedModel(cycle, 8), CYCLE * 2, [budget] * 9):
+        for (_, position), token in cells_of(levels, len(text) - 1).items():
+            assert token == CYCLE[position % 6]
+
+
+def test_a_window_that_was_not_scored_keeps_its_places() -> None:
+    drafter = LookaheadDrafter(WindowSize(4, 3, 2))
+    drafter.begin(list(range(50)))
+    chain = drafter.propose(49, AMPLE).tokens.tolist()
+    drafter.observe(TokenTree.chain(49), OUT, Verdict((7,), (), False))
+    tree = drafter.propose(7, AMPLE)
+    assert follow(tree, chain[2:]) is not None
+    out = Forward(np.zeros((2, 100), np.float32))
+    drafter.observe(TokenTree.chain(7, chain[2:3]), out, Verdict((chain[2], 8), (1,), True))
+    # A part of it is not enough for a row of all columns.
+    assert len(drafter._levels) == 1 and len(drafter._levels[0]) == 4
+    last = tree.tokens[3]
+    assert drafter.propose(8, AMPLE).tokens[0] == 8 and drafter._levels[0][:2] == [8, last]
+
+
+def test_a_window_that_does_not_fit_is_left_out_and_comes_back(decode: Any, greedy: Any) -> None:
+    model = ScriptedModel(random_logits(30), 30)
+    # Too shallow, too few rows, no branches.
+    limits = [AMPLE] * 5 + [Budget(1, 9)] * 5 + [Budget(50, 8)] * 5 + [NO_WINDOW] * 5 + [AMPLE] * 5
+    drafter = LookaheadDrafter(WindowSize(3, 4, 3))
+    made = list(rounds(drafter, model, [1, 2, 3], limits))
+    needed = [any(each.tree.needed) for each in made]
+    assert needed == [True] * 5 + [False] * 15 + [True] * 5
+    assert [token for each in made for token in each.verdict.tokens] == greedy(
+        model, [1, 2, 3], sum(len(each.verdict.tokens) for each in made)
+    )
+
+
+def test_beginning_again_starts_a_window_and_forgets_interrupted_rounds() -> None:
+    used, fresh = LookaheadDrafter(seed=2), LookaheadDrafter(seed=2)
+    list(rounds(used, ScriptedModel(random_logits(30), 30), [1, 2, 3, 1], [AMPLE] * 4))
+    used.propose(5, AMPLE)  # interrupted here
+    used.begin([4, 5, 6, 4])
+    used.begin([4, 5, 6, 4])
+    learnt = used.snapshot()["acceptance"]
+    fresh.begin([4, 5, 6, 4])
+    used.observe(TokenTree.chain(4), OUT, Verdict((2,), (), False))
+    assert np.array_equal(used.snapshot()["acceptance"], learnt)
+    used.begin([4, 5, 6, 4, 2])
+    used.begin([4, 5, 6, 4])  # no continuation: the pool is new too
+    expected = fresh.propose(4, AMPLE)
+    assert used.propose(4, AMPLE).tokens.tolist() == expected.tokens.tolist()
+    assert used.snapshot()["pool"].tolist() == fresh.snapshot()["pool"].tolist()
+
+
+def test_the_seed_decides_the_window() -> None:
+    model, prompt = ScriptedModel(random_logits(50), 50), list(range(50))
+
+    def proposed(seed: int) -> list[list[int]]:
+        made = rounds(LookaheadDrafter(seed=seed), model, prompt, [AMPLE] * 8)
+        return [each.tree.tokens.tolist() for each in made]
+
+    assert proposed(1) == proposed(1) != proposed(2)
+
+
+SYSTEM = [9, 8, 7, 6]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kept"),
+    [
+        ([*SYSTEM, 1, 2, 30, 31, 3], True),  # the next turn, the answer in other words
+        ([*SYSTEM, 1, 2], True),  # the same question again
+        ([*SYSTEM, 1, 4], False),
+        ([*SYSTEM, 5, 1, 2], False),
+        (SYSTEM, False),
+    ],
+)
+def test_the_pool_belongs_to_a_conversation(prompt: list[int], kept: bool) -> None:
+    drafter = LookaheadDrafter(WindowSize(1, 3, 2))
+    drafter.begin([*SYSTEM, 1, 2])
+    drafter.observe(TokenTree.chain(2), OUT, Verdict((40, 41, 42), (), False))
+    assert drafter.propose(40, NO_WINDOW).tokens.tolist() == [40, 41, 42]
+    drafter.begin(prompt)
+    assert len(drafter.propose(40, NO_WINDOW)) == (3 if kept else 1)
+    # The prompt itself is read either way, and does not follow what was written before.
+    assert drafter.propose(9, NO_WINDOW).tokens.tolist() == [9, 8, 7]
+    drafter.observe(TokenTree.chain(prompt[-1]), OUT, Verdict((50, 51), (), False))
+    assert drafter.propose(prompt[-1], NO_WINDOW).tokens.tolist() == [prompt[-1], 50, 51]
+
+
+def acceptance(drafter: LookaheadDrafter) -> np.ndarray:
+    seen, right = drafter.snapshot()["acceptance"][:2]
+    estimates: np.ndarray = right / seen
+    return estimates
+
+
+def test_confidence_is_learnt_for_window_and_pool_apart() -> None:
+    drafter = LookaheadDrafter(WindowSize(1, 3, 1))
+    drafter.begin([1, 2, 3, 1])
+    before = acceptance(drafter)
+    assert drafter.propose(1, AMPLE).tokens.tolist() == [1, 2, 3]
+    drafter.observe(TokenTree.chain(1), OUT, Verdict((2, 9), (), False))
+    changed = acceptance(drafter) - before
+    # The n-gram's first guess was right, its second wrong; nothing is said of the window.
+    assert np.flatnonzero(changed).tolist() == [3, 4] and changed[3] > 0 > changed[4]
+    learnt = acceptance(drafter)
+    drafter.observe(TokenTree.chain(9), OUT, Verdict((2, 9), (), False))  # without a proposal
+    assert np.array_equal(acceptance(drafter), learnt)
+
+
+def test_confidence_is_by_depth_in_the_window_and_by_how_lately_in_the_pool() -> None:
+    drafter = LookaheadDrafter(WindowSize(4, 4, 5))
+    drafter.begin([0])
+    drafter._levels = [[0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]
+    estimates = acceptance(drafter)
+    window = drafter.propose(0, AMPLE)
+    expected = [estimates[min(depth, 3) - 1] for depth in window.depths[1:]]
+    assert window.confidence[1:].tolist() == pytest.approx(expected)
+    drafter = LookaheadDrafter(WindowSize(1, 3, 5))
+    drafter.begin([9, 1, 2, 9, 3, 4, 9, 5, 6, 9, 7, 8, 9, 10, 11, 9])
+    pool = drafter.propose(9, AMPLE)
+    assert pool.tokens[pool.children(0)].tolist() == [10, 7, 5, 3, 1]
+    assert pool.tokens[pool.depths == 2].tolist() == [11, 8, 6, 4, 2]
+    first, below = pool.confidence[pool.children(0)], pool.confidence[pool.depths == 2]
+    first *= estimates[3] / first[0]  # siblings are scaled to a sum of 1
+    assert first.tolist() == pytest.approx(estimates[[3, 5, 7, 9, 9]])
+    assert below.tolist() == pytest.approx(estimates[[4, 6, 8, 10, 10]])
+
+
+def test_a_guess_of_window_and_pool_counts_as_the_likelier() -> None:
+    drafter = LookaheadDrafter(WindowSize(3, 3, 1))
+    drafter.begin([1, 2, 3, 1])
+    drafter._levels = [[1, 2, 7]]
+    tree = drafter.propose(1, AMPLE)
+    assert tree.tokens.tolist() == [1, 2, 7, 3]
+    estimates = acceptance(drafter)
+    assert tree.confidence[1] == pytest.approx(max(estimates[0], estimates[3]))
+    assert tree.confidence[[2, 3]].tolist() == pytest.approx([estimates[1], estimates[4]])
+    assert tree.needed == (False, True, True, False)
+    assert tree.likeliest(3).tokens.tolist() == [1, 2, 7]
+
+
+def test_a_snapshot_carries_the_pool_and_what_was_learnt() -> None:
+    size = WindowSize(2, 3, 2)
+    drafter, fresh, other = LookaheadDrafter(size), LookaheadDrafter(size), LookaheadDrafter(size)
+    model = ScriptedModel(random_logits(12, order=1), 12)
+    made = list(rounds(drafter, model, [1, 2, 3], [AMPLE] * 10))
+    fresh.restore(drafter.snapshot())
+    for name, array in drafter.snapshot().items():
+        assert np.array_equal(fresh.snapshot()[name], array)
+    prompt = [*made[-1].text, *made[-1].verdict.tokens, 0]
+    for each in (drafter, fresh, other):
+        each.begin(prompt)
+    for token in range(12):
+        one, two = drafter.propose(token, NO_WINDOW), fresh.propose(token, NO_WINDOW)
+        assert one.tokens.tolist() == two.tokens.tolist()
+        assert one.confidence.tolist() == two.confidence.tolist()
+    assert len(other.snapshot()["pool"]) < len(fresh.snapshot()["pool"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acceptance", np.zeros((2, 3))),
+        ("prompt", np.zeros((1, 2), np.int32)),
+        ("prompt", np.zeros(2)),
+        ("pool", np.zeros((1, 4), np.int32)),  # of another window
+        ("pool", np.zeros(3, np.int32)),
+        ("pool", np.zeros((1, 3))),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_and_changes_nothing(name: str, value: Any) -> None:
+    drafter, other = LookaheadDrafter(), LookaheadDrafter()
+    list(rounds(drafter, ScriptedModel(random_logits(12), 12), [1, 2, 3], [AMPLE] * 5))
+    list(rounds(other, ScriptedModel(random_logits(12), 12), [4, 5, 6], [AMPLE] * 5))
+    before, valid = drafter.snapshot(), other.snapshot()
+    with pytest.raises(ValueError):
+        drafter.restore(valid | {name: value})
+    with pytest.raises(KeyError):
+        drafter.restore({other: array for other, array in valid.items() if other != name})
+    for key, array in before.items():
+        assert np.array_equal(drafter.snapshot()[key], array)
+    drafter.restore(valid)
+    assert np.array_equal(drafter.snapshot()["pool"], valid["pool"])
+
+
+def test_a_drafter_that_has_seen_nothing_has_a_snapshot_too() -> None:
+    drafter = LookaheadDrafter()
+    list(rounds(drafter, ScriptedModel(random_logits(12), 12), [1, 2, 3], [AMPLE] * 5))
+    drafter.restore(LookaheadDrafter().snapshot())
+    assert len(drafter.snapshot()["pool"]) == 0
+
+
+DEEP = WindowSize(3, 6, 2)
+ROOMY = FixedPolicy(max_draft_tokens=40, min_confidence=0.05)
+
+
+def test_a_text_ends_at_a_stop_token_inside_an_accepted_run(decode: Any) -> None:
+    run = decode(
+        ScriptedModel(cycle, 8),
+        [*CYCLE, *CYCLE, 1],
+        [LookaheadDrafter(DEEP)],
+        stop_ids=[4],
+        policy=ROOMY,
+    )
+    assert run.tokens == [2, 3, 4]
+    assert [each.num_accepted for each in run.rounds] == [3]
+    assert {token.drafter for token in run.decoded} == {"lookahead"}
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 6, 7, 12, 13])
+def test_a_text_ends_at_its_maximum(decode: Any, max_tokens: int) -> None:
+    drafter = LookaheadDrafter(DEEP)
+    model = ScriptedModel(cycle, 8)
+    run = decode(model, CYCLE * 2, [drafter], max_tokens=max_tokens, policy=ROOMY)
+    assert run.tokens == (CYCLE * 3)[:max_tokens]
+
+
+@pytest.mark.parametrize("context_length", [12, 13, 14, 24, 25])
+def test_a_text_ends_with_the_context(decode: Any, context_length: int) -> None:
+    model = ScriptedModel(cycle, 8, context_length)
+    drafter = LookaheadDrafter(DEEP)
+    run = decode(model, CYCLE * 2, [drafter], max_tokens=100, policy=ROOMY)
+    assert run.tokens == (CYCLE * 3)[: context_length - 11]
+
+
+def test_the_default_window_is_small() -> None:
+    assert DEFAULT_SIZE.num_rows <= 8

@@ -1,0 +1,266 @@
+"""What the corpus drafter proposes, how sure it is, and what it learns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.lookup.corpus import CorpusDrafter, _kind, _priors
+from edge_spec.drafters.lookup.corpus_file import sorted_suffixes
+from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, SEPARATOR, CorpusIndex
+from edge_spec.drafters.protocol import Budget
+
+VOCAB_SIZE = 100
+BUDGET = Budget(num_draft_tokens=4, num_rows=64)
+CHAIN = Budget(num_draft_tokens=4, num_rows=64, branches=False)
+OUT = Forward(np.zeros((1, 1), np.float32))
+POEM = list(range(10, 40))
+
+document_lists = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=3
+)
+
+
+def index_of(*documents: Sequence[int]) -> CorpusIndex:
+    tokens = [token for document in documents for token in (*document, SEPARATOR)]
+    array = np.array(tokens, np.uint32)
+    data = array.astype(">u4").tobytes() + sorted_suffixes(array).astype("<i4").tobytes()
+    return CorpusIndex(data, 0, len(tokens), VOCAB_SIZE)
+
+
+def drafter_of(*documents: Sequence[int]) -> CorpusDrafter:
+    return CorpusDrafter([index_of(*documents)])
+
+
+def proposed(drafter: CorpusDrafter, text: Sequence[int], budget: Budget = BUDGET) -> TokenTree:
+    drafter.begin(text)
+    return drafter.propose(text[-1], budget)
+
+
+def paths(tree: TokenTree) -> dict[tuple[int, ...], float]:
+    """The tokens below the pending one on the way to each row, and the row's confidence."""
+    return {
+        tuple(int(tree.tokens[step]) for step in tree.path(row)[1:]): float(tree.confidence[row])
+        for row in range(1, len(tree))
+    }
+
+
+def write(drafter: CorpusDrafter, *tokens: int) -> None:
+    drafter.observe(TokenTree.chain(0), OUT, Verdict(tokens, (), True))
+
+
+def test_what_follows_the_match_is_proposed() -> None:
+    tree = proposed(drafter_of(POEM), [5, 10, 11, 12])
+    assert tree.tokens.tolist() == [12, 13, 14, 15, 16] and tree.is_chain
+    assert tree.proposed_by == ("", *["corpus"] * 4)
+    # The longer the match, the surer; below a guess the match is longer by it.
+    expected = [_priors()[_kind(length, 1, 1)] for length in (3, 4, 5, 6)]
+    assert tree.confidence[1:].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", [[10], [11, 10], [50, 51], [12, 11], [38, 39]])
+def test_nothing_is_proposed_without_a_match_of_two_tokens_that_goes_on(text: list[int]) -> None:
+    tree = proposed(drafter_of(POEM), text)
+    assert tree.tokens.tolist() == [text[-1]] and tree.proposed_by == ("",)
+
+
+def test_an_end_of_a_document_ends_the_proposal() -> None:
+    tree = proposed(drafter_of(POEM, [50, 51]), [36, 37])
+    assert tree.tokens.tolist() == [37, 38, 39]
+
+
+def test_what_follows_often_is_likelier() -> None:
+    documents = [[1, 2, 3, 4]] * 3 + [[1, 2, 5, 6], [7, 2, 8]]
+    tree = proposed(drafter_of(*documents), [1, 2], Budget(2, 64))
+    rows = paths(tree)
+    assert set(rows) == {(3,), (3, 4), (5,), (5, 6)}
+    assert rows[3,] == pytest.approx(_priors()[_kind(2, 4, 3)])
+    assert rows[5,] == pytest.approx(_priors()[_kind(2, 4, 1)]) and rows[5,] < rows[3,]
+    assert rows[3, 4] == pytest.approx(_priors()[_kind(3, 3, 3)])
+    assert rows[5, 6] == pytest.approx(_priors()[_kind(3, 1, 1)])
+
+
+def test_without_branches_the_likeliest_chain_is_proposed() -> None:
+    documents = [[1, 2, 3, 4]] * 3 + [[1, 2, 5, 6]]
+    tree = proposed(drafter_of(*documents), [1, 2], CHAIN)
+    assert tree.is_chain and tree.tokens.tolist() == [2, 3, 4]
+
+
+@given(documents=document_lists, text=st.lists(st.integers(0, 2), min_size=1, max_size=20))
+@pytest.mark.parametrize("budget", [BUDGET, CHAIN, Budget(6, 4), Budget(0, 8), Budget(3, 1)])
+def test_proposals_occur_in_a_document_and_keep_the_budget(
+    budget: Budget, documents: list[list[int]], text: list[int]
+) -> None:
+    tree = proposed(drafter_of(*documents), text, budget)
+    assert len(tree) <= budget.num_rows and max(tree.depths) <= budget.num_draft_tokens
+    assert tree.tokens[0] == text[-1] and tree.is_chain >= (not budget.branches)
+    rows = paths(tree)
+    assert len(rows) == len(tree) - 1  # no two rows are the same guess
+    for guess in rows:
+        around = [*text[-2:], *guess]
+        assert any(
+            document[place : place + len(around)] == around
+            for document in documents
+            for place in range(len(document))
+        )
+    for row in range(len(tree)):
+        children = tree.children(row)
+        assert sum(tree.confidence[children]) <= 1 + 1e-6
+        assert all(0 < tree.confidence[child] < 1 for child in children)
+
+
+@given(documents=document_lists, text=st.lists(st.integers(0, 2), min_size=1, max_size=20))
+def test_several_corpora_are_as_one_of_all_their_documents(
+    documents: list[list[int]], text: list[int]
+) -> None:
+    together = drafter_of(*documents)
+    apart = CorpusDrafter([index_of(document) for document in documents])
+    assert paths(proposed(apart, text)) == paths(proposed(together, text))
+
+
+def test_without_a_corpus_nothing_is_proposed() -> None:
+    assert len(proposed(CorpusDrafter([]), [1, 2, 3])) == 1
+
+
+@given(
+    documents=document_lists,
+    text=st.lists(st.integers(0, 2), min_size=20, max_size=40),
+    cuts=st.lists(st.integers(1, 5), max_size=40),
+)
+def test_the_text_is_followed_however_it_comes(
+    documents: list[list[int]], text: list[int], cuts: list[int]
+) -> None:
+    whole, by_parts = drafter_of(*documents), drafter_of(*documents)
+    by_parts.begin(text[:1])
+    begin = 1
+    for cut in itertools.chain(cuts, itertools.repeat(3)):
+        if begin >= len(text):
+            break
+        write(by_parts, *text[begin : begin + cut])
+        begin += cut
+    assert paths(by_parts.propose(text[-1], BUDGET)) == paths(proposed(whole, text))
+    assert len(by_parts._text) <= MAX_MATCH
+
+
+def test_beginning_again_forgets_the_text() -> None:
+    drafter = drafter_of(POEM)
+    proposed(drafter, [10, 11])
+    assert len(proposed(drafter, [12])) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "learnt"),
+    [
+        # Guesses 13 14 15 16 after a match of 3, and below it of 4, 5 and 6.
+        ((13, 14, 15, 16, 17), [(3, True), (4, True), (5, True), (6, True)]),
+        ((13, 50), [(3, True), (4, False)]),
+        ((50,), [(3, False)]),
+        ((13,), [(3, True)]),
+    ],
+)
+def test_each_guess_that_the_text_decides_is_learnt_from_once(
+    monkeypatch: Any, written: tuple[int, ...], learnt: list[tuple[int, bool]]
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        LearntAcceptance, "observe", lambda self, kind, right: seen.append((kind, right))
+    )
+    drafter = drafter_of(POEM)
+    proposed(drafter, [10, 11, 12])
+    write(drafter, *written)  # whatever tree was verified
+    assert seen == [(_kind(length, 1, 1), right) for length, right in learnt]
+    write(drafter, 14)  # a round in which nothing was proposed
+    assert len(seen) == len(learnt)
+
+
+def test_what_was_proposed_before_another_prompt_is_not_learnt_from() -> None:
+    drafter = drafter_of(POEM)
+    proposed(drafter, [10, 11])
+    drafter.begin([20, 21])
+    before = drafter.snapshot()["acceptance"]
+    write(drafter, 12)
+    assert (drafter.snapshot()["acceptance"] == before).all()
+
+
+def test_confidence_moves_towards_the_outcomes_of_its_kind_alone() -> None:
+    drafter = drafter_of(POEM, *[[1, 2, 3]] * 3, [1, 2, 4])
+    often, rarely = _kind(2, 4, 3), _kind(2, 4, 1)
+    before = paths(proposed(drafter, [1, 2]))
+    for round in range(400):
+        proposed(drafter, [1, 2])
+        write(drafter, 4 if round % 4 else 3)  # as it is counted, but the other way round
+    after = paths(proposed(drafter, [1, 2]))
+    assert before[3,] > 2 * before[4,]
+    assert after[3,] == pytest.approx(0.25, abs=0.03)
+    assert after[4,] == pytest.approx(0.75, abs=0.03)
+    learnt = drafter.snapshot()["acceptance"]
+    changed = np.flatnonzero((learnt != CorpusDrafter([]).snapshot()["acceptance"]).any(0))
+    assert changed.tolist() == sorted([often, rarely])
+
+
+def test_a_snapshot_restores_what_was_learnt() -> None:
+    teacher, pupil = drafter_of(POEM), drafter_of(POEM)
+    for _ in range(50):
+        proposed(teacher, [10, 11])
+        write(teacher, 50)
+    taught = proposed(teacher, [10, 11]).confidence.tolist()
+    assert proposed(pupil, [10, 11]).confidence.tolist() != taught
+    pupil.restore(teacher.snapshot())
+    assert proposed(pupil, [10, 11]).confidence.tolist() == taught
+
+
+@pytest.mark.parametrize("state", [{}, {"acceptance": np.ones((2, 3))}, {"other": np.ones(2)}])
+def test_the_snapshot_of_another_drafter_is_refused(state: dict[str, np.ndarray]) -> None:
+    drafter = CorpusDrafter([])
+    before = drafter.snapshot()["acceptance"]
+    with pytest.raises((KeyError, ValueError)):
+        drafter.restore(state)
+    assert (drafter.snapshot()["acceptance"] == before).all()
+
+
+def test_every_kind_has_its_own_prior() -> None:
+    kinds = {
+        _kind(length, occurrences, count)
+        for length in range(2, 40)
+        for occurrences in (1, 2, 3, 4, 10, 15, 16, 100, 5000)
+        for count in range(1, occurrences + 1)
+    }
+    assert kinds <= set(range(len(_priors())))
+    # Shares below 1 do not exist for one occurrence, nor small ones for a few.
+    assert len(kinds) == 6 * (1 + 3 + 6 + 6)
+    assert all(0 < prior < 1 for prior in _priors())
+
+
+def test_priors_grow_with_the_match_its_occurrences_and_the_share() -> None:
+    priors = _priors()
+
+    def prior(length: int, occurrences: int, count: int) -> float:
+        return priors[_kind(length, occurrences, count)]
+
+    for chances in (
+        [prior(length, 1, 1) for length in (2, 3, 4, 6, 9, 14)],
+        [prior(2, count, count) for count in (1, 2, 4, 16)],
+        [prior(4, 20, count) for count in (1, 3, 7, 12, 16, 20)],
+    ):
+        assert chances == sorted(set(chances))
+    # Counted on texts of the same kind: one occurrence of two tokens is no certainty.
+    assert prior(2, 1, 1) == pytest.approx(0.2, abs=0.02)
+    assert prior(20, 1, 1) == pytest.approx(0.9, abs=0.02)
+    assert prior(2, 2, 1) == pytest.approx(0.11, abs=0.02)
+
+
+def test_the_output_is_the_models_own(decode: Any, greedy: Any, scripted: Any) -> None:
+    prompt, script = [10, 11, 12], [13, 14, 15, 50, 20, 21, 22, 23, 24]
+    model = scripted(len(prompt), script, vocab_size=VOCAB_SIZE)
+    run = decode(model, prompt, [drafter_of(POEM)], max_tokens=9)
+    assert run.tokens == greedy(model, prompt, 9) == script
+    assert len(run.rounds) < 9  # some guesses were right

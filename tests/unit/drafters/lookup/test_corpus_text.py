@@ -1,0 +1,336 @@
+"""Corpora as users name them: tokenized once, found again, left out or refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.drafters.lookup import corpus_text
+from edge_spec.drafters.lookup.corpus_file import build_index
+from edge_spec.drafters.lookup.corpus_index import CorpusIndex
+from edge_spec.drafters.lookup.corpus_text import open_corpus
+from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
+from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.vocabulary import Vocabulary
+
+BOS = 259
+
+
+class CountedTokenizer(Tokenizer):
+    """Notes what it tokenizes."""
+
+    def __init__(self, json: str, bos_id: int | None = None) -> None:
+        super().__init__(json, bos_id)
+        self.encoded: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        self.encoded.append(text)
+        return super().encode(text)
+
+
+@pytest.fixture
+def tokenizer(byte_tokenizer_json: str) -> CountedTokenizer:
+    return CountedTokenizer(byte_tokenizer_json)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, tokenizer: CountedTokenizer) -> Any:
+    """Opens a corpus with the cache below tmp_path."""
+
+    def open_(path: Path, using: Tokenizer = tokenizer) -> CorpusIndex:
+        return open_corpus(path, using, tmp_path / "cache", lambda what, fraction: None)
+
+    return open_
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "b.txt").write_text("hello world")
+    (folder / "deep" / "a.md").write_text("good day")
+    return folder
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "corpora").iterdir())
+
+
+def texts_of(index: CorpusIndex, tokenizer: Tokenizer) -> list[str]:
+    """Its documents, in order."""
+    data = index._data[index._offset : index._offset + 4 * index.num_tokens]
+    ids = [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4)]
+    documents: list[list[int]] = [[]]
+    for id in ids:
+        if id == 2**32 - 1:
+            documents.append([])
+        else:
+            documents[-1].append(id)
+    assert documents.pop() == []
+    return [tokenizer.decode(document) for document in documents]
+
+
+def refusal(error: type[EdgeSpecError], call: Any, *arguments: Any) -> str:
+    """The one line that the call fails with."""
+    with pytest.raises(error) as caught:
+        call(*arguments)
+    line = str(caught.value)
+    assert "\n" not in line and caught.value.remedy
+    return line
+
+
+def test_a_text_is_tokenized_once_and_then_mapped(
+    tmp_path: Path, opened: Any, tokenizer: CountedTokenizer
+) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("the theory of these things\n")
+    index = opened(text)
+    sought = tokenizer.encode("theory of")
+    assert index.match([ord("x"), *sought]).length == len(sought)
+    [file] = cached(tmp_path)
+    before = file.stat()
+    tokenizer.encoded.clear()
+    again = opened(text)
+    assert tokenizer.encoded == []
+    assert file.stat().st_mtime_ns == before.st_mtime_ns and file.stat().st_ino == before.st_ino
+    assert texts_of(again, tokenizer) == ["the theory of these things\n"]
+    assert file.name.startswith("notes.txt-") and file.suffix == ".corpus"
+
+
+def test_a_directory_is_read_recursively_each_file_a_document(
+    folder: Path, opened: Any, tokenizer: CountedTokenizer
+) -> None:
+    (folder / "a.txt").write_text("first")
+    (folder / "empty.txt").write_text("")
+    index = opened(folder)
+    assert texts_of(index, tokenizer) == ["first", "hello world", "good day"]
+    match = index.match(tokenizer.encode("first"))
+    assert match.length == 5 and index.following(match) == []
+
+
+def test_hidden_files_and_links_are_left_out(
+    tmp_path: Path, folder: Path, opened: Any, tokenizer: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "outside.txt").write_text("secret")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "more.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / ".hidden").write_text("secret")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("secret")
+    with socket.socket(socket.AF_UNIX) as no_file:
+        monkeypatch.chdir(folder)  # a socket's path must be short
+        no_file.bind("socket")
+    assert texts_of(opened(folder), tokenizer) == ["hello world", "good day"]
+    assert caplog.messages == []
+
+
+def test_what_is_no_text_is_skipped_with_one_line(
+    folder: Path, opened: Any, tokenizer: CountedTokenizer, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(corpus_text, "_HEAD_BYTES", 8)
+    (folder / "latin.txt").write_bytes("Käse".encode("latin-1"))
+    (folder / "zeros.bin").write_bytes(b"abc\0def")
+    (folder / "late.txt").write_bytes(b"plain text at first \xff")
+    (folder / "cut.txt").write_bytes("plain tä".encode()[:-1])
+    # The head ends within a character.
+    (folder / "umlauts.txt").write_text("1234567äöü", encoding="utf-8")
+    assert texts_of(opened(folder), tokenizer) == ["hello world", "1234567äöü", "good day"]
+    [line] = caplog.messages
+    assert str(folder / "cut.txt") in line and "and 3 more" in line and "\n" not in line
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_text(
+    tmp_path: Path, opened: Any, tokenizer: CountedTokenizer
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert texts_of(opened(tmp_path / "a.txt"), tokenizer) == ["one\ntwo\n"]
+
+
+def test_bos_is_in_no_document(folder: Path, opened: Any, byte_tokenizer_json: str) -> None:
+    with_bos = Tokenizer(byte_tokenizer_json, bos_id=BOS)
+    assert with_bos.encode("good")[0] == BOS
+    index = opened(folder, with_bos)
+    assert index.num_tokens == opened(folder).num_tokens
+    assert index.match([BOS]).length == 0
+    assert texts_of(index, with_bos) == ["hello world", "good day"]
+
+
+@pytest.mark.parametrize("change", ["text", "new file", "removed file", "touched"])
+def test_a_changed_corpus_is_read_again_and_its_old_index_removed(
+    tmp_path: Path, folder: Path, opened: Any, tokenizer: CountedTokenizer, change: str
+) -> None:
+    opened(folder)
+    [before] = cached(tmp_path)
+    expected = ["hello world", "good day"]
+    if change == "text":
+        (folder / "b.txt").write_text("hello again")
+        expected[0] = "hello again"
+    elif change == "new file":
+        (folder / "c.txt").write_text("more")
+        expected.insert(1, "more")
+    elif change == "removed file":
+        (folder / "b.txt").unlink()
+        del expected[0]
+    else:
+        os.utime(folder / "b.txt", ns=(1, 1))
+    assert texts_of(opened(folder), tokenizer) == expected
+    [after] = cached(tmp_path)
+    assert after != before
+
+
+def test_other_corpora_and_other_tokenizers_have_their_own_index(
+    tmp_path: Path, folder: Path, opened: Any, byte_tokenizer_json: str
+) -> None:
+    (tmp_path / "other" / "docs").mkdir(parents=True)
+    (tmp_path / "other" / "docs" / "b.txt").write_text("hello world")
+    respelt = Tokenizer(byte_tokenizer_json.replace("<eos>", "<end>"))
+    opened(folder)
+    opened(folder, respelt)
+    opened(tmp_path / "other" / "docs")
+    assert len(cached(tmp_path)) == 3
+    assert opened(folder, respelt).match([ord("h")]).length == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "another file"])
+def test_a_damaged_index_in_the_cache_is_built_again(
+    tmp_path: Path, folder: Path, opened: Any, tokenizer: Any, caplog: Any, damage: str
+) -> None:
+    opened(folder)
+    [file] = cached(tmp_path)
+    whole = file.read_bytes()
+    other = {"cut": whole[:-1], "changed": whole[:-1] + b"\x01", "another file": b"text"}
+    file.write_bytes(other[damage])
+    assert texts_of(opened(folder), tokenizer) == ["hello world", "good day"]
+    assert file.read_bytes() == whole
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and str(file) in record.getMessage()
+    caplog.clear()
+    opened(folder)
+    assert caplog.messages == []
+
+
+def test_an_index_is_a_corpus_itself(tmp_path: Path, opened: Any, tokenizer: Any) -> None:
+    path = tmp_path / "shared.corpus"
+    build_index([tokenizer.encode("hello")], Vocabulary.of(tokenizer.vocabulary()), path)
+    tokenizer.encoded.clear()
+    assert opened(path).match(tokenizer.encode("hell")).length == 4
+    assert not (tmp_path / "cache").exists()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "damaged" in refusal(ModelFileError, opened, path)
+    path.write_bytes(path.read_bytes()[:20])
+    assert "damaged" in refusal(ModelFileError, opened, path)
+    build_index([[1]], Vocabulary("0" * 64, 260), path)
+    assert "another model" in refusal(UsageError, opened, path)
+
+
+def test_what_cannot_be_a_corpus_is_refused(tmp_path: Path, opened: Any) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "no such file" in refusal(UsageError, opened, tmp_path / "nonesuch")
+    assert "no such file" in refusal(UsageError, opened, tmp_path / "loop")
+    for name in ("empty.txt", "image.png", "none"):
+        line = refusal(UsageError, opened, tmp_path / name)
+        assert f"no UTF-8 text in {tmp_path / name}" in line
+    assert not (tmp_path / "cache").exists()
+
+
+def test_more_text_than_can_be_sorted_is_refused(
+    folder: Path, opened: Any, monkeypatch: Any
+) -> None:
+    (folder / "zeros.bin").write_bytes(bytes(100))  # does not count
+    monkeypatch.setattr(corpus_text, "MAX_TEXT_BYTES", 19)
+    opened(folder)
+    monkeypatch.setattr(corpus_text, "MAX_TEXT_BYTES", 18)
+    (folder / "b.txt").touch()
+    (folder / "c.bin").write_bytes(bytes(1))
+    assert "more than 0 MiB" in refusal(UsageError, opened, folder)
+
+
+def test_files_that_cannot_be_read_are_named(folder: Path, opened: Any, monkeypatch: Any) -> None:
+    open_path = Path.open
+
+    def forbidden(path: Path, *arguments: Any) -> Any:
+        if path.name == "b.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_path(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    assert str(folder / "b.txt") in refusal(ModelFileError, opened, folder)
+    assert str(folder / "b.txt") in refusal(ModelFileError, opened, folder / "b.txt")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, folder: Path, opened: Any) -> None:
+    (tmp_path / "cache").write_text("a file")
+    line = refusal(ModelFileError, opened, folder)
+    assert "cannot keep the corpus index" in line and "EDGE_SPEC_CACHE" in line
+
+
+def test_a_long_name_is_cut(tmp_path: Path, opened: Any) -> None:
+    text = tmp_path / ("ü" * 100)
+    text.write_text("text")
+    opened(text)
+    [file] = cached(tmp_path)
+    assert file.name.startswith("ü" * 40 + "-")
+
+
+@given(text=st.text(alphabet="ab\nü", max_size=60), size=st.integers(1, 12))
+def test_pieces_join_to_the_text_and_end_with_lines(text: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_text, "_PIECE_CHARACTERS", size)
+        pieces = list(corpus_text._pieces(text))
+    assert "".join(piece for _, piece in pieces) == text
+    for begin, piece in pieces:
+        assert text[begin : begin + len(piece)] == piece and 0 < len(piece) <= size
+        if begin + len(piece) < len(text):
+            assert piece.endswith("\n") or ("\n" not in piece and len(piece) == size)
+
+
+def test_a_long_text_is_one_document(
+    tmp_path: Path, opened: Any, tokenizer: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(corpus_text, "_PIECE_CHARACTERS", 10)
+    text = "one line\nanother one\nthe last"
+    (tmp_path / "a.txt").write_text(text)
+    assert texts_of(opened(tmp_path / "a.txt"), tokenizer) == [text]
+    assert max(map(len, tokenizer.encoded)) <= 10
+
+
+def test_progress_runs_from_0_to_1(
+    tmp_path: Path, folder: Path, tokenizer: CountedTokenizer, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(corpus_text, "_PIECE_CHARACTERS", 4)
+    reports: dict[str, list[float]] = {}
+
+    def progress(what: str, fraction: float) -> None:
+        reports.setdefault(what, []).append(fraction)
+
+    open_corpus(folder, tokenizer, tmp_path / "cache", progress)
+    assert list(reports) == ["Reading the corpus", "Sorting the corpus"]
+    for fractions in reports.values():
+        assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
+    assert len(set(reports["Reading the corpus"])) >= 5
+    reports.clear()
+    open_corpus(folder, tokenizer, tmp_path / "cache", progress)
+    assert reports == {}
+
+
+def test_an_interrupt_leaves_no_index(
+    tmp_path: Path, folder: Path, tokenizer: CountedTokenizer
+) -> None:
+    def interrupted(what: str, fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_corpus(folder, tokenizer, tmp_path / "cache", interrupted)
+    assert not (tmp_path / "cache").exists()

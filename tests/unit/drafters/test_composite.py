@@ -1,0 +1,169 @@
+"""Several drafters as one: merged trees keep every path, and each learns from its own guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.merge import merge_rows, tree_of
+from edge_spec.drafters.protocol import Budget
+from edge_spec.testing import ScriptedModel, random_logits
+
+BUDGET = Budget(num_draft_tokens=4, num_rows=16)
+
+
+class Proposes:
+    """A drafter with one tree, which records what it is shown."""
+
+    def __init__(self, name: str, tree: TokenTree) -> None:
+        self.name = name
+        self.tree = tree
+        self.seen: list[Any] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.seen.append(tuple(prompt))
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        return self.tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self.seen.append((tree, verdict))
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> list[TokenTree]:
+    """Trees with few tokens, so that they overlap; siblings may be equal."""
+    trees = []
+    for which in range(draw(st.integers(1, 3))):
+        rows = draw(st.integers(0, 6))
+        rated = [draw(st.floats(0, 1, width=32)) for _ in range(rows)]
+        trees.append(
+            TokenTree(
+                np.array([9, *(draw(st.integers(0, 2)) for _ in range(rows))], np.int32),
+                np.array([-1, *(draw(st.integers(0, row)) for row in range(rows))], np.int32),
+                np.array([1.0, *rated], np.float32),
+                proposed_by=("", *(f"drafter{which}",) * rows),
+                needed=(True, *(draw(st.booleans()) for _ in range(rows))),
+            )
+        )
+    return trees
+
+
+def paths(tree: TokenTree) -> dict[tuple[int, ...], int]:
+    """Each row by the tokens down to it."""
+    return {tuple(tree.tokens[tree.path(row)].tolist()): row for row in range(len(tree))}
+
+
+@given(trees=proposals())
+def test_a_merged_tree_has_every_path_once_and_remembers_who_proposed_it(
+    trees: list[TokenTree],
+) -> None:
+    merged = merge_rows(9, trees)
+    tree = tree_of(merged, [0.3] * len(merged))
+    wanted = {path for each in trees for path in paths(each)} | {(9,)}
+    assert len(tree) == len(wanted) and paths(tree).keys() == wanted
+    for path, row in paths(tree).items():
+        theirs = [
+            (which, each, r)
+            for which, each in enumerate(trees)
+            for r in range(1, len(each))
+            if tuple(each.tokens[each.path(r)].tolist()) == path
+        ]
+        assert merged[row].sources == [(which, r) for which, _, r in theirs]
+        names = dict.fromkeys(each.proposed_by[r] for _, each, r in theirs)
+        assert tree.proposed_by[row] == "+".join(names)
+        if row and tree.needed:
+            assert tree.needed[row] == any(each.needed[r] for _, each, r in theirs)
+    for row in range(len(tree)):
+        assert tree.confidence[tree.children(row)].sum() <= 1 + 1e-6
+
+
+@given(trees=proposals(), text=st.lists(st.integers(0, 2), min_size=1, max_size=5))
+def test_the_merged_tree_accepts_what_any_of_its_trees_would(
+    trees: list[TokenTree], text: list[int]
+) -> None:
+    def accepted(tree: TokenTree) -> int:
+        return sum(right for _, right in tree.followed(text))
+
+    longest = 0
+    for each in trees:  # of equal siblings any may be right
+        for path in paths(each):
+            guesses = path[1:]
+            longest = max(longest, len(guesses) * (list(guesses) == text[: len(guesses)]))
+    merged = merge_rows(9, trees)
+    assert accepted(tree_of(merged, [0.5] * len(merged))) == longest
+
+
+def test_agreement_counts_for_less_than_independence_would_and_contradiction_against() -> None:
+    first = Proposes("first", TokenTree.chain(0, [1, 2], [0.5, 0.5], "first"))
+    second = Proposes("second", TokenTree.chain(0, [1, 3], [0.5, 0.5], "second"))
+    third = Proposes("third", TokenTree.chain(0, [1], [0.5], "third"))
+    tree = CompositeDrafter([first, second]).propose(0, BUDGET)
+    agreed = tree.confidence[tree.child(0, 1)]
+    contested = tree.confidence[tree.child(1, 2)]
+    alone = CompositeDrafter([third]).propose(0, BUDGET).confidence[1]
+    assert 0.5 < agreed < 1 - 0.5 * 0.5 and contested < 0.5 == alone
+    assert tree.proposed_by == ("", "first+second", "first", "second")
+
+
+def test_confidence_of_agreement_is_learnt_from_the_text() -> None:
+    first = Proposes("first", TokenTree.chain(0, [1], [0.5], "first"))
+    second = Proposes("second", TokenTree.chain(0, [1], [0.5], "second"))
+    composite = CompositeDrafter([first, second])
+    for _ in range(100):
+        tree = composite.propose(0, BUDGET)
+        composite.observe(tree, Forward(np.zeros((1, 4))), Verdict((2,), (), False))
+    assert composite.propose(0, BUDGET).confidence[1] < 0.15
+
+
+def test_without_branches_the_merged_tree_is_a_chain() -> None:
+    first = Proposes("first", TokenTree.chain(0, [1, 2], [0.9, 0.9], "first"))
+    second = Proposes("second", TokenTree.chain(0, [3, 4, 5], [0.2, 0.9, 0.9], "second"))
+    chain = CompositeDrafter([first, second]).propose(0, Budget(4, 16, branches=False))
+    assert chain.tokens.tolist() == [0, 1, 2]
+
+
+def test_every_drafter_sees_the_prompt_and_each_outcome() -> None:
+    first = Proposes("first", TokenTree.chain(0, [1], [0.9], "first"))
+    second = Proposes("second", TokenTree.chain(0))
+    composite = CompositeDrafter([first, second])
+    assert composite.name == "first+second"
+    composite.begin([5, 0])
+    tree = composite.propose(0, BUDGET)
+    verdict = Verdict((1, 2), (1,), True)
+    composite.observe(tree, Forward(np.zeros((2, 4))), verdict)
+    assert first.seen == second.seen == [(5, 0), (tree, verdict)]
+
+
+def test_no_guess_is_a_plain_round() -> None:
+    composite = CompositeDrafter([Proposes("none", TokenTree.chain(0))])
+    assert len(composite.propose(0, BUDGET)) == 1
+
+
+def test_a_snapshot_holds_what_each_drafter_keeps(decode: Any) -> None:
+    model = ScriptedModel(random_logits(6), 6)
+    used = CompositeDrafter([SuffixDrafter(), RecyclingDrafter()])
+    run = decode(model, [1, 2, 1], [used], max_tokens=40)
+    state = used.snapshot()
+    assert {name.partition("/")[0] for name in state} == {"acceptance", "suffix", "recycling"}
+    fresh = CompositeDrafter([SuffixDrafter(), RecyclingDrafter()])
+    fresh.restore(state)
+    text = [1, 2, 1, *run.tokens]
+    for drafter in (used, fresh):
+        drafter.begin(text)
+    pending = text[-1]
+    left, right = (drafter.propose(pending, BUDGET) for drafter in (used, fresh))
+    assert left.tokens.tolist() == right.tokens.tolist() and len(left) > 1
+    assert left.confidence.tolist() == right.confidence.tolist()
+    with pytest.raises((KeyError, ValueError)):
+        fresh.restore({})

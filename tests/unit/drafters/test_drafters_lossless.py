@@ -1,0 +1,91 @@
+"""No drafter changes the text, whatever the model, the policy and the rows of a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
+from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.testing import ScriptedModel, random_logits
+
+models = st.builds(
+    lambda vocab, order, seed, scale: ScriptedModel(
+        # Another function of the tokens for each seed.
+        lambda tokens: random_logits(vocab, order, scale)(tuple(t + 10 * seed for t in tokens)),
+        vocab,
+    ),
+    vocab=st.integers(3, 8),
+    order=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.5, 2.0, 5.0]),
+)
+policies = st.builds(
+    FixedPolicy,
+    max_draft_tokens=st.integers(1, 30),
+    min_confidence=st.sampled_from([0.0, 0.1, 0.4]),
+    branches=st.booleans(),
+    probes=st.booleans(),
+)
+fills, seeds = st.sampled_from(Fill), st.integers(0, 100)
+sizes = st.builds(
+    WindowSize, width=st.integers(1, 5), ngram=st.integers(2, 5), guesses=st.integers(1, 4)
+)
+suffix, recycling = st.builds(SuffixDrafter), st.builds(RecyclingDrafter)
+lookahead = st.builds(LookaheadDrafter, size=sizes, fill=fills, seed=seeds)
+jacobi = st.builds(JacobiDrafter, fill=fills, block=st.integers(1, 8), seed=seeds)
+drafters = st.one_of(
+    suffix,
+    recycling,
+    lookahead,
+    jacobi,
+    st.tuples(suffix, recycling, lookahead, jacobi).map(CompositeDrafter),
+)
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.just(0.8),
+    top_k=st.sampled_from([0, 4]),
+    top_p=st.sampled_from([0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 1000),
+)
+# As many examples for each drafter as the other tests of this kind have.
+many = settings(max_examples=300)
+
+
+@many
+@given(model=models, prompt=prompts, drafter=drafters, policy=policies, rows=st.integers(1, 40))
+def test_greedy_text_does_not_change(
+    decode: Any,
+    greedy: Any,
+    model: ScriptedModel,
+    prompt: list[int],
+    drafter: Any,
+    policy: FixedPolicy,
+    rows: int,
+) -> None:
+    run = decode(model, prompt, [drafter], policy=policy, max_rows=rows)
+    assert run.tokens == greedy(model, prompt, 20)
+
+
+@many
+@given(model=models, prompt=prompts, drafter=drafters, policy=policies, params=sampling)
+def test_sampled_text_does_not_change(
+    decode: Any,
+    model: ScriptedModel,
+    prompt: list[int],
+    drafter: Any,
+    policy: FixedPolicy,
+    params: SamplingParams,
+) -> None:
+    plain = decode(model, prompt, params=params)
+    assert decode(model, prompt, [drafter], params=params, policy=policy).tokens == plain.tokens

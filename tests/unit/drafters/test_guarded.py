@@ -1,0 +1,321 @@
+"""A drafter that fails is dropped with a reason; the text stays what plain decoding writes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.model import STATE_TYPES
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Budget, TextCounts
+from edge_spec.testing import ScriptedModel, random_logits
+
+VOCAB = 5
+PROMPT = [1, 2, 0, 1]
+
+
+class Faulty(SuffixDrafter):
+    """Suffix lookup that goes wrong in one method, at its third call."""
+
+    name = "faulty"
+
+    def __init__(self, where: str, fault: Any) -> None:
+        super().__init__()
+        self._where, self._fault = where, fault
+        self.calls = 0
+
+    def _goes_wrong(self, where: str) -> bool:
+        self.calls += where == self._where
+        return where == self._where and self.calls >= (1 if where == "begin" else 3)
+
+    def begin(self, prompt: Any) -> None:
+        if self._goes_wrong("begin"):
+            self._fault(None)
+        super().begin(prompt)
+
+    def propose(self, pending: int, budget: Any) -> TokenTree:
+        tree = super().propose(pending, budget)
+        return self._fault(tree) if self._goes_wrong("propose") else tree
+
+    def observe(self, tree: Any, out: Any, verdict: Any) -> None:
+        if self._goes_wrong("observe"):
+            self._fault(tree)
+        super().observe(tree, out, verdict)
+
+
+def raises(tree: Any) -> Any:
+    raise RuntimeError("the index\nis broken")
+
+
+def out_of_memory(tree: Any) -> Any:
+    raise MemoryError
+
+
+def tree_with(**arrays: Any) -> Any:
+    def fault(tree: TokenTree) -> TokenTree:
+        parts = {"tokens": [tree.tokens[0], 1], "parents": [-1, 0], "confidence": [1.0, 0.9]}
+        parts |= arrays
+        return TokenTree(*(np.array(part) for part in parts.values()))
+
+    return fault
+
+
+def sampled_from(*probs: float) -> Any:
+    def fault(tree: TokenTree) -> TokenTree:
+        chain = TokenTree.chain(int(tree.tokens[0]), [1])
+        return replace(chain, draft_probs=(None, np.array(probs)))
+
+    return fault
+
+
+def named_by_nobody(tree: TokenTree) -> TokenTree:
+    chain = TokenTree.chain(int(tree.tokens[0]), [1])
+    return replace(chain, proposed_by=("", None))  # type: ignore[arg-type]
+
+
+def needed_below_what_is_not(tree: TokenTree) -> TokenTree:
+    pending = int(tree.tokens[0])
+    return replace(TokenTree.chain(pending, [1, 2], [0.1, 0.1]), needed=(True, False, True))
+
+
+FAULTS = [
+    ("begin", raises),
+    ("propose", raises),
+    ("propose", out_of_memory),
+    ("observe", raises),
+    ("propose", lambda tree: None),
+    ("propose", tree_with(tokens=[4, 1])),  # not the pending token, as a rule
+    ("propose", tree_with(tokens=[0, VOCAB])),
+    ("propose", tree_with(tokens=[0, -1])),
+    ("propose", tree_with(confidence=[1.0, float("nan")])),
+    ("propose", tree_with(confidence=[1.0, 1.5])),
+    ("propose", tree_with(parents=[-1, 1])),
+    ("propose", tree_with(confidence=[1.0])),
+    ("propose", tree_with(tokens=[0.0, 1.0])),
+    ("propose", needed_below_what_is_not),
+    ("propose", named_by_nobody),
+    ("propose", tree_with(tokens=[[0], [1]])),
+    # A sample that is verified against what is no distribution would bend the text's.
+    ("propose", sampled_from(0.2, 0.2, 0.2, 0.2, np.nan)),
+    ("propose", sampled_from(0.2, 0.4, 0.2, 0.2, 0.2)),
+    ("propose", sampled_from(0.2, 0.9, 0.2, 0.2, -0.5)),
+    ("propose", sampled_from(0.5, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("where", "fault"), FAULTS)
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1, seed=3)])
+def test_a_failing_drafter_is_dropped_and_the_text_is_the_plain_one(
+    decode: Any, caplog: Any, where: str, fault: Any, params: SamplingParams
+) -> None:
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    guarded = GuardedDrafter(Faulty(where, fault), VOCAB)
+    with caplog.at_level(logging.WARNING, "edge_spec"):
+        run = decode(model, PROMPT, [guarded], params=params, max_tokens=40)
+        again = decode(model, PROMPT, [guarded], params=params, max_tokens=40)
+    plain = decode(model, PROMPT, params=params, max_tokens=40)
+    assert run.tokens == again.tokens == plain.tokens
+    assert guarded.fault
+    assert len(caplog.records) == 1
+    message = caplog.records[0].getMessage()
+    assert "faulty" in message and guarded.fault in message and "\n" not in message
+    assert sum(stats.num_draft_tokens for stats in again.rounds) == 0
+
+
+def test_of_several_drafters_only_the_failing_one_is_dropped(decode: Any) -> None:
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    faulty = GuardedDrafter(Faulty("propose", raises), VOCAB)
+    sound = GuardedDrafter(SuffixDrafter(), VOCAB)
+    run = decode(model, PROMPT, [CompositeDrafter([faulty, sound])], max_tokens=60)
+    assert run.tokens == decode(model, PROMPT, max_tokens=60).tokens
+    assert faulty.fault == "RuntimeError: the index is broken" and sound.fault is None
+    accepted = [token.drafter for token in run.decoded if token.drafter]
+    assert accepted and accepted[-1] == "suffix"
+
+
+def test_an_interrupt_is_no_fault() -> None:
+    def interrupt(tree: Any) -> Any:
+        raise KeyboardInterrupt
+
+    guarded = GuardedDrafter(Faulty("begin", interrupt), VOCAB)
+    with pytest.raises(KeyboardInterrupt):
+        guarded.begin(PROMPT)
+    assert guarded.fault is None
+
+
+def test_the_engine_guards_every_drafter_it_loads(make_engine: Any, monkeypatch: Any) -> None:
+    model = ScriptedModel(random_logits(260), 260)
+    engine = make_engine(model)
+    plain = engine.generate([1, 2, 1, 2], max_tokens=20)
+    monkeypatch.setattr(SuffixDrafter, "propose", raises)  # called with too many arguments
+    for names in ("suffix", "suffix,recycling"):
+        engine.set_drafter(names)
+        drafted = engine.generate([1, 2, 1, 2], max_tokens=20)
+        assert [t.id for t in drafted.tokens] == [t.id for t in plain.tokens]
+
+
+class TwoSamples(SuffixDrafter):
+    """Of one distribution, below the pending token."""
+
+    def __init__(self, second: float) -> None:
+        """second: the confidence of the second one; the first one's is 0.5."""
+        super().__init__()
+        self._second = second
+
+    def propose(self, pending: int, budget: Any) -> TokenTree:
+        probs = np.full(4, 0.25)
+        return TokenTree(
+            np.array([pending, 1, 2], np.int32),
+            np.array([-1, 0, 0], np.int32),
+            np.array([1, 0.5, self._second], np.float32),
+            draft_probs=(None, probs, probs),
+        )
+
+
+@pytest.mark.parametrize(("second", "dropped"), [(0.6, True), (0.5, False), (0.1, False)])
+def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
+    second: float, dropped: bool
+) -> None:
+    """What is sampled after a sibling is verified on the supposition that it came first."""
+    guarded = GuardedDrafter(TwoSamples(second), 4)
+    guarded.begin([0])
+    assert len(guarded.propose(0, Budget(2, 3))) == (1 if dropped else 3)
+    assert (guarded.fault is not None) == dropped
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_sampled_rows_that_branch_where_they_must_not_drop_the_drafter(branches: bool) -> None:
+    """One that does so for some tokens only would choose the rule that verifies them."""
+    guarded = GuardedDrafter(TwoSamples(0.5), 4)
+    guarded.begin([0])
+    assert len(guarded.propose(0, Budget(2, 3, branches=branches))) == (3 if branches else 1)
+    assert (guarded.fault is None) == branches
+
+
+class BrokenInPassing(SuffixDrafter):
+    """Fails where it is asked nothing about the text."""
+
+    anticipates = property(lambda self: raises(None))
+    was_ready = property(lambda self: raises(None))
+    text_counts = property(lambda self: raises(None))
+
+    def snapshot(self) -> Any:
+        raises(None)
+
+    def restore(self, state: Any) -> None:
+        raises(None)
+
+    def learnt(self) -> Any:
+        raises(None)
+
+    def relearn(self, counts: Any) -> None:
+        raises(None)
+
+    def sibling_acceptance(self) -> Any:
+        return [float("nan")]
+
+    def attach(self, model: Any, session: Any) -> None:
+        raises(None)
+
+    def anticipate(self, stopped: Any) -> None:
+        raises(None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "otherwise"),
+    [
+        (lambda each: each.snapshot(), {}),
+        (lambda each: each.restore({"a": np.zeros(1)}), None),
+        (lambda each: each.learnt(), {}),
+        (lambda each: each.relearn({}), None),
+        (lambda each: each.sibling_acceptance(), ()),
+        (lambda each: each.attach(None, None), None),
+        (lambda each: each.attach_again(None, None), None),
+        (lambda each: each.text_counts, TextCounts()),
+    ],
+)
+def test_a_drafter_may_fail_in_whatever_it_is_asked(ask: Any, otherwise: Any) -> None:
+    guarded = GuardedDrafter(BrokenInPassing(), VOCAB)
+    assert ask(guarded) == otherwise
+    assert guarded.fault is not None
+    guarded.begin(PROMPT)
+    assert len(guarded.propose(1, Budget(3, 4))) == 1
+
+
+class Keeper(SuffixDrafter):
+    """Keeps and has learnt what a test says."""
+
+    name = "keeper"
+
+    def __init__(self, kept: Any, learnt: Any) -> None:
+        super().__init__()
+        self._kept, self._learnt = kept, learnt
+
+    def snapshot(self) -> Any:
+        return self._kept
+
+    def restore(self, state: Any) -> None:
+        pass
+
+    def learnt(self) -> Any:
+        return self._learnt
+
+    def relearn(self, counts: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kept", "learnt"),
+    [
+        ({"a": np.zeros(2, np.int16)}, {}),
+        ({"a": [1, 2]}, {}),
+        ([np.zeros(2)], {}),
+        (None, {}),
+        ({}, {"a": [1.0, 2.0]}),
+        ({}, {"a": np.array([1.0, np.nan])}),
+        ({}, {"a": np.array([np.inf])}),
+        ({}, {"a": np.array(["1"])}),
+        ({}, {1: np.ones(2)}),
+        ({}, None),
+    ],
+)
+def test_what_no_file_can_keep_drops_the_drafter_and_the_conversation_is_kept(
+    make_engine: Any, tmp_path: Any, kept: Any, learnt: Any
+) -> None:
+    with make_engine(ScriptedModel(random_logits(260), 260)) as plain:
+        right = plain.generate(PROMPT, max_tokens=9).text
+    guarded = GuardedDrafter(Keeper(kept, learnt), 260)
+    with make_engine(ScriptedModel(random_logits(260), 260), [guarded]) as engine:
+        engine.generate(PROMPT, max_tokens=9)
+        engine.snapshot(tmp_path / "chat", {"a": 1})
+        assert guarded.fault is not None
+        assert engine.restore(tmp_path / "chat") == {"a": 1}
+        assert engine.generate(PROMPT, max_tokens=9).text == right
+
+
+@pytest.mark.parametrize("type_", STATE_TYPES)
+def test_what_a_file_can_keep_is_no_fault(type_: str) -> None:
+    kept, learnt = {"a": np.ones(2, type_)}, {"a": np.ones((2, 2), np.float32)}
+    guarded = GuardedDrafter(Keeper(kept, learnt), VOCAB)
+    assert guarded.snapshot() == kept and guarded.learnt() == learnt
+    assert guarded.fault is None
+
+
+def test_what_a_snapshot_does_not_fit_is_told(monkeypatch: Any) -> None:
+    guarded = GuardedDrafter(BrokenInPassing(), VOCAB)
+
+    def refuses(drafter: Any, state: Any) -> None:
+        raise KeyError("text")
+
+    monkeypatch.setattr(BrokenInPassing, "restore", refuses)
+    with pytest.raises(KeyError):
+        guarded.restore({"a": np.zeros(1)})
+    assert guarded.fault is None

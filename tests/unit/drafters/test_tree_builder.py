@@ -1,0 +1,148 @@
+"""Growing trees best first, and learning how likely guesses are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.drafters.acceptance import MEMORY, PRIOR_WEIGHT, LearntAcceptance
+from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import Guess, grow
+
+PRIORS = (0.9, 0.6, 0.3, 0.1)
+
+
+def expander(seed: int) -> Any:
+    """What may follow a state (a path): up to three different tokens of random kinds."""
+
+    def expand(path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
+        rng = np.random.default_rng([seed, *path])
+        tokens = rng.permutation(5)[: rng.integers(0, 4)].tolist()
+        return [Guess(t, int(rng.integers(len(PRIORS))), (*path, t)) for t in tokens]
+
+    return expand
+
+
+budgets = st.builds(
+    Budget,
+    num_draft_tokens=st.integers(1, 5),
+    num_rows=st.integers(1, 12),
+    branches=st.booleans(),
+    min_reach=st.sampled_from([0.0, 0.05, 0.3, 0.6]),
+)
+
+
+@given(seed=st.integers(0, 10_000), budget=budgets)
+def test_a_grown_tree_keeps_its_budget_and_its_order(seed: int, budget: Budget) -> None:
+    tree = grow("test", 4, budget, LearntAcceptance(PRIORS), (), expander(seed)).tree
+    assert tree.tokens[0] == 4 and len(tree) <= budget.num_rows
+    assert tree.depths.max() <= budget.num_draft_tokens
+    assert (np.diff(tree.reach) <= 1e-6).all()  # float32 confidences
+    assert set(tree.proposed_by[1:]) <= {"test"}
+    if not budget.branches:
+        assert tree.is_chain
+    for row in range(len(tree)):
+        children = tree.children(row)
+        assert len({int(tree.tokens[child]) for child in children}) == len(children)
+        assert tree.confidence[children].sum() <= 1 + 1e-6
+    # What is unlikely is proposed so that it is learnt about, and never grown from.
+    unlikely = np.flatnonzero(tree.reach < budget.min_reach - 1e-6)
+    assert len(unlikely) <= 3
+    assert not set(tree.parents.tolist()) & set(unlikely.tolist())
+
+
+@given(seed=st.integers(0, 10_000), num_rows=st.integers(2, 12))
+def test_no_row_left_out_is_likelier_than_one_that_is_in(seed: int, num_rows: int) -> None:
+    everything = Budget(num_draft_tokens=3, num_rows=1000)
+    acceptance, expand = LearntAcceptance(PRIORS), expander(seed)
+    whole = grow("test", 4, everything, acceptance, (), expand).tree
+    part = grow("test", 4, Budget(3, num_rows), acceptance, (), expand).tree
+    assert len(part) == min(num_rows, len(whole))
+    best = sorted(whole.reach.tolist(), reverse=True)[: len(part)]
+    assert part.reach.tolist() == pytest.approx(best, abs=1e-6)  # float32 confidences
+
+
+def test_without_branches_the_likeliest_continuation_is_followed() -> None:
+    paths = {(): [(1, 2), (2, 0)], (2,): [(3, 3), (4, 1)], (1,): [(5, 0)]}
+
+    def expand(path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
+        return [Guess(token, kind, (*path, token)) for token, kind in paths.get(path, [])]
+
+    budget = Budget(4, 8, branches=False)
+    tree = grow("test", 0, budget, LearntAcceptance(PRIORS), (), expand).tree
+    assert tree.tokens.tolist() == [0, 2, 4]
+    assert tree.confidence.tolist() == pytest.approx([1, 0.9, 0.6])
+
+
+def test_outcomes_are_counted_by_kind_and_once() -> None:
+    acceptance = LearntAcceptance(PRIORS)
+    growth = grow("test", 0, Budget(2, 8), acceptance, 0, lambda n: [Guess(7, n, n + 1)])
+    growth.teach(acceptance, [7, 8])
+    growth.teach(acceptance, [8, 8])
+    counts = acceptance.snapshot() - LearntAcceptance(PRIORS).snapshot()
+    assert counts[:2].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_an_estimate_begins_at_its_prior_and_follows_the_outcomes() -> None:
+    acceptance = LearntAcceptance(PRIORS)
+    assert [acceptance.estimate(kind) for kind in range(4)] == pytest.approx(PRIORS)
+    for _ in range(int(PRIOR_WEIGHT)):
+        acceptance.observe(1, True)
+    acceptance.begin_text()
+    assert acceptance.estimate(1) == pytest.approx(0.8)  # half prior, half outcomes
+    assert acceptance.estimate(0) == pytest.approx(0.9)
+
+
+def test_another_text_is_noticed_within_a_few_dozen_outcomes() -> None:
+    """What held for the text before is not unlearnt: it holds again for the next one."""
+    acceptance = LearntAcceptance(PRIORS)
+    for _ in range(300):
+        acceptance.observe(0, True)
+    usual = acceptance.estimate(0)
+    for _ in range(48):
+        acceptance.observe(0, False)
+    assert acceptance.estimate(0) < 0.4
+    acceptance.begin_text()
+    assert usual - 0.15 < acceptance.estimate(0) < usual
+
+
+def test_a_change_is_followed_however_long_the_past_was() -> None:
+    acceptance = LearntAcceptance(PRIORS)
+    for _ in range(100_000):
+        acceptance.observe(0, True)
+    for _ in range(int(2 * MEMORY)):
+        acceptance.observe(0, False)
+    assert acceptance.estimate(0) < 0.2
+
+
+@given(outcomes=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=50))
+def test_counts_survive_a_snapshot(outcomes: list[tuple[int, bool]]) -> None:
+    acceptance, fresh = LearntAcceptance(PRIORS), LearntAcceptance(PRIORS)
+    for kind, right in outcomes:
+        acceptance.observe(kind, right)
+    fresh.restore(acceptance.snapshot())
+    assert fresh.snapshot().tolist() == acceptance.snapshot().tolist()
+    with pytest.raises(ValueError):
+        LearntAcceptance((0.5,)).restore(acceptance.snapshot())
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [[1.0], [0.5]],
+        [[1.0, 0.0, 1.0, 1.0], [0.5, 0.0, 0.5, 0.5]],
+        [[1.0, 1.0, 1.0, 1.0], [0.5, 2.0, 0.5, 0.5]],
+        [[1.0, 1.0, 1.0, 1.0], [0.5, -0.5, 0.5, 0.5]],
+        [[1.0, np.inf, 1.0, 1.0], [0.5, 0.5, 0.5, 0.5]],
+        [[1.0, 1.0, 1.0, 1.0], [0.5, np.nan, 0.5, 0.5]],
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts: list[list[float]]) -> None:
+    acceptance = LearntAcceptance(PRIORS)
+    with pytest.raises(ValueError, match="acceptance counts"):
+        acceptance.restore(np.array(counts))
+    assert acceptance.estimate(1) == pytest.approx(PRIORS[1])

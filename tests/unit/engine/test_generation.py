@@ -1,0 +1,263 @@
+"""Text in, stream of text out, over a model whose tokens are known."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.engine.decoder import Origin
+from edge_spec.engine.results import FinishReason
+from edge_spec.testing import ScriptedModel, random_logits
+
+EOS, VOCAB = 258, 260  # of the byte tokenizer
+PROMPT = b"ab"
+
+
+def writes(scripted: Any, text: str | bytes, *, end: bool = True) -> ScriptedModel:
+    """A model that answers PROMPT with the bytes of `text`."""
+    script = list(text.encode() if isinstance(text, str) else text)
+    model: ScriptedModel = scripted(len(PROMPT), [*script, EOS] if end else script)
+    return model
+
+
+def script_drafter(tree_drafter: Any, text: str) -> Any:
+    """Guesses the next four bytes of the answer `text`."""
+
+    def guess(context: tuple[int, ...], budget: Any) -> Any:
+        ahead = list(text.encode()[len(context) - len(PROMPT) :][: min(4, budget.num_draft_tokens)])
+        return ahead, range(len(ahead))
+
+    return tree_drafter(guess)
+
+
+def joined(result: Any) -> str:
+    return "".join(token.text for token in result.tokens)
+
+
+TEXT = "the caf\u00e9 costs 3 \u20ac \U0001f600!"
+
+
+def test_the_answer_ends_at_eos_which_has_no_text(make_engine: Any, scripted: Any) -> None:
+    result = make_engine(writes(scripted, TEXT)).generate(list(PROMPT))
+    assert result.text == joined(result) == TEXT
+    assert result.finish_reason == FinishReason.STOP
+    assert result.tokens[-1].id == EOS and result.tokens[-1].text == ""
+    assert result.seed is None
+    assert result.stats.predicted_n == len(result.tokens) == len(TEXT.encode()) + 1
+
+
+@pytest.mark.parametrize("max_tokens", range(1, len(TEXT.encode()) + 1))
+def test_stream_pieces_join_to_the_decoded_text(
+    make_engine: Any, scripted: Any, byte_tokenizer: Any, tree_drafter: Any, max_tokens: int
+) -> None:
+    # Some of these lengths end inside a character of several bytes.
+    engine = make_engine(writes(scripted, TEXT), [script_drafter(tree_drafter, TEXT)])
+    generation = engine.generate(list(PROMPT), max_tokens=max_tokens, stream=True)
+    chunks = list(generation)
+    result = generation.result
+    expected = byte_tokenizer.decode(list(TEXT.encode())[:max_tokens])
+    assert "".join(chunk.text for chunk in chunks) == result.text == joined(result) == expected
+    streamed = [token.id for chunk in chunks for token in chunk.tokens]
+    assert streamed == [token.id for token in result.tokens]
+    assert result.finish_reason == FinishReason.LENGTH
+    assert len(result.tokens) == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("c", "the "),
+        ("caf", "the "),
+        ("\u20ac", "the caf\u00e9 costs 3 "),
+        (" \U0001f600", "the caf\u00e9 costs 3 \u20ac"),
+        (["zzz", "costs", "3"], "the caf\u00e9 "),
+        (["3", "costs"], "the caf\u00e9 "),
+        ("the", ""),
+        ("", TEXT),
+        ((), TEXT),
+        ("the cafe", TEXT),
+        ("!?", TEXT),  # held back at the end, and shown as nothing follows
+    ],
+)
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_stop_string_cuts_the_text_exactly(
+    make_engine: Any, scripted: Any, tree_drafter: Any, drafted: bool, stop: Any, expected: str
+) -> None:
+    drafters = [script_drafter(tree_drafter, TEXT)] if drafted else []
+    engine = make_engine(writes(scripted, TEXT), drafters)
+    generation = engine.generate(list(PROMPT), stop=stop, stream=True)
+    shown = ""
+    for chunk in generation:
+        shown += chunk.text
+        assert expected.startswith(shown)  # nothing is shown that is taken back
+    result = generation.result
+    assert shown == result.text == joined(result) == expected
+    assert result.finish_reason == FinishReason.STOP
+
+
+def test_a_stop_string_in_the_last_incomplete_character_cuts_too(
+    make_engine: Any, scripted: Any
+) -> None:
+    engine = make_engine(writes(scripted, b"abc\xe2\x82", end=False))
+    result = engine.generate(list(PROMPT), stop="\ufffd", max_tokens=5)
+    assert result.text == joined(result) == "abc"
+    assert result.finish_reason == FinishReason.STOP
+
+
+def test_max_tokens_and_drafting_do_not_change_the_text(
+    make_engine: Any, scripted: Any, tree_drafter: Any
+) -> None:
+    plain = make_engine(writes(scripted, TEXT)).generate(list(PROMPT), max_tokens=9)
+    engine = make_engine(writes(scripted, TEXT), [script_drafter(tree_drafter, TEXT)])
+    drafted = engine.generate(list(PROMPT), max_tokens=9)
+    assert [token.id for token in plain.tokens] == [token.id for token in drafted.tokens]
+    assert plain.text == drafted.text
+    assert {token.origin for token in plain.tokens} == {Origin.PLAIN}
+    assert [token.origin for token in drafted.tokens[:5]] == [Origin.ACCEPTED] * 4 + [Origin.BONUS]
+    assert drafted.tokens[0].to_dict() == {
+        **{"id": ord("t"), "text": "t"},
+        **{"origin": "accepted", "drafter": "test"},
+    }
+
+
+def test_the_same_seed_gives_the_same_text_and_is_reported(make_engine: Any) -> None:
+    model = ScriptedModel(random_logits(VOCAB, scale=4.0), VOCAB)
+    sampling = SamplingParams(temperature=1.0)
+    first = make_engine(model, [SuffixDrafter()]).generate("abab", max_tokens=40, sampling=sampling)
+    again = SamplingParams(temperature=1.0, seed=first.seed)
+    second = make_engine(model).generate("abab", max_tokens=40, sampling=again)
+    assert first.seed is not None and second.seed == first.seed
+    assert first.text == second.text
+
+
+@pytest.mark.parametrize("stop", ["wo!", ()])
+def test_a_closed_generation_keeps_all_that_was_generated(
+    make_engine: Any, scripted: Any, stop: Any
+) -> None:
+    generation = make_engine(writes(scripted, "two more")).generate(
+        list(PROMPT), stop=stop, stream=True
+    )
+    for _ in range(3):
+        next(generation)
+    generation.close()
+    assert len(generation.result.tokens) == 3
+    assert generation.result.text == joined(generation.result) == "two"
+    assert generation.result.finish_reason == FinishReason.CANCELLED
+
+
+def test_cancel_ends_after_the_current_round_and_the_engine_goes_on(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all())
+    generation = engine.generate("hello", stream=True)
+    for number, _ in enumerate(generation):
+        if number == 2:
+            generation.cancel()
+    assert len(generation.result.tokens) in (3, 4)
+    assert generation.result.finish_reason == FinishReason.CANCELLED
+    fresh = make_engine(remembers_all()).generate("hello there", max_tokens=9)
+    after = engine.generate("hello there", max_tokens=9)
+    assert [token.id for token in after.tokens] == [token.id for token in fresh.tokens]
+
+
+def test_cancel_during_the_prompt_writes_nothing(make_engine: Any, remembers_all: Any) -> None:
+    engine = make_engine(remembers_all(2048))
+    prompt = list(b"x" * 1000)
+    generation = engine.generate(prompt, stream=True)
+    session = engine._session
+    prefill = session.prefill
+
+    def cancelling(tokens: Any) -> None:
+        prefill(tokens)
+        generation.cancel()
+
+    session.prefill = cancelling
+    assert list(generation) == []
+    assert generation.result.finish_reason == FinishReason.CANCELLED
+    held = session.length
+    assert 0 < held < 999
+    del session.prefill
+    assert engine.generate(prompt, max_tokens=1).stats.cached_n == held
+
+
+def test_an_interrupt_cancels_and_the_handler_is_restored(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    generation = make_engine(remembers_all()).generate("hello", stream=True)
+    with generation.cancelled_by_interrupt():
+        next(generation)
+        signal.raise_signal(signal.SIGINT)
+        list(generation)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert generation.result.finish_reason == FinishReason.CANCELLED
+
+
+def test_speedup_is_only_claimed_after_plain_rounds(
+    make_engine: Any, scripted: Any, tree_drafter: Any
+) -> None:
+    text = "abcdefghijklmnop" * 4
+    drafter = script_drafter(tree_drafter, text)
+    engine = make_engine(writes(scripted, text), [drafter])
+    stats = engine.generate(list(PROMPT), max_tokens=20).stats
+    assert stats.plain_rounds == 0 and stats.rounds == 4
+    assert stats.speedup is None
+    drafter.guess = lambda context, budget: ([], [])
+    assert engine.generate(list(PROMPT), max_tokens=5).stats.speedup is not None
+
+
+def test_results_are_json(make_engine: Any, scripted: Any) -> None:
+    result = make_engine(writes(scripted, "ok")).generate(list(PROMPT))
+    values = result.to_dict()
+    assert list(values) == ["text", "finish_reason", "tokens", "stats", "seed"]
+    assert values["text"] == "ok" and values["finish_reason"] == "stop"
+    assert values["tokens"][0] == {"id": ord("o"), "text": "o", "origin": "plain"}
+    assert np.isfinite(values["stats"]["ttft_ms"]) and values["stats"]["ttft_ms"] > 0
+
+
+@pytest.mark.parametrize("stop", ["af\u00e9", "c", "costs 3"])
+def test_behind_a_stop_string_the_cache_holds_what_plain_decoding_holds(
+    make_engine: Any, scripted: Any, tree_drafter: Any, stop: str
+) -> None:
+    """The rows behind it would be reused by a prompt that goes on as the model did, where plain
+    decoding reads them as a prompt."""
+    held = []
+    for drafters in ([], [script_drafter(tree_drafter, TEXT)]):
+        engine = make_engine(writes(scripted, TEXT), drafters)
+        engine.generate(list(PROMPT), stop=stop)
+        going_on = list(PROMPT) + list(TEXT.encode())[:20]
+        held.append(engine.generate(going_on, max_tokens=1).stats.cached_n)
+    assert held[0] == held[1] > len(PROMPT)
+
+
+def test_an_answer_that_an_interrupt_ended_does_not_touch_the_next_one(
+    make_engine: Any, remembers_all: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames live as long as somebody keeps the exception, as notebooks do."""
+    engine = make_engine(remembers_all())
+    generation = engine.generate("hello", stream=True)
+    for _ in range(4):
+        next(generation)
+    with monkeypatch.context() as patched:
+        patched.setattr(generation, "_chunk", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt) as kept:
+            next(generation)
+    del generation
+    running = engine.generate("hello there", max_tokens=20, stream=True)
+    for _ in range(10):
+        next(running)
+    kept.value.__traceback__ = None
+    del kept
+    gc.collect()
+    found = [token.id for token in running.finish().tokens]
+    fresh = make_engine(remembers_all()).generate("hello there", max_tokens=20)
+    assert found == [token.id for token in fresh.tokens]

@@ -1,0 +1,421 @@
+"""A conversation that is put away and taken up again goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.model import Session
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import Speculation
+from edge_spec.errors import ContextFullError, SnapshotError, UsageError
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+
+VOCAB = 260  # of the byte tokenizer
+PROMPT = list(b"one two one two one")
+SAMPLING = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=5)}
+
+
+class CountingModel(ScriptedModel):
+    """Every token so far decides the next. Counts what its sessions read beside scored rows."""
+
+    def __init__(self, order: int = 10_000, context_length: int = 512) -> None:
+        super().__init__(random_logits(VOCAB, order=order), VOCAB, context_length)
+        self.num_prefilled = 0
+
+    def open_session(self) -> ScriptedSession:
+        return CountingSession(self)
+
+
+class CountingSession(ScriptedSession):
+    _model: CountingModel
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._model.num_prefilled += len(tokens)
+        super().prefill(tokens)
+
+
+class TellsNothing:
+    """A session without the optional protocol."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.prefill, self.forward = session.prefill, session.forward
+        self.commit, self.rollback = session.commit, session.rollback
+        self.close = session.close
+
+    @property
+    def length(self) -> int:
+        return self._session.length
+
+
+class TellsNothingModel(CountingModel):
+    def open_session(self) -> Any:
+        return TellsNothing(super().open_session())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chat.snapshot"
+
+
+@pytest.fixture
+def make(make_engine: Any) -> Callable[..., Engine]:
+    """make(drafters, model=..., tie_margin=..., exact=..., draft=...)"""
+
+    def make(
+        drafters: Sequence[Any] = (),
+        model: ScriptedModel | None = None,
+        tie_margin: float = 0.0,
+        exact: bool = False,
+        draft: Draft | None = None,
+        **parts: Any,
+    ) -> Engine:
+        made: Engine = make_engine(model or CountingModel(), drafters, **parts)
+        speculation = made.parts.speculation
+        if draft is not None:
+            drafters = [draft.make_drafter()]
+        speculation = Speculation(drafters, speculation.policy, tie_margin)
+        speculator = replace(made.parts.speculator, exact=exact)
+        made.parts = replace(made.parts, speculator=speculator, speculation=speculation)
+        return Engine(replace(made.parts, drafts=[] if draft is None else [draft]))
+
+    return make
+
+
+def write(engine: Engine, prompt: Sequence[int], count: int = 30, **options: Any) -> list[int]:
+    return [token.id for token in engine.generate(prompt, max_tokens=count, **options).tokens]
+
+
+def snapshot_of(engine: Engine, path: Path) -> bytes:
+    engine.snapshot(path)
+    return path.read_bytes()
+
+
+def small_draft(identity: str = "small") -> Draft:
+    return Draft(CountingModel(order=2), VOCAB, identity=identity)
+
+
+DRAFTERS: dict[str, Callable[[], Any]] = {
+    "none": lambda: [],
+    "suffix": lambda: [SuffixDrafter()],
+    "recycling": lambda: [RecyclingDrafter()],
+    "lookahead": lambda: [LookaheadDrafter()],
+    "draft-model": small_draft,
+}
+
+
+def engine_with(make: Any, drafters: str) -> Engine:
+    made = DRAFTERS[drafters]()
+    draft = {"draft": made} if isinstance(made, Draft) else {"drafters": made}
+    engine: Engine = make(model=CountingModel(order=2), **draft)  # a text that can be guessed
+    return engine
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_a_restored_conversation_goes_on_as_the_original(
+    make: Any, path: Path, drafters: str, sampling: str
+) -> None:
+    options = {"sampling": SAMPLING[sampling]}
+    engine, other = engine_with(make, drafters), engine_with(make, drafters)
+    begun = PROMPT + write(engine, PROMPT, **options)
+    prompt = begun + list(b" two one two")
+    write(other, list(b"something else"), 5)  # which it forgets
+    engine.snapshot(path, {"messages": ["ü"]})
+    assert other.restore(path) == {"messages": ["ü"]}
+    expected, found = (each.generate(prompt, max_tokens=30, **options) for each in (engine, other))
+    assert found.tokens == expected.tokens  # with their origins: drafters guessed alike
+    assert found.stats.cached_n == expected.stats.cached_n == len(begun) - 1
+    assert found.stats.draft_n_accepted == expected.stats.draft_n_accepted
+    assert drafters == "none" or found.stats.draft_n > 0
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_a_restored_conversation_has_the_same_snapshot(
+    make: Any, path: Path, drafters: str
+) -> None:
+    engine, other = engine_with(make, drafters), engine_with(make, drafters)
+    write(engine, PROMPT)
+    before = snapshot_of(engine, path)
+    other.restore(path)
+    assert snapshot_of(other, path) == before
+
+
+def test_a_draft_does_not_read_the_text_again(make: Any, path: Path) -> None:
+    engine, other = make(draft=small_draft()), make(draft=small_draft())
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    other.restore(path)
+    third = make(draft=small_draft("another"))
+    third.restore(path)
+    read = []
+    for each in (engine, other, third):
+        smaller = each.parts.drafts[0].model.watched
+        before = smaller.num_prefilled
+        write(each, prompt, 1)
+        read.append(smaller.num_prefilled - before)
+    assert read[1] == read[0] <= 1 and read[2] == len(prompt) - 1
+
+
+def test_other_drafters_begin_anew_and_change_no_token(make: Any, path: Path) -> None:
+    engine, other = make([SuffixDrafter()]), make([RecyclingDrafter()])
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    other.restore(path)
+    assert write(other, prompt) == write(engine, prompt)
+
+
+def test_a_text_is_read_again_where_the_session_cannot_tell_its_cache(
+    make: Any, path: Path
+) -> None:
+    engine, other = make(model=TellsNothingModel()), make(model=TellsNothingModel())
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    other.restore(path)
+    assert other.parts.model.num_prefilled == len(prompt) - 1
+    assert write(other, prompt) == write(engine, prompt)
+    assert other.last.stats.cached_n == len(prompt) - 1
+
+
+NOISY, EXACT, PLAIN = {"tie_margin": 0.3}, {"exact": True}, {"tie_margin": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("taken", "restored", "kept"),
+    [
+        (NOISY, NOISY, True),
+        (NOISY, PLAIN, False),
+        (NOISY, EXACT, False),
+        (PLAIN, NOISY, True),
+        (PLAIN, PLAIN, True),
+        (PLAIN, EXACT, False),
+        (EXACT, NOISY, True),
+        (EXACT, PLAIN, False),
+        (EXACT, EXACT, True),
+        ({"computing": "cpu"}, {"computing": "gpu"}, False),
+    ],
+)
+def test_a_cache_is_kept_only_where_it_keeps_the_promise(
+    make: Any, path: Path, taken: Any, restored: Any, kept: bool
+) -> None:
+    engine, other = make(**taken), make(**restored)
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    other.restore(path)
+    assert other.parts.model.num_prefilled == (0 if kept else len(prompt) - 1)
+    assert write(other, prompt, 3) == write(engine, prompt, 3)
+    assert other.last.stats.cached_n == len(prompt) - 1
+
+
+def test_after_restoring_a_noisy_cache_plain_decoding_reads_anew(make: Any, path: Path) -> None:
+    engine, other = make(tie_margin=0.3), make(tie_margin=0.3)
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    other.restore(path)
+    other.set_drafter("none")
+    write(other, prompt, 1)
+    assert other.last.stats.cached_n == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"identity": "b"},
+        {"model": ScriptedModel(random_logits(200), 200)},
+    ],
+    ids=["files", "architecture"],
+)
+def test_a_snapshot_of_another_model_is_refused(make: Any, path: Path, other: Any) -> None:
+    make(identity="a").snapshot(path)
+    with pytest.raises(SnapshotError, match="was made with test"):
+        make(**{"identity": "a"} | other).restore(path)
+    make(identity="a").restore(path)
+
+
+def test_another_context_length_is_the_same_model(make: Any, path: Path) -> None:
+    engine = make()
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    longer, shorter = (make(model=CountingModel(context_length=n)) for n in (1024, 40))
+    longer.restore(path)
+    assert write(longer, prompt) == write(engine, prompt)
+    with pytest.raises(ContextFullError, match="has 48 tokens, the context holds 40"):
+        shorter.restore(path)
+
+
+def test_a_running_answer_is_not_cut_by_a_snapshot(make: Any, path: Path) -> None:
+    engine = make([SuffixDrafter()])
+    expected = write(engine, PROMPT)
+    running = engine.generate(PROMPT, max_tokens=30, stream=True)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="an answer is being written"):
+            engine.snapshot(path)
+        next(running)
+    assert [token.id for token in running.finish().tokens] == expected
+    engine.snapshot(path)
+    engine.generate(PROMPT, stream=True).close()
+    engine.snapshot(path)
+
+
+def test_after_a_failed_answer_the_conversation_can_be_kept(make: Any, path: Path) -> None:
+    class Failing(SuffixDrafter):
+        rounds = 0
+
+        def observe(self, *outcome: Any) -> None:
+            self.rounds += 1
+            if self.rounds == 3:
+                raise KeyboardInterrupt
+            super().observe(*outcome)
+
+    engine, other = make([Failing()]), make()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPT, max_tokens=10)
+    engine.snapshot(path)
+    other.restore(path)
+    prompt = PROMPT + list(b" go on")
+    assert write(other, prompt) == write(make(), prompt)
+    assert other.last.stats.cached_n >= len(PROMPT) - 1
+
+
+def test_restoring_ends_a_running_answer(make: Any, path: Path) -> None:
+    engine, other = make(), make()
+    prompt = PROMPT + write(engine, PROMPT)
+    engine.snapshot(path)
+    running = other.generate(list(b"hello"), stream=True)
+    next(running)
+    other.restore(path)
+    assert list(running) == []
+    assert write(other, prompt) == write(engine, prompt)
+
+
+def test_a_damaged_file_does_not_disturb_the_running_answer(make: Any, path: Path) -> None:
+    engine = make([SuffixDrafter()])
+    expected = write(engine, PROMPT)
+    whole = snapshot_of(engine, path)
+    path.write_bytes(whole[:-1])
+    running = engine.generate(PROMPT, max_tokens=30, stream=True)
+    next(running)
+    with pytest.raises(SnapshotError, match="is damaged"):
+        engine.restore(path)
+    assert [token.id for token in running.finish().tokens] == expected
+
+
+class Refuses(SuffixDrafter):
+    """Restored after others of its engine, and always in vain."""
+
+    name = "refuses"
+    refused = True
+
+    def restore(self, state: Any) -> None:
+        if self.refused:
+            self.refused = False  # its own state is put back
+            raise ValueError("no such state")
+        super().restore(state)
+
+
+class RefusingSession(CountingSession):
+    def restore(self, state: Any, length: int) -> None:
+        raise ValueError("no such cache")
+
+
+class RefusingModel(CountingModel):
+    def open_session(self) -> ScriptedSession:
+        return RefusingSession(self)
+
+
+@pytest.mark.parametrize("which", ["drafter", "cache"])
+def test_what_does_not_fit_changes_nothing(make: Any, path: Path, which: str) -> None:
+    drafters = [SuffixDrafter(), Refuses()] if which == "drafter" else [SuffixDrafter()]
+    model = CountingModel() if which == "drafter" else RefusingModel()
+    engine = make([SuffixDrafter(), Refuses()] if which == "drafter" else [SuffixDrafter()])
+    write(engine, list(b"another text, another text"))
+    engine.snapshot(path)
+    other = make(drafters, model=model)
+    prompt = PROMPT + write(other, PROMPT)
+    before = snapshot_of(other, path.with_name("before"))
+    with pytest.raises(SnapshotError, match="does not fit test on scripted: no such"):
+        other.restore(path)
+    assert snapshot_of(other, path.with_name("after")) == before
+    write(other, prompt, 1)
+    assert other.last.stats.cached_n == len(prompt) - 1
+
+
+def test_an_interrupt_while_the_text_is_read_again_leaves_an_engine_that_answers(
+    make: Any, path: Path
+) -> None:
+    class Interrupted(TellsNothingModel):
+        def open_session(self) -> Any:
+            session = super().open_session()
+            prefill = session.prefill
+
+            def once(tokens: Sequence[int]) -> None:
+                if session.length >= 256:
+                    session.prefill = prefill
+                    raise KeyboardInterrupt
+                prefill(tokens)
+
+            session.prefill = once
+            return session
+
+    engine, other = make(), make(model=Interrupted())
+    long = np.random.default_rng(1).integers(0, 256, 300).tolist()
+    prompt = long + write(engine, long, 5)
+    engine.snapshot(path)
+    with pytest.raises(KeyboardInterrupt):
+        other.restore(path)
+    assert write(other, prompt) == write(engine, prompt)
+    assert other.last.stats.cached_n == 256
+
+
+def test_the_plain_rate_and_what_was_learnt_are_kept(make: Any, path: Path) -> None:
+    engine, other = make(), make()
+    write(engine, PROMPT)
+    engine.set_drafter("suffix")
+    write(engine, PROMPT)
+    engine.set_drafter("none")
+    engine.snapshot(path)
+    other.restore(path)
+    assert other._conversation.plain_rate.seconds == engine._conversation.plain_rate.seconds != ()
+    other.set_drafter("suffix")
+    engine.set_drafter("suffix")
+    assert other._drafting.speculation.learnt() == engine._drafting.speculation.learnt()
+    assert (
+        other._drafting.speculation.learnt()
+        != make([SuffixDrafter()])._drafting.speculation.learnt()
+    )
+
+
+@pytest.mark.parametrize("note", [{"a": float("nan")}, {"a": b"bytes"}, [1, 2], 5])
+def test_a_note_that_json_cannot_hold_is_refused(make: Any, path: Path, note: Any) -> None:
+    with pytest.raises(UsageError, match="no JSON object"):
+        make().snapshot(path, note)
+    assert not path.exists()
+
+
+def test_a_fresh_engine_can_be_kept_too(make: Any, path: Path) -> None:
+    engine = make([SuffixDrafter()])
+    write(engine, PROMPT)
+    make([SuffixDrafter()]).snapshot(path)
+    assert engine.restore(path) is None
+    write(engine, PROMPT)
+    assert engine.last.stats.cached_n == 0
+
+
+def test_a_closed_engine_has_no_snapshot(make: Any, path: Path) -> None:
+    engine = make()
+    engine.snapshot(path)
+    engine.close()
+    for call in (engine.snapshot, engine.restore):
+        with pytest.raises(UsageError, match="closed"):
+            call(path)

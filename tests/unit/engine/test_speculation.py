@@ -1,0 +1,251 @@
+"""What the user's choice of drafters comes to on a model with given numerics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.concurrency import SharedPolicy
+from edge_spec.control.cost import RowCosts
+from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.overlap import DraftOverlap
+from edge_spec.core.metrics import PlainReason
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.jacobi.lookahead import WindowSize
+from edge_spec.drafters.protocol import Budget
+from edge_spec.engine.draft_overlap import Anticipation
+from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.errors import UsageError
+from edge_spec.loader import check_capabilities
+from edge_spec.models.options import LoadOptions
+from edge_spec.testing import ScriptedModel, random_logits
+
+NOISY_BRANCHES = Numerics(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)
+EXACT_BRANCHES = Numerics(0.125, (1, 4))
+MODEL = ScriptedModel(random_logits(9), 9)
+
+
+def speculator(numerics: Numerics, exact: bool = False, **setting: Any) -> Speculator:
+    return Speculator(Setting(9, **setting), MODEL.capabilities, numerics, exact)
+
+
+def branches(speculation: Speculation) -> bool:
+    """Whether a text that went on in two ways is guessed both ways."""
+    for drafter in speculation.drafters:
+        drafter.begin([1, 2, 1, 3, 1])
+    policy: Any = speculation.policy
+    getattr(policy, "_policy", policy).min_confidence = 0.0
+    plan = policy.choose(speculation.drafters, 1, Budget(8, 16))
+    return not plan.tree.is_chain
+
+
+@pytest.mark.parametrize(
+    ("names", "numerics", "branching", "margin"),
+    [
+        ("auto", NOISY_BRANCHES, False, 0.0),
+        ("auto", EXACT_BRANCHES, True, 0.125),
+        ("suffix,recycling", NOISY_BRANCHES, False, 0.0),
+        ("suffix,recycling", EXACT_BRANCHES, True, 0.125),
+    ],
+)
+def test_guesses_branch_only_where_that_changes_no_number(
+    names: str, numerics: Numerics, branching: bool, margin: float
+) -> None:
+    speculation = speculator(numerics).choose(names)
+    assert branches(speculation) == branching
+    assert speculation.tie_margin == margin
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_window_is_scored_beside_the_chain_but_not_in_exact_mode(exact: bool) -> None:
+    speculation = speculator(NOISY_BRANCHES, exact).choose("lookahead")
+    [drafter] = speculation.drafters
+    drafter.begin([1, 2, 3])
+    plan = speculation.policy.choose([drafter], 3, Budget(20, 16))
+    assert (len(plan.tree) > 1) != exact
+    assert plan.num_verified is None or plan.num_verified == plan.tree.leading_chain
+
+
+def test_exact_mode_has_chains_and_no_ties() -> None:
+    speculation = speculator(NOISY_BRANCHES, exact=True).choose("suffix,lookahead")
+    assert isinstance(speculation.policy, ExactPolicy)
+    assert not branches(speculation) and speculation.tie_margin == 0
+    assert speculator(NOISY_BRANCHES, exact=True).min_rows == 1
+    assert speculator(Numerics(0.0, (2, 4)), exact=True).min_rows == 2
+
+
+def test_without_drafters_there_are_no_ties() -> None:
+    speculation = speculator(EXACT_BRANCHES).choose("none")
+    assert list(speculation.drafters) == [] and speculation.tie_margin == 0
+
+
+def test_free_drafters_share_a_tree_and_a_draft_comes_after_them() -> None:
+    draft = Draft(MODEL, 9)
+    chosen = speculator(EXACT_BRANCHES, drafts=[draft]).choose("draft-model,suffix,recycling")
+    assert [drafter.name for drafter in chosen.drafters] == ["suffix+recycling", "draft-model"]
+    chosen = speculator(EXACT_BRANCHES, drafts=[draft]).choose("suffix,draft-model")
+    assert [drafter.name for drafter in chosen.drafters] == ["suffix", "draft-model"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_rows"),
+    [
+        ({}, 16),
+        ({"draft_n_max": 3}, 4),
+        ({"window": WindowSize(7, 5, 7)}, 56),  # more than the default: it was asked for
+        ({"window": WindowSize(1, 2, 1)}, 16),
+    ],
+)
+def test_a_round_has_room_for_the_window_that_was_asked_for(
+    setting: dict[str, Any], num_rows: int
+) -> None:
+    policy: Any = speculator(EXACT_BRANCHES, **setting).choose("lookahead").policy
+    assert policy.max_draft_tokens == num_rows - 1
+
+
+def test_a_snapshot_goes_on_in_drafters_of_the_same_names() -> None:
+    used, fresh, other = (
+        speculator(EXACT_BRANCHES).choose(names)
+        for names in ("suffix,lookahead", "suffix,lookahead", "jacobi")
+    )
+    for drafter in used.drafters:
+        drafter.begin([1, 2, 3, 1])
+    state = used.snapshot()
+    assert any("pool" in name for name in state)
+    fresh.restore(state)
+    again = fresh.snapshot()
+    assert again.keys() == state.keys()
+    assert all(np.array_equal(again[name], state[name]) for name in state)
+    with pytest.raises((KeyError, ValueError)):
+        other.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"window": WindowSize(16, 5, 1)}, "takes 68 rows a pass"),
+        ({"draft_n_max": 64}, "too many"),
+    ],
+)
+def test_a_round_larger_than_a_pass_is_refused_when_the_model_is_opened(
+    options: dict[str, Any], told: str
+) -> None:
+    options["drafter"] = "lookahead"
+    with pytest.raises(UsageError, match=told):
+        check_capabilities("test", "scripted", MODEL, LoadOptions(**options))
+    roomy = replace(MODEL.capabilities, max_rows=100)
+    wide = ScriptedModel(random_logits(9), 9)
+    wide.capabilities = roomy
+    check_capabilities("test", "scripted", wide, LoadOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"window": WindowSize(2, 3, 2)}, "window would not be used by --drafter auto"),
+        ({"fill": "random", "drafter": "suffix"}, "Add jacobi to --drafter"),
+        ({"corpora": ("a.txt",), "drafter": "suffix"}, "Add corpus to --drafter"),
+        (
+            {"window": WindowSize(4, 3, 4), "drafter": "lookahead", "draft_n_max": 3},
+            "up to 15 tokens a round, and at most 3",
+        ),
+        ({"draft_threads": 2}, "--draft-threads is for a draft, and there is none"),
+        ({"draft_overlap": DraftOverlap.ON}, "--draft-overlap on is for a draft"),
+        ({"draft_threads": 0, "drafts": ("d",)}, "draft-threads is 0"),
+        ({"parallel_rows": 0}, "parallel-rows is 0"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        LoadOptions(**options)
+
+
+@pytest.mark.parametrize("names", ["draft-model", "cascade", "suffix,cascade"])
+@pytest.mark.parametrize("overlap", DraftOverlap)
+def test_a_draft_that_is_asked_goes_on_meanwhile_where_that_is_wanted(
+    names: str, overlap: DraftOverlap
+) -> None:
+    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), draft_overlap=overlap)
+    anticipation = made.choose(names).anticipation
+    assert isinstance(anticipation, Anticipation) == (overlap is not DraftOverlap.OFF)
+    if anticipation is not None:
+        assert (anticipation._trial is not None) == (overlap is DraftOverlap.AUTO)
+    assert made.choose("suffix").anticipation is None
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, False),  # on one device
+        ({"draft_providers": ("cuda",)}, True),
+        ({"providers": ("cuda",)}, True),
+        ({"providers": ("cuda",), "draft_providers": ("cuda",)}, False),
+        ({"draft_overlap": DraftOverlap.ON}, True),
+        ({"draft_overlap": DraftOverlap.OFF, "draft_providers": ("cuda",)}, False),
+    ],
+)
+def test_a_draft_goes_on_meanwhile_where_it_has_a_device_of_its_own(
+    options: dict[str, Any], wanted: bool
+) -> None:
+    assert LoadOptions(drafts=("d",), **options).anticipates == wanted
+
+
+def test_threads_of_a_draft_are_those_of_its_target_if_not_its_own() -> None:
+    for draft_threads, threads in ((None, 4), (1, 1)):
+        options = LoadOptions(drafts=("d",), threads=4, draft_threads=draft_threads)
+        assert options.draft_runtime_options.threads == threads
+        assert options.runtime_options.threads == 4
+
+
+def test_a_fork_learns_for_itself_what_rows_cost() -> None:
+    measured = RowCosts({1: 1.0, 8: 2.0})
+    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), costs=lambda: measured)
+    for _ in range(40):
+        measured.observe(1, 1.5)
+    draft = Draft(MODEL, 9)
+    fork = made.forked([draft])
+    assert fork.setting.drafts == [draft] and fork.load is made.load
+    assert fork.costs is not None and fork.costs() is fork.costs()
+    assert fork.costs().at(1) == measured.at(1) > 1.2
+    before = measured.at(1)
+    for _ in range(40):
+        fork.costs().observe(1, 9.0)
+    assert fork.costs().at(1) > 2 * before and measured.at(1) == before
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_conversations_share_rows_where_a_limit_is_given(exact: bool) -> None:
+    """Within the widths of exact mode, which pads what is left."""
+    limited = replace(speculator(EXACT_BRANCHES, exact), parallel_rows=4)
+    limited.load.active = 4
+    speculation = limited.choose("suffix")
+    [drafter] = speculation.drafters
+    drafter.begin([1, 2, 3, 1, 2, 3, 1, 2])
+    plan = speculation.policy.choose([drafter], 2, Budget(8, 16))
+    assert plan.plain_reason is PlainReason.SHARED and len(plan.tree) == 1
+    assert isinstance(speculation.policy, ExactPolicy if exact else SharedPolicy)
+    unlimited = speculator(EXACT_BRANCHES, exact)
+    unlimited.load.active = 4
+    assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1
+
+
+def test_what_one_session_learnt_is_where_the_next_begins() -> None:
+    """Through a drafter that is guarded and joined with others, as floats in a file."""
+    first, second = (speculator(EXACT_BRANCHES).choose("suffix,recycling") for _ in range(2))
+    counts = first.learnt()
+    assert set(counts) == {"suffix", "recycling", "suffix+recycling"}
+    raised = {name: [2 * value for value in values] for name, values in counts.items()}
+    second.relearn(raised)
+    assert second.learnt() == raised != first.learnt()
+
+
+def test_what_was_learnt_by_another_version_is_left_out() -> None:
+    speculation = speculator(EXACT_BRANCHES).choose("suffix")
+    before = speculation.learnt()
+    speculation.relearn({"suffix": [1.0, 2.0], "other": [3.0]})
+    assert speculation.learnt() == before

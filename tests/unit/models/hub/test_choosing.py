@@ -1,0 +1,145 @@
+"""What `hf:` names mean, which files of a repository are taken, and who drafts for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.models.hub.choosing import choose
+from edge_spec.models.hub.families import known_draft
+from edge_spec.models.hub.reference import HubReference
+
+DIRECTORY = ["config.json", "tokenizer.json"]
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
+
+
+def chosen(names: list[str], model: str = "hf:org/name") -> tuple[str, ...]:
+    return choose(HubReference.parse(model), names).names
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("hf:org/name", ("org/name", "main", None)),
+        ("hf:org/name:a.gguf", ("org/name", "main", "a.gguf")),
+        ("hf:org/Name-1.5_b@v1.0", ("org/Name-1.5_b", "v1.0", None)),
+        ("hf:org/name@refs/pr/1:Q4/a.GGUF", ("org/name", "refs/pr/1", "Q4/a.GGUF")),
+    ],
+)
+def test_a_reference_names_repository_revision_and_file(
+    model: str, expected: tuple[str, str, str | None]
+) -> None:
+    reference = HubReference.parse(model)
+    assert (reference.repository, reference.revision, reference.file) == expected
+    assert HubReference.parse(str(reference)) == reference
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(
+            "hf:",
+            "hf:name",
+            "hf:org/",
+            "hf:/name",
+            "hf:a/b/c",
+            "hf:../name",
+            "hf:org/..",
+            "org/name",
+        ),
+        *(
+            "org/name",
+            "hf:org/a--b",
+            "hf:org/a..b",
+            "hf:org/name@",
+            "hf:org/name:",
+            "hf:org\\x/name",
+        ),
+        *("hf:org/name@../../x", "hf:org/name@/x", "hf:org/name@a/../b", "hf:org/name@a b"),
+        *("hf:org/name:../x.gguf", "hf:org/name:/x.gguf", "hf:org/name:a\\x.gguf"),
+        *("hf:org/name:C:x.gguf", "hf:org/name:model.bin", "hf:org/name:model.safetensors"),
+    ],
+)
+def test_a_malformed_reference_is_bad_usage(model: str) -> None:
+    with pytest.raises(UsageError):
+        HubReference.parse(model)
+
+
+def test_safetensors_are_taken_before_gguf_files() -> None:
+    assert chosen(["a-Q4_0.gguf", "model.safetensors", *DIRECTORY]) == (
+        *DIRECTORY,
+        "model.safetensors",
+    )
+
+
+def test_shards_are_taken_with_their_index_or_not_at_all() -> None:
+    assert chosen([*SHARDS, INDEX, *DIRECTORY]) == (*DIRECTORY, INDEX, *SHARDS)
+    with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
+        chosen([*SHARDS[:2], INDEX, *DIRECTORY])
+
+
+def test_files_in_folders_are_no_part_of_the_directory() -> None:
+    names = ["original/model.safetensors", "onnx/config.json", "model.safetensors", *DIRECTORY]
+    assert chosen(names) == (*DIRECTORY, "model.safetensors")
+
+
+def test_a_directory_without_a_tokenizer_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"has no tokenizer\.json"):
+        chosen(["config.json", "model.safetensors", "tokenizer.model"])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_0.gguf"], "m-Q4_0.gguf"),
+        (["m.q8_0.gguf", "m.q4_k_m.gguf", "m.f16.gguf"], "m.q8_0.gguf"),
+        (["m-Q4_K_S.gguf", "m-Q4_K_M.gguf", "m-IQ4_XS.gguf"], "m-Q4_K_M.gguf"),
+        (["m-bf16.gguf", "m-Q2_K.gguf"], "m-bf16.gguf"),
+        (["whatever.gguf", "mmproj-model-f16.gguf"], "whatever.gguf"),
+        (["Q4_0/m-00001-of-00002.gguf", "Q8_0/m-Q8_0.gguf", "m-Q6_K.gguf"], "Q8_0/m-Q8_0.gguf"),
+        (["my_model_Q4_0.gguf", "my_model_Q4_0_4_4.gguf"], "my_model_Q4_0.gguf"),
+    ],
+)
+def test_of_several_gguf_files_the_preferred_one_is_taken(names: list[str], expected: str) -> None:
+    assert chosen(names) == (expected,)
+
+
+@pytest.mark.parametrize(
+    "names", [["a-Q4_0.gguf", "b-Q4_0.gguf", "a-Q8_0.gguf"], ["a-IQ2_S.gguf", "a-IQ3_S.gguf"]]
+)
+def test_where_no_file_is_the_obvious_one_they_are_listed(names: list[str]) -> None:
+    with pytest.raises(UsageError, match=rf"hf:org/name:FILE\. It has: {', '.join(sorted(names))}"):
+        chosen(names)
+
+
+def test_a_named_file_is_taken_whatever_else_there_is() -> None:
+    names = ["a-Q4_0.gguf", "a-IQ2_S.gguf", "model.safetensors", *DIRECTORY]
+    assert chosen(names, "hf:org/name:a-IQ2_S.gguf") == ("a-IQ2_S.gguf",)
+
+
+def test_a_model_in_parts_is_refused_with_what_joins_them() -> None:
+    parts = ["m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"]
+    with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge"):
+        chosen(parts)
+    with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge"):
+        chosen(parts, f"hf:org/name:{parts[0]}")
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("Qwen/Qwen2.5-7B-Instruct-GGUF", "Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", "bartowski/Llama-3.2-1B-Instruct-GGUF"),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("google/gemma-3-27b-it", "google/gemma-3-270m-it"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", None),
+        ("someone/Qwen2.5-7B-Instruct", None),
+        ("Qwen/Qwen2.5-7B", None),
+    ],
+)
+def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None) -> None:
+    assert known_draft(target) == draft

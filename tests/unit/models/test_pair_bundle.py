@@ -1,0 +1,233 @@
+"""Pair bundles: what was written opens; a pair.json that lies is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.errors import BundleError, UsageError
+from edge_spec.models.bundle import FileEntry, list_files
+from edge_spec.models.pair_bundle import (
+    PAIR_MANIFEST,
+    Member,
+    PairManifest,
+    Variant,
+    VocabularyProof,
+    find_member,
+    foreign_files,
+    is_in_pair,
+    may_replace_pair,
+    read_pair,
+    write_pair,
+)
+from edge_spec.models.source import Source
+from edge_spec.storage.atomic import sha256_file
+
+DIGEST = "0" * 64
+PROOF = VocabularyProof(
+    target_sha256=DIGEST, target_size=9, draft_sha256=DIGEST, draft_size=9, num_shared=9
+)
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def write(directory: Path, weights: bytes = b"weights") -> Path:
+    """Of files that no runtime could open: here only the lists count."""
+    for role in ("target", "draft"):
+        (directory / role / "gguf").mkdir(parents=True)
+        (directory / role / "gguf" / "model.gguf").write_bytes(weights + role.encode())
+        (directory / role / "onnx" / "sub").mkdir(parents=True)
+        (directory / role / "onnx" / "manifest.json").write_text(role)
+        (directory / role / "onnx" / "sub" / "data").write_text("data")
+    tokenizer = directory / "tokenizer.json"
+    tokenizer.write_text("{}")
+
+    def member(role: str) -> Member:
+        variants = [
+            Variant(
+                format=format,
+                quantization="q",
+                path=path,
+                files=list_files(directory, directory / path),
+            )
+            for format, path in (("gguf", f"{role}/gguf/model.gguf"), ("onnx", f"{role}/onnx"))
+        ]
+        return Member(name=f"tiny-{role}", num_layers=2, source_sha256=None, variants=variants)
+
+    manifest = PairManifest(
+        name="tiny",
+        kind=None,
+        target=member("target"),
+        draft=member("draft"),
+        tokenizer=FileEntry(sha256=sha256_file(tokenizer), num_bytes=2),
+        chat_template_sha256=None,
+        vocabulary=PROOF,
+        versions={"edge-spec": "0"},
+    )
+    write_pair(directory, manifest)
+    return directory
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write(tmp_path / "pair")
+
+
+def edit(directory: Path, change: Callable[[Any], object]) -> None:
+    manifest = json.loads((directory / PAIR_MANIFEST).read_text())
+    change(manifest)
+    (directory / PAIR_MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_pair_lists_every_file_and_says_so_again(directory: Path) -> None:
+    files = read_pair(directory).files
+    on_disk = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
+    assert set(files) == on_disk - {PAIR_MANIFEST}
+    assert files["target/onnx/sub/data"].num_bytes == 4
+
+
+def test_a_pair_stands_for_its_target_and_has_a_draft(directory: Path) -> None:
+    target = find_member(directory)
+    assert target is not None and target.role == "target"
+    assert target.path("gguf") == directory / "target/gguf/model.gguf"
+    assert target.path("onnx") == directory / "target/onnx"
+    assert target.draft == directory / "draft"
+    draft = find_member(directory / "draft")
+    assert draft is not None and (draft.role, draft.draft) == ("draft", None)
+    assert draft.path("gguf") == directory / "draft/gguf/model.gguf"
+    assert Source(str(directory), quiet).name == "tiny-target"
+    assert Source(str(directory / "draft"), quiet).name == "tiny-draft"
+    assert find_member(directory / "target/onnx") is None
+    assert is_in_pair(directory / "target/onnx") and not is_in_pair(directory.parent)
+
+
+def test_a_format_that_is_not_there_is_named_with_those_that_are(directory: Path) -> None:
+    member = find_member(directory)
+    assert member is not None
+    with pytest.raises(UsageError, match="its target as gguf and onnx, not as coreml"):
+        member.path("coreml")
+
+
+def test_a_model_keeps_its_identity_where_it_is_copied(directory: Path, tmp_path: Path) -> None:
+    copy = directory.rename(tmp_path / "elsewhere")
+    again = write(tmp_path / "again")
+    other = write(tmp_path / "other", b"other weights")
+    identities = [Source(str(path), quiet).identity for path in (copy, again, other)]
+    assert identities[0] == identities[1] != identities[2]
+    assert Source(str(copy / "draft"), quiet).identity != identities[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("target/gguf/model.gguf", b"weights"), ("target/gguf/model.gguf", b"weightsTarget")],
+    ids=["size", "hash"],
+)
+def test_a_changed_file_is_refused_when_it_is_opened(
+    directory: Path, name: str, content: bytes
+) -> None:
+    (directory / name).write_bytes(content)
+    member = find_member(directory)
+    assert member is not None
+    with pytest.raises(BundleError, match=r"model\.gguf"):
+        member.path("gguf")
+    assert member.path("onnx").is_dir()
+
+
+def test_a_manifest_of_a_bundle_vouches_for_its_files(directory: Path) -> None:
+    (directory / "target/onnx/manifest.json").write_text("forged")
+    member = find_member(directory)
+    assert member is not None
+    with pytest.raises(BundleError, match=r"manifest\.json does not match"):
+        member.path("onnx")
+
+
+def test_a_link_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    file = directory / "target/gguf/model.gguf"
+    file.rename(tmp_path / "secret")
+    file.symlink_to(tmp_path / "secret")
+    member = find_member(directory)
+    assert member is not None
+    with pytest.raises(BundleError, match="is missing"):
+        member.path("gguf")
+
+
+def first(manifest: Any) -> Any:
+    return manifest["target"]["variants"][0]
+
+
+ENTRY = {"sha256": DIGEST, "num_bytes": 1}
+LIES: dict[str, Callable[[Any], object]] = {
+    "version": lambda m: m.update(schema_version=2),
+    "no target": lambda m: m.pop("target"),
+    "unknown key": lambda m: m.update(run="rm -rf"),
+    "no formats": lambda m: m["target"].update(variants=[]),
+    "format twice": lambda m: m["target"]["variants"].append(first(m)),
+    "path above": lambda m: first(m).update(path="../model.gguf"),
+    "absolute path": lambda m: first(m).update(path="/etc/passwd"),
+    "path of the other role": lambda m: first(m).update(path="draft/gguf/model.gguf"),
+    "file above": lambda m: first(m)["files"].update({"target/../../x": ENTRY}),
+    "file of another variant": lambda m: first(m)["files"].update({"target/onnx/x": ENTRY}),
+    "drive": lambda m: first(m)["files"].update({"target/gguf/C:x": ENTRY}),
+    "no files": lambda m: first(m).update(files={}),
+    "too many files": lambda m: first(m).update(
+        files={f"target/gguf/model.gguf/{i}": ENTRY for i in range(10_001)}
+    ),
+    "hash that is none": lambda m: m["tokenizer"].update(sha256="zz"),
+    "negative size": lambda m: m["tokenizer"].update(num_bytes=-1),
+    "name with a path": lambda m: m["target"].update(name="../../cache"),
+    "long note": lambda m: m.update(notes=["x" * 5000]),
+    "draft without a proof": lambda m: m.update(vocabulary=None),
+    "proof without a draft": lambda m: m.update(draft=None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_pair_json_that_cannot_be_true_is_refused_in_one_line(directory: Path, lie: str) -> None:
+    edit(directory, LIES[lie])
+    with pytest.raises(BundleError) as caught:
+        read_pair(directory)
+    text = str(caught.value)
+    assert PAIR_MANIFEST in text and "export the pair again" in text
+    assert "\n" not in text and len(text) < 500 and "pydantic" not in text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b" " * 16_000_001])
+def test_what_is_no_pair_json_is_refused(directory: Path, content: bytes) -> None:
+    (directory / PAIR_MANIFEST).write_bytes(content)
+    with pytest.raises(BundleError, match=r"pair\.json"):
+        Source(str(directory), quiet).name  # noqa: B018 -- the property is what is tested
+
+
+def test_only_profiles_may_be_added(directory: Path) -> None:
+    (directory / "profiles").mkdir()
+    (directory / "profiles" / "phone.json").touch()
+    assert foreign_files(directory, read_pair(directory)) == []
+    (directory / "profiles" / "notes.txt").touch()
+    (directory / "target" / "extra").touch()
+    (directory / "link").symlink_to(directory.parent)
+    expected = ["link", "profiles/notes.txt", "target/extra"]
+    assert foreign_files(directory, read_pair(directory)) == expected
+
+
+def test_only_an_empty_directory_or_a_pair_alone_may_be_replaced(
+    directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert may_replace_pair(tmp_path / "empty") and may_replace_pair(directory)
+    (directory / "diary.txt").touch()
+    assert not may_replace_pair(directory)
+    (directory / "diary.txt").unlink()
+    (tmp_path / "link").symlink_to(directory)
+    assert not may_replace_pair(tmp_path / "link")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    assert not may_replace_pair(tmp_path / "other")
+    assert not may_replace_pair(tmp_path / "other" / "file")
+    (directory / PAIR_MANIFEST).write_text("{}")
+    assert not may_replace_pair(directory)

@@ -1,0 +1,268 @@
+"""Memory as it is told to the user: sums, one line, a warning."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.runtimes import load_runtime
+from edge_spec.placement import forecast as forecasting
+from edge_spec.placement import memory as memory_module
+from edge_spec.placement.forecast import Forecast, ModelMemory, forecast
+from edge_spec.placement.memory import (
+    Memory,
+    Sizing,
+    context_tokens,
+    format_bytes,
+    free_bytes,
+    resident_bytes,
+    total_bytes,
+)
+from edge_spec.testing import ScriptedModel, random_logits
+
+MB = 1_000_000
+MODEL = Memory(weights=100 * MB, cache=20 * MB, work=10 * MB, library=30 * MB)
+
+
+class Counting:
+    """A runtime whose memory is the tokens in use, and which can open nothing."""
+
+    reads = "onnx"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[tuple[RuntimeOptions, int | None]] = []
+
+    def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
+        self.asked.append((options, num_tokens))
+        return MODEL
+
+
+def prepared(runtime: Any, name: str = "m", context_length: int = 1000) -> Any:
+    config = ScriptedModel(random_logits(8), 8, context_length).config
+    return SimpleNamespace(name=name, runtime=runtime, source=None, config=config)
+
+
+def pair(free: int | None, runtimes: tuple[str, str] = ("ort", "llamacpp")) -> Forecast:
+    models = [
+        ModelMemory(role, name, runtime, MODEL)
+        for role, name, runtime in zip(("target", "draft"), ("t", "d"), runtimes, strict=True)
+    ]
+    return Forecast(tuple(models), free)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 MB"), (411_600_000, "412 MB"), (9_999_000_000, "9,999 MB"), (24e9, "24.0 GB")],
+)
+def test_bytes_are_told_in_decimal_units(num_bytes: int, text: str) -> None:
+    assert format_bytes(int(num_bytes)) == text
+
+
+def test_everything_counts() -> None:
+    assert MODEL.total == 160 * MB
+
+
+def test_two_libraries_are_both_counted_and_one_library_once() -> None:
+    assert pair(None).total == 320 * MB
+    assert pair(None, ("ort", "ort")).total == 290 * MB
+
+
+def test_a_pair_is_told_in_one_line_whose_parts_add_up() -> None:
+    assert str(pair(24_000 * MB, ("ort", "ort"))) == (
+        "target t on ort 160 MB + draft d on ort 130 MB = 290 MB of 24.0 GB free"
+    )
+    assert str(replace(pair(None), models=pair(None).models[:1])) == "target t on ort 160 MB"
+
+
+def test_a_warning_comes_with_one_byte_too_many_and_not_before() -> None:
+    assert pair(320 * MB).fits and pair(320 * MB).warning is None
+    too_large = pair(320 * MB - 1)
+    assert not too_large.fits
+    assert str(too_large) in str(too_large.warning) and "\n" not in str(too_large.warning)
+
+
+def test_where_it_is_not_known_what_is_free_nothing_is_warned_of() -> None:
+    assert pair(None).warning is None
+
+
+@pytest.mark.parametrize(("context", "expected"), [(None, 1000), (64, 64), (5000, 1000)])
+def test_a_draft_holds_the_target_s_text_and_has_options_of_its_own(
+    context: int | None, expected: int
+) -> None:
+    target, draft = Counting("a"), Counting("b")
+    options = LoadOptions(context_length=context)
+    found = forecast(prepared(target), [prepared(draft, "d", 9000)], options)
+    assert found is not None
+    assert target.asked == [(options.runtime_options, expected)]
+    assert draft.asked == [(options.draft_runtime_options, expected)]
+    assert [model.role for model in found.models] == ["target", "draft"]
+
+
+def test_a_runtime_that_cannot_tell_leaves_the_pair_untold() -> None:
+    other = SimpleNamespace(name="other", reads="onnx", open=None)
+    assert not isinstance(other, Sizing)
+    assert forecast(prepared(Counting("a")), [prepared(other)], LoadOptions()) is None
+
+
+@pytest.mark.parametrize("name", ["ort", "llamacpp", "ik"])
+def test_runtimes_that_read_files_can_tell(name: str) -> None:
+    assert isinstance(load_runtime(name), Sizing)
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_use", "expected"),
+    [(None, None, (100, 100)), (50, None, (50, 50)), (500, 70, (100, 70)), (50, 70, (50, 50))],
+)
+def test_no_more_context_is_in_use_than_there_is(
+    asked: int | None, in_use: int | None, expected: tuple[int, int]
+) -> None:
+    assert context_tokens(100, RuntimeOptions(context_length=asked), in_use) == expected
+
+
+def test_memory_that_the_process_touches_is_resident() -> None:
+    before = resident_bytes()
+    if before is None:
+        pytest.skip("the system does not say")
+    # Mapped, not allocated: an allocator may have kept as much from an earlier test.
+    with mmap.mmap(-1, 64 * MB) as touched:
+        touched[:: mmap.PAGESIZE] = b"x" * len(touched[:: mmap.PAGESIZE])
+        after = resident_bytes()
+    assert after is not None
+    # Other allocations come and go, by far less than half of it.
+    assert after - before > 32 * MB
+
+
+def test_what_is_free_is_read_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   2000 kB\n")
+    monkeypatch.setattr(memory_module, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory_module, "_GROUP", tmp_path / "nothing")
+    assert free_bytes() == 2000 * 1024
+    assert forecast(prepared(Counting("a")), [], LoadOptions()).free == 2000 * 1024  # type: ignore[union-attr]
+    monkeypatch.setattr(memory_module, "_MEMINFO", tmp_path / "nothing")
+    assert free_bytes() is None
+    assert forecasting.Forecast((), None).fits
+
+
+def bundle(path: Path, quantization: str, stored: int, **changes: Any) -> Any:
+    """With 64 bytes a token of each layer's keys and values."""
+    data = path / "model.onnx.data"
+    data.write_bytes(b"0" * stored)
+    config = ScriptedModel(random_logits(8), 64, 4000).config
+    config = replace(
+        config, num_layers=2, hidden_size=32, intermediate_size=64, head_dim=16, **changes
+    )
+    manifest = SimpleNamespace(quantization=quantization, kv_cache="shared")
+    found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
+    return found
+
+
+def test_the_cache_of_ort_grows_in_the_steps_of_its_sessions(tmp_path: Path) -> None:
+    cache_module = pytest.importorskip("edge_spec.runtimes.ort.cache")
+    from edge_spec.runtimes.ort import memory as ort_memory
+
+    assert ort_memory.GROWTH_TOKENS == cache_module.GROWTH_TOKENS
+    source = bundle(tmp_path, "int4 block 32", 1000)
+    caches = [
+        ort_memory.bundle_memory(source, RuntimeOptions(), tokens).cache
+        for tokens in (1, 512, 513, None)
+    ]
+    a_token = 2 * 2 * 16 * 4  # layers, keys and values, elements, bytes
+    assert caches == [512 * a_token, 512 * a_token, 1024 * a_token, 4001 * a_token]
+
+
+def test_an_embedding_that_is_the_head_too_is_there_twice_in_ort(tmp_path: Path) -> None:
+    from edge_spec.runtimes.ort.memory import bundle_memory
+
+    weights = [
+        bundle_memory(
+            bundle(tmp_path, "int8 block 32", 1000, tied_embeddings=tied), RuntimeOptions(), 1
+        ).weights
+        for tied in (False, True)
+    ]
+    assert weights[1] - weights[0] == 64 * 32
+
+
+def gguf_source(path: Path, kind: str = "Q4_0") -> Any:
+    """A file of 5,000 bytes with three matrices of 100 bytes, embedding among them."""
+    file = path / "m.gguf"
+    file.write_bytes(b"0" * 5000)
+    tensor = SimpleNamespace(kind=SimpleNamespace(name=kind), data=np.zeros(100, np.uint8))
+    names = ("model.embed_tokens.weight", "a.weight", "b.weight")
+    config = replace(ScriptedModel(random_logits(8), 8, 5000).config, tied_embeddings=True)
+    return SimpleNamespace(
+        path=file,
+        config=config,
+        tensors=dict.fromkeys(names, tensor),
+        weight_types=frozenset({kind}),
+    )
+
+
+def test_the_cache_of_llama_cpp_doubles_and_is_padded(tmp_path: Path) -> None:
+    runtime: Any = load_runtime("llamacpp")
+    source = gguf_source(tmp_path)
+    caches = [
+        runtime.memory(source, RuntimeOptions(), tokens).cache // 4
+        for tokens in (1, 2048, 2049, 4097, None)
+    ]
+    assert caches == [2048, 2048, 4096, 5120, 5120]  # 5,000 cells in steps of 256
+    halved = runtime.memory(source, RuntimeOptions(kv_type="q8_0"), 1).cache
+    assert halved == 2048 * 68 // 32
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind", "mmap", "copied"),
+    [
+        ("llamacpp", "Q4_0", None, 200),
+        ("llamacpp", "Q4_0", False, 0),
+        ("llamacpp", "Q8_0", None, 0),
+        ("ik", "Q4_0", None, 100),
+        ("ik", "Q4_0", True, 0),
+    ],
+)
+def test_what_a_library_copies_of_the_weights_is_counted(
+    runtime: str, kind: str, mmap: bool | None, copied: int, tmp_path: Path
+) -> None:
+    sizing: Any = load_runtime(runtime)
+    source, other = gguf_source(tmp_path, kind), gguf_source(tmp_path, "F32")
+    other.tensors = {}
+    options = RuntimeOptions(mmap=mmap)
+    assert sizing.memory(source, options).weights - sizing.memory(other, options).weights == copied
+
+
+def test_of_an_unknown_architecture_all_may_be_copied(tmp_path: Path) -> None:
+    source, other = gguf_source(tmp_path), gguf_source(tmp_path, "F32")
+    source.tensors = other.tensors = {}
+    runtime: Any = load_runtime("llamacpp")
+    found, plain = (runtime.memory(file, RuntimeOptions()).weights for file in (source, other))
+    assert found - plain == 5000
+
+
+def test_a_container_has_what_its_groups_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The least of the system's and of every group's above the process; cached files count as
+    free."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    (tmp_path / "own").write_text("4:memory:/elsewhere\n0::/outer/inner\n")
+    inner = tmp_path / "groups" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for name, value in (("_MEMINFO", "meminfo"), ("_GROUP", "own"), ("_GROUPS", "groups")):
+        monkeypatch.setattr(memory_module, name, tmp_path / value)
+    assert (free_bytes(), total_bytes()) == (8000 * 1024, 9000 * 1024)
+    for group, limit in ((inner, "max"), (inner.parent, "6000000")):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text("5000000\n")
+        (group / "memory.stat").write_text("anon 1\nactive_file 1000000\ninactive_file 500000\n")
+    assert (free_bytes(), total_bytes()) == (2_500_000, 6_000_000)
+    (inner.parent / "memory.current").write_text("9000000\n")
+    assert free_bytes() == 0

@@ -1,0 +1,335 @@
+"""Plans: their file, the choice among placements now, options that contradict them, the ranking."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.errors import UsageError
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.placement import pinning
+from edge_spec.placement.devices import Device
+from edge_spec.placement.pinning import planned
+from edge_spec.placement.plan import (
+    Place,
+    Placement,
+    Plan,
+    cached_plan,
+    plan_path,
+    read_plan,
+    save_plan,
+)
+
+MB = 1_000_000
+FREE = 500 * MB
+
+
+def place(runtime: str = "ort", device: str = "cpu", threads: int | None = None) -> Place:
+    return Place(runtime, device, threads, "int4 block 32", runtimes.library_version(runtime))
+
+
+def placement(
+    target: Place, drafter: str = "suffix", rate: float = 100.0, **more: Any
+) -> Placement:
+    found = Placement(target, None, drafter, rate, speedup=1.25, acceptance=0.5, row_share=0.2)
+    return replace(found, memory_bytes=100 * MB, **more)
+
+
+BEST = placement(place("llamacpp"), rate=200.0)
+NEXT = placement(place("ort"), "none")
+PAIRED = replace(BEST, draft=place("ort", threads=1), drafter="draft-model", memory_bytes=300 * MB)
+
+
+def quiet(what: str, fraction: float) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and as much memory as the tests say."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pinning, "free_bytes", lambda: FREE)
+    monkeypatch.setattr(pinning, "list_devices", list)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    return Source(str(file), quiet)
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Source:
+    file = tmp_path / "d.gguf"
+    file.write_bytes(b"GGUF draft")
+    return Source(str(file), quiet)
+
+
+def plan_of(source: Source, *placements: Placement, draft: Source | None = None) -> Plan:
+    return Plan(
+        version=1,
+        model=source.model,
+        identity=source.identity,
+        draft=draft.model if draft else None,
+        draft_identity=draft.identity if draft else None,
+        placements=placements,
+    )
+
+
+def pinned(
+    source: Source, tmp_path: Path, *placements: Placement, draft: Source | None = None, **more: Any
+) -> LoadOptions:
+    file = tmp_path / "plan.json"
+    save_plan(plan_of(source, *placements, draft=draft), file)
+    return planned(source, LoadOptions(plan=file, **more), quiet)
+
+
+def test_a_plan_is_read_as_it_was_written(source: Source, draft: Source, tmp_path: Path) -> None:
+    plan = plan_of(source, BEST, PAIRED, replace(NEXT, tokens_per_s=None), draft=draft)
+    save_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["placements"][0]["drafter"] == "suffix"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"version": 2}, "version"),
+        ({"placements": []}, "placements"),
+        ({"model": 3}, "model"),
+        ({"placements": [{"drafter": "suffix"}]}, "placements.0.target"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(
+    change: dict[str, Any], where: str, source: Source, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    save_plan(plan_of(source, BEST), file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UsageError, match=where) as refused:
+        planned(source, LoadOptions(plan=file), quiet)
+    assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_plan_that_was_edited_is_refused_until_its_seal_is_deleted(
+    source: Source, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    save_plan(plan_of(source, BEST), file)
+    plan = json.loads(file.read_text())
+    file.write_text(file.read_text().replace('"suffix"', '"jacobi"'))
+    with pytest.raises(UsageError, match=r"sha256 differs.*delete its sha256"):
+        read_plan(file)
+    del plan["sha256"]
+    file.write_text(json.dumps(plan))
+    assert read_plan(file) == plan_of(source, BEST)
+
+
+def test_a_damaged_plan_in_the_cache_is_passed_over_and_one_line_says_so(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = plan_path(source, None)
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    assert planned(source, LoadOptions(), quiet) == LoadOptions()
+    assert len(caplog.messages) == 1 and cached_plan(file) is None
+
+
+def test_a_pinned_plan_says_where_all_runs(source: Source, draft: Source, tmp_path: Path) -> None:
+    options = pinned(source, tmp_path, PAIRED, draft=draft)
+    assert options == LoadOptions(
+        runtime="llamacpp",
+        providers=("cpu",),
+        drafter="draft-model",
+        drafts=(draft.model,),
+        draft_runtime="ort",
+        draft_providers=("cpu",),
+        draft_threads=1,
+    )
+    assert options.draft_runtime_options.threads == 1 and options.runtime_options.threads is None
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"runtime": "ort"}, "--runtime"),
+        ({"providers": ("cuda",)}, "--device"),
+        ({"threads": 2}, "--threads"),
+        ({"drafter": "recycling"}, "--drafter"),
+        ({"drafts": ("other.gguf",)}, "--draft "),
+        ({"quantization": "int8"}, "--quantization"),
+        ({"gpu_layers": 3}, "--gpu-layers"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_an_option_that_contradicts_a_pinned_plan_is_refused(
+    given: dict[str, Any], flag: str, source: Source, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"^{flag}.*contradicts the plan"):
+        pinned(source, tmp_path, BEST, **given)
+
+
+def test_an_option_that_says_the_same_does_not(source: Source, tmp_path: Path) -> None:
+    options = pinned(source, tmp_path, BEST, runtime="llamacpp", providers=("cpu",))
+    assert options.runtime == "llamacpp"
+
+
+def test_options_that_a_plan_says_nothing_about_stay(source: Source, tmp_path: Path) -> None:
+    options = pinned(source, tmp_path, BEST, context_length=64, exact=True)
+    assert options.context_length == 64 and options.exact
+
+
+def test_a_plan_for_another_model_is_refused(source: Source, draft: Source, tmp_path: Path) -> None:
+    save_plan(plan_of(source, BEST), tmp_path / "plan.json")
+    with pytest.raises(UsageError, match=r"is a plan for .*m\.gguf, not for .*d\.gguf"):
+        planned(draft, LoadOptions(plan=tmp_path / "plan.json"), quiet)
+
+
+def too_large(each: Placement) -> Placement:
+    return replace(each, memory_bytes=FREE + 1)
+
+
+def elsewhere(each: Placement) -> Placement:
+    return replace(each, target=replace(each.target, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(too_large, "it needs 500 MB of 500 MB free"), (elsewhere, "llamacpp has no device cuda now")],
+)
+def test_the_next_best_is_taken_and_one_line_says_why(
+    change: Any, why: str, source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        options = pinned(source, tmp_path, change(BEST), NEXT)
+    assert (options.runtime, options.drafter) == ("ort", "none")
+    assert len(caplog.messages) == 1 and why in caplog.messages[0]
+
+
+def test_a_draft_whose_device_is_gone_is_an_obstacle_too(
+    source: Source, draft: Source, tmp_path: Path
+) -> None:
+    gone = replace(PAIRED, draft=place("ort", device="npu"))
+    assert pinned(source, tmp_path, gone, NEXT, draft=draft).drafts == ()
+
+
+def test_a_device_that_is_there_again_is_used(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Device("llamacpp", "cuda", "gpu", "a card")]
+    monkeypatch.setattr(pinning, "list_devices", lambda: found)
+    assert pinned(source, tmp_path, elsewhere(BEST), NEXT).providers == ("cuda",)
+    found[0] = replace(found[0], fault="the driver does not answer")
+    assert pinned(source, tmp_path, elsewhere(BEST), NEXT).providers == ("cpu",)
+
+
+def test_where_nothing_is_left_a_pinned_plan_is_refused_and_a_cached_one_passed_over(
+    source: Source, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"nothing in .* it needs 500 MB of 500 MB free"):
+        pinned(source, tmp_path, too_large(BEST), too_large(NEXT))
+    save_plan(plan_of(source, too_large(BEST)), plan_path(source, None))
+    assert planned(source, LoadOptions(), quiet) == LoadOptions()
+
+
+def test_a_runtime_that_is_not_installed_is_told_with_its_remedy(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinning, "find_spec", lambda module: None)
+    with pytest.raises(UsageError, match=r"pip install .edge-spec\[llamacpp\]"):
+        pinned(source, tmp_path, BEST)
+
+
+def test_what_is_free_or_needed_may_not_be_known(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pinned(source, tmp_path, replace(BEST, memory_bytes=None)).runtime == "llamacpp"
+    monkeypatch.setattr(pinning, "free_bytes", lambda: None)
+    assert pinned(source, tmp_path, too_large(BEST)).runtime == "llamacpp"
+
+
+def test_the_plan_in_the_cache_decides_what_is_left_to_auto(source: Source) -> None:
+    save_plan(plan_of(source, BEST, NEXT), plan_path(source, None))
+    said: list[str] = []
+    options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
+    assert (options.runtime, options.providers, options.drafter) == ("llamacpp", ("cpu",), "suffix")
+    assert len(said) == 1 and "int4 block 32" in said[0]  # perhaps not the default's weights
+
+
+def test_where_the_plan_is_the_default_nothing_is_said(source: Source) -> None:
+    usual = placement(place(runtimes.auto_runtime()), "none")
+    save_plan(plan_of(source, usual), plan_path(source, None))
+    said: list[str] = []
+    options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
+    assert options.drafter == "none" and said == []
+
+
+def test_a_plan_that_is_not_there_is_refused(source: Source, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no plan"):
+        planned(source, LoadOptions(plan=tmp_path / "plan.json"), quiet)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"runtime": "ort"},
+        {"providers": ("cpu",)},
+        {"threads": 1},
+        {"quantization": "int8"},
+        {"block_size": 64},
+        {"exact": True},
+        {"kv_type": "f16"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_whoever_chooses_a_place_or_other_weights_gets_no_plan_from_the_cache(
+    given: dict[str, Any], source: Source
+) -> None:
+    save_plan(plan_of(source, BEST), plan_path(source, None))
+    assert planned(source, LoadOptions(**given), quiet) == LoadOptions(**given)
+
+
+def test_a_drafter_of_the_user_s_runs_where_the_plan_says(source: Source) -> None:
+    save_plan(plan_of(source, BEST), plan_path(source, None))
+    options = planned(source, LoadOptions(drafter="none"), quiet)
+    assert (options.runtime, options.drafter) == ("llamacpp", "none")
+
+
+def test_corpora_are_not_planned_away(source: Source, tmp_path: Path) -> None:
+    save_plan(plan_of(source, BEST), plan_path(source, None))
+    options = planned(source, LoadOptions(corpora=(tmp_path,)), quiet)
+    assert (options.runtime, options.drafter) == ("llamacpp", "auto")
+
+
+def test_a_pair_has_a_plan_of_its_own_which_may_leave_the_draft_out(
+    source: Source, draft: Source
+) -> None:
+    save_plan(plan_of(source, NEXT), plan_path(source, None))
+    save_plan(plan_of(source, BEST, PAIRED, draft=draft), plan_path(source, draft))
+    both = LoadOptions(drafts=(draft.model,))
+    assert planned(source, both, quiet).drafts == ()
+    asked = planned(source, replace(both, drafter="cascade"), quiet)
+    assert (asked.drafts, asked.drafter) == ((draft.model,), "cascade")
+    assert asked.draft_threads == 1
+
+
+def test_a_plan_of_another_version_of_the_library_is_not_used_unasked(
+    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = replace(BEST, target=replace(BEST.target, library="0.1"))
+    save_plan(plan_of(source, older), plan_path(source, None))
+    assert planned(source, LoadOptions(), quiet) == LoadOptions()
+    assert len(caplog.messages) == 1 and "0.1" in caplog.messages[0]
+    assert pinned(source, tmp_path, older).runtime == "llamacpp"
+
+
+def test_draft_threads_have_to_be_some() -> None:
+    with pytest.raises(UsageError, match="draft-threads is 0"):
+        LoadOptions(draft_threads=0)

@@ -1,0 +1,228 @@
+"""What a plan is made of: places, forecasts on recorded texts, the ranking and its reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.cli.plan import _shown, _table
+from edge_spec.control.policy import FixedPolicy
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.errors import UsageError
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.placement import candidates as candidates_module
+from edge_spec.placement.candidates import candidates, thread_counts
+from edge_spec.placement.chain import agreements, best_walk, walk
+from edge_spec.placement.devices import Device
+from edge_spec.placement.drafting import RealTime, pass_costs
+from edge_spec.placement.plan import (
+    Place,
+    Placement,
+)
+from edge_spec.placement.planner import ranked
+from edge_spec.placement.profile import ContextCosts, Profile
+from edge_spec.placement.replay import Recording, VirtualClock, replay
+from edge_spec.testing import ScriptedModel
+
+MB = 1_000_000
+FREE = 500 * MB
+
+
+def place(runtime: str = "ort", device: str = "cpu", threads: int | None = None) -> Place:
+    return Place(runtime, device, threads, "int4 block 32", runtimes.library_version(runtime))
+
+
+def placement(
+    target: Place, drafter: str = "suffix", rate: float = 100.0, **more: Any
+) -> Placement:
+    found = Placement(target, None, drafter, rate, speedup=1.25, acceptance=0.5, row_share=0.2)
+    return replace(found, memory_bytes=100 * MB, **more)
+
+
+BEST = placement(place("llamacpp"), rate=200.0)
+NEXT = placement(place("ort"), "none")
+
+
+def quiet(what: str, fraction: float) -> None: ...
+
+
+def too_large(each: Placement) -> Placement:
+    return replace(each, memory_bytes=FREE + 1)
+
+
+def test_the_fastest_that_fits_is_the_first() -> None:
+    fast = too_large(placement(place("ik"), rate=900.0))
+    assert ranked([NEXT, fast, BEST], FREE)[0] == BEST
+    assert ranked([NEXT, fast, BEST], None)[0] == replace(fast, reason="")
+
+
+@pytest.mark.parametrize(
+    ("loser", "reason"),
+    [
+        (too_large(BEST), "does not fit: 500 MB of 500 MB free"),
+        (replace(BEST, tokens_per_s=None), "does not fit: 100 MB of 500 MB free"),
+        (
+            placement(place("ort"), rate=100.0),
+            "50% slower: a step takes 12.5 ms, not 6.25",
+        ),
+        (
+            placement(place("llamacpp"), "none", 160.0, speedup=1.0),
+            "20% slower: nothing is guessed",
+        ),
+        (
+            placement(place("llamacpp"), "jacobi", 150.0, speedup=0.9375, acceptance=0.1),
+            "25% slower: its guesses are right too seldom here (10%)",
+        ),
+        (
+            placement(place("llamacpp"), "jacobi", 160.0, speedup=1.0, acceptance=None),
+            "20% slower: it found nothing to guess here",
+        ),
+        (
+            placement(place("llamacpp"), "lookahead", 180.0, speedup=1.125, row_share=0.25),
+            "10% slower: a row costs 0.25 of a step",
+        ),
+        (
+            placement(place("llamacpp"), "draft-model", 180.0, speedup=1.125, guess_share=0.5),
+            "10% slower: a guess takes 0.50 of a step",
+        ),
+    ],
+)
+def test_a_loser_is_told_why(loser: Placement, reason: str) -> None:
+    best, other = ranked([loser, BEST], FREE)
+    assert best == BEST and other.reason == reason
+
+
+def test_the_table_shows_all_drafters_of_the_best_place_and_one_of_each_other() -> None:
+    same = replace(BEST, drafter="none")
+    slower = replace(NEXT, drafter="suffix", tokens_per_s=90.0)
+    assert _shown([BEST, same, NEXT, slower]) == [BEST, same, NEXT]
+
+
+def test_a_column_without_content_is_left_out() -> None:
+    assert _table([("a", "draft", "c"), ("1", "-", "33"), ("2", "-", "4")]) == [
+        "a  c",
+        "1  33",
+        "2  4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cores", "kind", "is_draft", "expected"),
+    [
+        (8, "cpu", False, [None, 4]),
+        (2, "cpu", False, [None]),
+        (2, "cpu", True, [None, 1]),
+        (1, "cpu", True, [None]),
+        (8, "gpu", True, [None]),
+    ],
+)
+def test_half_of_the_cores_is_tried_where_it_makes_sense(
+    cores: int,
+    kind: str,
+    is_draft: bool,
+    expected: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates_module, "available_cores", lambda: cores)
+    assert thread_counts(Device("ort", "x", kind, ""), is_draft) == expected
+
+
+def test_a_runtime_s_library_has_a_version_and_a_missing_one_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert runtimes.library_version("reference") == version("edge-spec")  # which brings it
+    monkeypatch.setitem(runtimes.LIBRARIES, "ort", ("edge-spec",))
+    assert runtimes.library_version("ort") == version("edge-spec")
+    monkeypatch.setitem(runtimes.LIBRARIES, "ort", ("edge-spec-nonesuch",))
+    assert runtimes.library_version("ort") == ""
+    assert runtimes.library_version("nonesuch") == ""
+
+
+def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    source = Source(str(tmp_path / "m.gguf"), quiet)
+    devices = [
+        Device("ort", "cuda", "gpu", "a card", fault="no driver"),
+        Device("ik", None, None, "", fault="not installed"),
+        Device("reference", "cpu", "cpu", "the processor"),
+    ]
+    with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; ik: not installed"):
+        candidates(source, LoadOptions(), devices, quiet)
+
+
+def test_a_drafter_is_charged_the_time_that_it_really_takes() -> None:
+    ticks = iter(range(10_000))
+    tokens = (3, 4, 5, 6)
+    top = np.array(tokens, np.int32)[:, None]
+    recording = Recording("", (1, 2), tokens, top, np.zeros((4, 1), np.float32))
+
+    def speculate(clock: VirtualClock) -> Any:
+        return [RealTime(SuffixDrafter(), clock, lambda: float(next(ticks)))], FixedPolicy()
+
+    (stats,) = replay([recording], 8, speculate, lambda rows, context: 10.0)
+    assert stats.rounds == 4
+    assert stats.verify_ms == pytest.approx(4 * 10e3)
+    # A tick to propose and one to observe; for the last token nothing is proposed.
+    assert stats.draft_ms == pytest.approx(7 * 1e3)
+
+
+class Echo(ScriptedModel):
+    """Always prefers the token that it was given last."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda tokens: np.eye(8, dtype=np.float32)[tokens[-1]], 8)
+
+
+def recorded(*tokens: int) -> Recording:
+    top = np.array(tokens, np.int32)[:, None]
+    return Recording("", (1, 2), tokens, top, np.zeros((len(tokens), 1), np.float32))
+
+
+def test_a_draft_agrees_where_it_prefers_the_text_s_token() -> None:
+    texts = [recorded(2, 2, 3, 3), recorded(*[2] * 70)]  # the second in several passes
+    assert agreements(Echo(), texts) == [[True, True, False, True], [True] * 70]
+
+
+def test_a_walk_accepts_up_to_the_first_miss_and_pays_for_all_guesses() -> None:
+    text, hits = recorded(0, 0, 0, 0, 0, 0), [True, False, True, True, True, True]
+    found = walk([text], [hits], 2, 0.1, lambda rows, context: float(rows))
+    # 1 of 2, with the recovered token: 2 tokens; then 2 of 2 with the bonus; then the last alone.
+    assert (found.num_tokens, found.num_verified, found.num_accepted) == (6, 4, 3)
+    assert found.seconds == pytest.approx(3 + 3 + 1 + 4 * 0.1)
+
+
+def test_the_best_walk_guesses_more_where_rows_are_cheap_and_the_draft_is_good() -> None:
+    text = recorded(*[0] * 60)
+    good, bad = [[True] * 60], [[True, False] * 30]
+
+    def cheap(rows: int, context: int) -> float:
+        return 1.0 + 0.01 * rows
+
+    assert best_walk([text], good, 0.01, cheap).num_guesses == 8
+    assert best_walk([text], bad, 0.3, cheap).num_guesses == 1
+
+
+def test_no_guesses_are_plain_decoding() -> None:
+    found = walk([recorded(0, 0, 0)], [[False] * 3], 0, 9.0, lambda rows, context: context * rows)
+    assert (found.num_tokens, found.seconds, found.acceptance) == (3, 2 + 3 + 4, 0.0)
+
+
+def test_what_a_round_takes_is_its_pass_its_logits_and_its_commit() -> None:
+    profile = Profile(
+        (ContextCosts(0, {1: 1.0, 2: 1.5}), ContextCosts(320, {1: 2.0, 2: 3.0})),
+        prefill_tokens_per_s=1.0,
+        commit_s=0.25,
+        logits_row_s=0.125,
+        rounds=1,
+        spread=0.0,
+    )
+    pass_s = pass_costs(profile)
+    assert pass_s(2, 160) == pytest.approx(2.25 + 0.25 + 0.25)
+    assert pass_s(1, 0) < pass_s(1, 320)

@@ -1,0 +1,342 @@
+"""Profiles: how they are measured on a disturbed machine, interpolated, kept, and made anew."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from edge_spec.core.model import Capabilities, Forward
+from edge_spec.core.tree import TokenTree
+from edge_spec.placement.measure import WIDTHS, Effort, measure, measuring
+from edge_spec.placement.profile import (
+    ContextCosts,
+    Profile,
+    ProfileKey,
+    load_learnt,
+    load_profile,
+    save_learnt,
+    save_profile,
+)
+from edge_spec.storage.json_store import write_sealed
+from edge_spec.testing import ScriptedModel, ScriptedSession
+
+KEY = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "cpu", None, (), "a processor")
+PROFILE = Profile(
+    contexts=(ContextCosts(100, {1: 1.0, 4: 2.0}), ContextCosts(300, {1: 2.0, 4: 4.0})),
+    prefill_tokens_per_s=100.0,
+    commit_s=0.0,
+    logits_row_s=0.0,
+    rounds=6,
+    spread=0.01,
+)
+STEP_S, PREFILL_S, OPEN_ROWS = 0.010, 0.001, 0.002
+
+
+class TimedModel(ScriptedModel):
+    """Its passes take STEP_S and OPEN_ROWS a row more, each token of context 10 microseconds, times
+    what `disturbed` says of the number of passes so far."""
+
+    def __init__(
+        self,
+        disturbed: Callable[[int], float] = lambda num_passes: 1.0,
+        context_length: int = 4096,
+        max_rows: int = 64,
+    ) -> None:
+        zeros = np.zeros(8, np.float32)
+        super().__init__(lambda tokens: zeros, 8, context_length)
+        self.capabilities = Capabilities(max_rows, True, True, False)
+        self.disturbed = disturbed
+        self.now_s = 0.0
+        self.num_passes = 0
+        self.prefilled: list[int] = []
+        self.opened: list[TimedSession] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def open_session(self) -> ScriptedSession:
+        session = TimedSession(self)
+        self.opened.append(session)
+        return session
+
+
+class TimedSession(ScriptedSession):
+    def __init__(self, model: TimedModel) -> None:
+        super().__init__(model)
+        self._timed = model
+        self.is_closed = False
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._timed.prefilled.append(len(tokens))
+        self._timed.now_s += PREFILL_S * len(tokens)
+        super().prefill(tokens)
+
+    def forward(self, tree: TokenTree) -> Forward:
+        model = self._timed
+        seconds = STEP_S + OPEN_ROWS * (len(tree) - 1) + 1e-5 * self.length
+        model.num_passes += 1
+        model.now_s += seconds * model.disturbed(model.num_passes)
+        return super().forward(tree)
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+def measured(model: TimedModel, **effort: Any) -> Profile:
+    return measure(model, Effort(**effort), lambda fraction: None, model.clock)
+
+
+def expected(rows: int, context: int) -> float:
+    return STEP_S + OPEN_ROWS * (rows - 1) + 1e-5 * context
+
+
+def test_on_a_quiet_machine_every_width_is_measured_exactly_at_both_contexts() -> None:
+    model = TimedModel()
+    profile = measured(model)
+    assert [costs.context_tokens for costs in profile.contexts] == [32, 1024]
+    for costs in profile.contexts:
+        assert tuple(costs.seconds) == WIDTHS
+        for rows, seconds in costs.seconds.items():
+            assert seconds == pytest.approx(expected(rows, costs.context_tokens))
+    assert profile.prefill_tokens_per_s == pytest.approx(1 / PREFILL_S)
+    assert profile.spread < 1e-6 and profile.rounds == Effort().min_rounds  # stable at once
+    assert all(session.is_closed for session in model.opened)
+
+
+def test_passes_that_something_disturbed_do_not_count() -> None:
+    rng = np.random.default_rng(1)
+    slow = rng.random(100_000) < 0.15
+    profile = measured(TimedModel(lambda n: 8.0 if slow[n] else 1.0))
+    for costs in profile.contexts:
+        for rows, seconds in costs.seconds.items():
+            assert seconds == pytest.approx(expected(rows, costs.context_tokens))
+
+
+def test_a_machine_that_gets_slower_changes_no_ratio() -> None:
+    # Measured one width after another, the later widths would look dearer than they are.
+    profile = measured(TimedModel(lambda n: 1.0 + n / 400), max_s=1e9, max_rounds=20)
+    for costs in profile.contexts:
+        for rows in WIDTHS:
+            ratio = costs.seconds[rows] / costs.seconds[1]
+            at = costs.context_tokens
+            assert ratio == pytest.approx(expected(rows, at) / expected(1, at), rel=0.06)
+
+
+def test_noise_is_measured_for_longer_and_told() -> None:
+    noise = np.random.default_rng(2).lognormal(0.0, 0.25, 100_000)
+    calm, noisy = measured(TimedModel()), measured(TimedModel(lambda n: noise[n]), max_s=1e9)
+    assert noisy.rounds > calm.rounds
+    assert noisy.spread > calm.spread
+
+
+def test_the_time_is_bounded_but_for_two_rounds() -> None:
+    noise = np.random.default_rng(2).lognormal(0.0, 1.0, 100_000)
+    model = TimedModel(lambda n: noise[n])
+    assert measured(model, max_s=6.0).rounds > 2
+    assert model.now_s < 7.0
+    assert measured(TimedModel(lambda n: 100 * noise[n]), max_s=4.0).rounds == 2
+
+
+def test_a_profile_of_a_busy_machine_is_not_used_again() -> None:
+    busy = np.random.default_rng(3).random(100_000) < 0.4
+    profile = measured(TimedModel(lambda n: 200.0 if busy[n] else 1.0), max_s=4.0)
+    assert not profile.is_certain
+    save_profile(KEY, profile)
+    assert load_profile(KEY) is None
+    save_profile(KEY, PROFILE)
+    assert PROFILE.is_certain and load_profile(KEY) == PROFILE
+
+
+def test_a_slow_model_is_measured_at_fewer_widths_and_a_shorter_context() -> None:
+    model = TimedModel(lambda n: 30.0)
+    profile = measured(model, max_s=2.0, prefill_tokens=64)
+    assert tuple(profile.contexts[0].seconds) == (1, 2, 4, 8, 16)
+    assert 32 < profile.contexts[-1].context_tokens < 1024
+
+
+def test_no_pass_of_a_prefill_is_longer_than_asked_for() -> None:
+    model = TimedModel()
+    measured(model, prefill_tokens=32)
+    assert max(model.prefilled) == 32
+
+
+@pytest.mark.parametrize(
+    ("context_length", "max_rows", "widest"), [(8, 64, 4), (2, 64, 1), (64, 3, 3), (512, 64, 32)]
+)
+def test_what_does_not_fit_is_not_measured(context_length: int, max_rows: int, widest: int) -> None:
+    profile = measured(TimedModel(context_length=context_length, max_rows=max_rows))
+    assert max(profile.contexts[0].seconds) == widest
+    assert profile.contexts[-1].context_tokens < context_length
+
+
+def test_the_order_of_passes_is_shuffled_and_always_the_same() -> None:
+    def passes() -> list[float]:
+        model = TimedModel()
+        times = [model.now_s for _ in measuring(model, Effort(), model.clock)]
+        return np.diff(times[8:]).round(9).tolist()
+
+    seconds = passes()
+    assert seconds == passes()
+    one_round = seconds[: 2 * len(WIDTHS)]
+    assert one_round != sorted(one_round)
+    assert one_round != seconds[2 * len(WIDTHS) : 4 * len(WIDTHS)]
+
+
+def test_an_ended_measurement_closes_its_sessions() -> None:
+    model = TimedModel()
+    steps = measuring(model, Effort(), model.clock)
+    for _ in range(12):
+        next(steps)
+    steps.close()
+    assert model.opened and all(session.is_closed for session in model.opened)
+
+
+@pytest.mark.parametrize(
+    ("context", "step"), [(0, 1.0), (100, 1.0), (200, 1.5), (300, 2.0), (500, 3.0)]
+)
+def test_costs_are_interpolated_between_contexts_and_go_on_beyond(
+    context: int, step: float
+) -> None:
+    costs = PROFILE.costs(context)
+    assert costs.at(1) == pytest.approx(step)
+    assert costs.at(4) == pytest.approx(2 * step)
+
+
+def test_beyond_the_long_context_noise_makes_nothing_cheaper() -> None:
+    short, long = PROFILE.contexts[0], ContextCosts(300, {1: 0.9, 4: 1.9})
+    assert replace(PROFILE, contexts=(short, long)).costs(10_000).at(1) > 0
+
+
+def test_a_mixture_of_experts_stays_one() -> None:
+    dense, mixed = PROFILE.costs(100), replace(PROFILE, num_experts=8, experts_used=2).costs(100)
+    assert mixed.at(2) > dense.at(2)  # the second row touches more new experts than later ones
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+
+
+def test_a_saved_profile_is_found_again() -> None:
+    assert load_profile(KEY) is None
+    save_profile(KEY, PROFILE)
+    assert load_profile(KEY) == PROFILE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": "xyz"},
+        {"weights": "Q8_0"},
+        {"runtime": "ik"},
+        {"device": "cuda"},
+        {"threads": 2},
+        {"options": ("kv_type=f16",)},
+        {"cpu": "another"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_profile_holds_for_nothing_else(change: dict[str, Any]) -> None:
+    save_profile(KEY, PROFILE)
+    assert load_profile(replace(KEY, **change)) is None
+    assert load_profile(KEY) == PROFILE
+
+
+def test_another_version_of_the_library_makes_it_anew_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    save_profile(KEY, PROFILE)
+    newer = replace(KEY, library="2.0")
+    with caplog.at_level(logging.WARNING):
+        assert load_profile(newer) is None
+    assert len(caplog.messages) == 1 and "1.0" in caplog.text and "2.0" in caplog.text
+    save_profile(newer, PROFILE)
+    assert load_profile(newer) == PROFILE
+    assert len(list(KEY.path.parent.glob("*.json"))) == 1
+
+
+def changed(change: Callable[[Any], Any]) -> None:
+    """Seals what is not a profile as if it were one."""
+    content = json.loads(KEY.path.read_text())
+    del content["sha256"]
+    write_sealed(KEY.path, TypeAdapter(Any), change(content))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content | {"version": 2},
+        lambda content: {"key": content["key"], "profile": content["profile"]},
+        lambda content: {"key": []},
+        lambda content: content | {"profile": {}},
+        lambda content: content | {"profile": content["profile"] | {"contexts": []}},
+        lambda content: (
+            content
+            | {"profile": content["profile"] | {"contexts": [{"context_tokens": 1, "seconds": {}}]}}
+        ),
+        lambda content: (
+            content
+            | {
+                "profile": content["profile"]
+                | {"contexts": [{"context_tokens": 1, "seconds": {"1": 0}}]}
+            }
+        ),
+        lambda content: content | {"profile": content["profile"] | {"commit_s": float("nan")}},
+        lambda content: content | {"learnt": {"suffix": ["x"]}},
+    ],
+)
+def test_a_damaged_profile_is_made_anew_and_one_line_says_so(
+    change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_profile(KEY, PROFILE)
+    changed(change)
+    with caplog.at_level(logging.WARNING):
+        assert load_profile(KEY) is None
+        assert load_learnt(KEY) == {}  # nor does another reader say so again
+    assert len(caplog.messages) == 1 and "\n" not in caplog.messages[0]
+    save_profile(KEY, PROFILE)
+    assert load_profile(KEY) == PROFILE
+
+
+def test_a_profile_that_nobody_sealed_is_damaged_too(caplog: pytest.LogCaptureFixture) -> None:
+    save_profile(KEY, PROFILE)
+    body = KEY.path.read_text().partition("\n")[2]
+    for content in ("{" + body, KEY.path.read_text().replace("learnt", "learns")):
+        KEY.path.write_text(content)
+        assert load_profile(KEY) is None
+        assert "sha256" in caplog.messages[-1]
+
+
+def test_a_file_that_is_no_json_is_damaged_too(caplog: pytest.LogCaptureFixture) -> None:
+    KEY.path.parent.mkdir(parents=True)
+    for content in (b"", b"\xff\x00", b"[" * 100_000):
+        KEY.path.write_bytes(content)
+        assert load_profile(KEY) is None
+        assert load_learnt(KEY) == {}
+
+
+def test_what_was_learnt_is_kept_by_name_and_the_last_writer_stays() -> None:
+    assert load_learnt(KEY) == {}
+    save_learnt(KEY, {"suffix": [0.5], "recycling": [0.1, 0.2]})
+    save_learnt(KEY, {"suffix": [0.75]})
+    assert load_learnt(KEY) == {"suffix": [0.75], "recycling": [0.1, 0.2]}
+    assert load_profile(KEY) is None
+
+
+def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
+    save_learnt(KEY, {"suffix": [0.5]})
+    save_profile(KEY, PROFILE)
+    save_learnt(KEY, {"jacobi": [0.25]})
+    assert load_profile(KEY) == PROFILE
+    newer = replace(KEY, library="2.0")  # acceptance is a matter of the model, not of its library
+    save_profile(newer, PROFILE)
+    assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}

@@ -1,0 +1,342 @@
+"""Files and directories appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.errors import StorageError
+from edge_spec.storage.atomic import (
+    CACHE_VARIABLE,
+    atomic_directory,
+    atomic_file,
+    cache_directory,
+    expanded,
+    recover,
+    scratch_directory,
+    sha256_file,
+)
+from edge_spec.storage.atomic import atomic as storage
+from edge_spec.storage.swap import swapped
+
+# A process that writes into a scratch directory for longer than any test takes.
+WAITING = """
+import sys
+import time
+from pathlib import Path
+from edge_spec.storage.atomic import scratch_directory
+
+with scratch_directory(Path(sys.argv[1])) as scratch:
+    (scratch / "weights").touch()
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def write_old(final: Path) -> None:
+    final.mkdir()
+    (final / "model.bin").write_text("old")
+
+
+def listing(directory: Path) -> dict[str, str | None]:
+    """Every path below `directory`, hidden ones included, with the text of files."""
+    return {
+        str(path.relative_to(directory)): path.read_text() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+def test_a_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "bundle"
+    with atomic_directory(final) as work:
+        (work / "model.bin").write_text("new")
+        (work / "sub").mkdir()
+        (work / "sub" / "more.bin").write_text("more")
+        assert not final.exists()
+        assert work.parent == final.parent  # one file system: the rename cannot copy
+    assert listing(tmp_path / "deep") == {
+        **{"bundle": None, "bundle/model.bin": "new"},
+        **{"bundle/sub": None, "bundle/sub/more.bin": "more"},
+    }
+    assert final.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    write_old(tmp_path / "bundle")
+    with atomic_directory(tmp_path / "bundle") as work:
+        (work / "other.bin").write_text("new")
+        assert (tmp_path / "bundle" / "model.bin").read_text() == "old"
+    assert listing(tmp_path) == {"bundle": None, "bundle/other.bin": "new"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_error_in_the_block_leaves_the_old_directory(
+    tmp_path: Path, existed: bool, error: type[BaseException]
+) -> None:
+    if existed:
+        write_old(tmp_path / "bundle")
+    before = listing(tmp_path)
+    with pytest.raises(error), atomic_directory(tmp_path / "bundle") as work:
+        (work / "model.bin").write_text("half")
+        raise error
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("failing", ["bundle", "work"])
+def test_a_rename_that_fails_leaves_the_old_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    # As on Windows, where a directory with an open file cannot be renamed.
+    monkeypatch.setattr(storage, "swapped", lambda work, final: False)
+    write_old(tmp_path / "bundle")
+    before, rename = listing(tmp_path), Path.rename
+
+    def rename_but_one(self: Path, target: Any) -> Any:
+        is_old = self == tmp_path / "bundle"
+        is_work = Path(target) == tmp_path / "bundle" and (self / "new.bin").exists()
+        if is_old if failing == "bundle" else is_work:
+            raise PermissionError("in use")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_but_one)
+    with pytest.raises(PermissionError), atomic_directory(tmp_path / "bundle") as work:
+        (work / "new.bin").write_text("new")
+    assert listing(tmp_path) == before
+
+
+def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> None:
+    final = tmp_path / "bundle"
+    with atomic_directory(final) as later:
+        (later / "model.bin").write_text("later")
+        with atomic_directory(final) as earlier:
+            (earlier / "other.bin").write_text("earlier")
+    assert listing(tmp_path) == {"bundle": None, "bundle/model.bin": "later"}
+
+
+def test_where_directories_cannot_be_swapped_one_replaces_the_other_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "swapped", lambda work, final: False)
+    write_old(tmp_path / "bundle")
+    with atomic_directory(tmp_path / "bundle") as work:
+        (work / "other.bin").write_text("new")
+    assert listing(tmp_path) == {"bundle": None, "bundle/other.bin": "new"}
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs a system that swaps")
+def test_two_directories_change_places(tmp_path: Path) -> None:
+    write_old(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    assert swapped(tmp_path / "a", tmp_path / "b")
+    assert listing(tmp_path) == {"a": None, "b": None, "b/model.bin": "old"}
+    assert not swapped(tmp_path / "a", tmp_path / "missing")
+
+
+def test_what_a_kill_between_two_renames_took_away_is_found_again(tmp_path: Path) -> None:
+    write_old(tmp_path / ".bundle.abcd_123.part.old")
+    write_old(tmp_path / ".bundled.abcd_123.part.old")  # another one's
+    recover(tmp_path / "bundle")
+    recover(tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "model.bin").read_text() == "old"
+    assert (tmp_path / ".bundled.abcd_123.part.old").exists()
+
+
+def test_a_link_stays_and_leads_to_the_new_directory(tmp_path: Path) -> None:
+    write_old(tmp_path / "bundle")
+    (tmp_path / "link").symlink_to("bundle")
+    with atomic_directory(tmp_path / "link") as work:
+        (work / "other.bin").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert listing(tmp_path / "bundle") == {"other.bin": "new"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "link"}
+
+
+def test_what_is_being_written_is_left_alone_and_what_a_kill_left_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    (tmp_path / "models" / ".killed.abcd_123.part").mkdir(parents=True)
+    (tmp_path / "models" / ".fresh.abcd_123.part").write_text("")  # is locked in a moment
+    os.utime(tmp_path / "models" / ".killed.abcd_123.part", times=(time.time() - 120,) * 2)
+    with atomic_file(tmp_path / "models" / "a") as running:
+        os.utime(running, times=(time.time() - 120,) * 2)
+        with atomic_file(tmp_path / "models" / "b"):
+            pass
+        assert running.exists()
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {
+        ".fresh.abcd_123.part",
+        "a",
+        "b",
+    }
+
+
+@pytest.mark.parametrize("error", [RuntimeError, None])
+def test_a_scratch_directory_goes_with_its_block(
+    tmp_path: Path, error: type[Exception] | None
+) -> None:
+    final = tmp_path / "deep" / "bundle"
+    with nullcontext() if error is None else pytest.raises(error), scratch_directory(final) as a:
+        (a / "sub").mkdir()
+        assert a.parent == final.parent  # one file system: what is moved out is not copied
+        if error is not None:
+            raise error
+    assert listing(tmp_path) == {"deep": None}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked there")
+@pytest.mark.parametrize("writer", [scratch_directory, atomic_directory, atomic_file])
+def test_what_a_killed_process_left_goes_before_the_next_writer_and_what_a_live_one_has_stays(
+    tmp_path: Path, writer: Any
+) -> None:
+    with inside(tmp_path / "killed") as killed, inside(tmp_path / "live"):
+        left = {path.name.split(".")[1]: path for path in tmp_path.iterdir()}
+        killed.kill()
+        killed.wait()
+        for name, scratch in left.items():
+            os.utime(scratch, times=(time.time() - 120,) * 2)
+            with writer(tmp_path / name):
+                pass
+        assert not left["killed"].exists()
+        assert (left["live"] / "weights").exists()
+
+
+@contextmanager
+def inside(final: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, in the block of `scratch_directory` until it is killed."""
+    command = [sys.executable, "-c", WAITING, str(final)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    old = (".bundle.abcd_123.part", ".bundle.abcd_123.part.old")
+    left = (".bundle.abcd_124.part", ".other.abcd_123.part")  # of today, of another one
+    for name in (*old, *left):
+        (tmp_path / name).mkdir()
+    for name in (*old, left[1]):
+        os.utime(tmp_path / name, (0, 0))
+    with atomic_directory(tmp_path / "bundle"):
+        pass
+    assert set(listing(tmp_path)) == {*left, "bundle"}
+
+
+def test_what_others_keep_under_such_names_stays(tmp_path: Path) -> None:
+    for name in (
+        ".emacs.d",
+        ".emacs.old",
+        ".emacs.bak.old",
+        ".emacs.a.part",
+        ".emacs.ABCDEFGH.part",
+    ):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
+    before = set(listing(tmp_path))
+    recover(tmp_path / "emacs")
+    with atomic_file(tmp_path / "emacs"):
+        pass
+    assert set(listing(tmp_path)) == before | {"emacs"}
+
+
+def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "model.gguf"
+    with atomic_file(final) as work:
+        work.write_text("new")
+        assert not final.exists()
+    assert listing(tmp_path / "deep") == {"model.gguf": "new"}
+    assert final.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_error_in_the_block_leaves_the_old_file(
+    tmp_path: Path, existed: bool, error: type[BaseException]
+) -> None:
+    if existed:
+        (tmp_path / "model.gguf").write_text("old")
+    before = listing(tmp_path)
+    with pytest.raises(error), atomic_file(tmp_path / "model.gguf") as work:
+        work.write_text("half")
+        raise error
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a system that has FIFOs")
+@pytest.mark.parametrize("name", ["fifo", "link"])
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory])
+def test_what_is_no_regular_file_is_not_replaced(atomic: Any, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    with (
+        pytest.raises(StorageError, match="is no regular file") as caught,
+        atomic(tmp_path / name),
+    ):
+        raise AssertionError("entered")
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "link").is_symlink()
+    assert len(listing(tmp_path)) == 2
+
+
+def test_a_link_to_a_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    with atomic_file(tmp_path / "link") as work:
+        work.write_text("new")
+    assert listing(tmp_path) == {"file": "old", "link": "new"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="directories are not synced there")
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+@pytest.mark.parametrize("of_directories", [True, False])
+def test_a_file_system_that_syncs_no_directories_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, of_directories: bool
+) -> None:
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_directories:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    is_none = of_directories and number != errno.EIO
+    with nullcontext() if is_none else pytest.raises(OSError), atomic_file(tmp_path / "file"):
+        pass
+    with (
+        nullcontext() if is_none else pytest.raises(OSError),
+        atomic_directory(tmp_path / "a") as a,
+    ):
+        (a / "file").touch()
+
+
+def test_sha256_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc" * 100_000)
+    assert sha256_file(tmp_path / "file") == hashlib.sha256(b"abc" * 100_000).hexdigest()
+
+
+def test_the_variable_overrides_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", "~/elsewhere")
+    assert cache_directory() == Path.home() / "elsewhere"
+    monkeypatch.setenv("EDGE_SPEC_CACHE", "")
+    assert cache_directory().name == "edge-spec"
+
+
+def test_the_home_of_nobody_is_a_name_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    nobody = Path("~nobody-of-this-name/cache")
+    assert expanded(nobody) == nobody
+    assert expanded(Path("~/cache")) == Path("/home/somebody/cache")
+    monkeypatch.setenv(CACHE_VARIABLE, str(nobody))
+    assert cache_directory() == nobody

@@ -1,0 +1,82 @@
+"""Locks between processes and threads, and where there are none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from edge_spec.errors import StorageError
+from edge_spec.storage.atomic import locks
+from edge_spec.storage.locks import in_turn, locked
+
+
+def test_who_waits_is_told_once_and_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "TOLD_AFTER_S", 0.01)
+    told: list[str] = []
+    with locked(tmp_path / "file", 1.0):
+        with pytest.raises(TimeoutError), locked(tmp_path / "file", 0.05, lambda: told.append("x")):
+            raise AssertionError("two at once")
+        with pytest.raises(TimeoutError), locked(tmp_path / "file", 0.0):
+            raise AssertionError("two at once")
+    assert told == ["x"]
+    with locked(tmp_path / "file", 0.0, lambda: told.append("y")):
+        pass
+    assert told == ["x"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file.lock"]
+
+
+def test_a_process_that_hangs_holds_nobody_up_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locks, "TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr(locks, "TURN_S", 0.05)
+    entered = False
+    with locked(tmp_path / "file", 1.0), in_turn(tmp_path / "file", lambda: None):
+        entered = True
+    assert entered and len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / "file.lock").touch()  # as a kill leaves it
+    entered = False
+    with locked(tmp_path / "file", 1.0), locked(tmp_path / "new", 1.0):
+        entered = True
+    assert entered
+
+
+def test_a_cache_that_is_a_file_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StorageError, match=r"cannot write in .*: Not a dir.*set EDGE_SPEC_CACHE"),
+        locked(tmp_path / "file" / "profiles" / "a.json", 1.0),
+    ):
+        raise AssertionError("entered")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+def test_the_lock_of_a_process_that_died_is_free(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        locked(tmp_path / "file", 1.0).__enter__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with locked(tmp_path / "file", 0.0):
+        pass
+    assert (tmp_path / "file.lock").exists()

@@ -1,0 +1,477 @@
+"""What fails is told, what was written stays, and the next answer is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from threading import Event, Thread, current_thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.overlap import DraftOverlap
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.tree import TokenTree
+from edge_spec.core.watchdog import WatchedModel, _Worker
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.results import FinishReason
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError, UsageError
+from edge_spec.testing import (
+    Fault,
+    FaultKind,
+    FaultyModel,
+    ScriptedModel,
+    ScriptedSession,
+    check_faults,
+    random_logits,
+)
+
+VOCAB = 260
+PROMPT = [1, 2, 1, 2, 1, 2, 3]
+OTHER = [5, 6, 5, 6, 5, 7]
+SAMPLED = [
+    SamplingParams(),
+    SamplingParams(temperature=1, seed=3),
+    SamplingParams(temperature=1, seed=3, top_k=4, repetition_penalty=1.1),
+]
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel(random_logits(VOCAB, scale=6.0), VOCAB)
+
+
+def paired(engine: Engine, draft: Draft, overlap: DraftOverlap = DraftOverlap.OFF) -> Any:
+    """The engine's parts, with a draft."""
+    speculator = engine.parts.speculator
+    setting = replace(speculator.setting, drafts=[draft])
+    speculator = replace(speculator, setting=setting, draft_overlap=overlap)
+    return replace(engine.parts, drafts=[draft], speculator=speculator)
+
+
+def ids(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[int]:
+    result = engine.generate(prompt, max_tokens=20, **options)
+    return [token.id for token in result.tokens]
+
+
+@pytest.mark.parametrize(
+    ("drafters", "overlap"),
+    [
+        ("suffix,recycling", DraftOverlap.OFF),
+        ("cascade", DraftOverlap.OFF),
+        ("draft-model", DraftOverlap.ON),
+    ],
+)
+def test_an_engine_survives_every_fault(
+    make_engine: Any, drafters: str, overlap: DraftOverlap
+) -> None:
+    with make_engine(model()) as engine:
+        parts = paired(engine, Draft(model(), VOCAB, anticipates=True), overlap)
+        report = check_faults(
+            parts, [PROMPT, OTHER], [drafters], steps=[2], max_tokens=10, hang_limit_s=0.2
+        )
+    assert [str(case) for case in report.cases if case.lost is not None] == []
+    assert report.injected == report.survived > 30
+    hangs = report.by_kind()["hangs"]["injected"]
+    assert (hangs > 0) == (drafters != "suffix,recycling")
+
+
+def raise_error(drafter: Any, error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("where", "broken", "lost"),
+    [
+        ("edge_spec.core.session_errors.TargetCalls.__exit__", lambda *error: None, "target"),
+        ("edge_spec.drafters.guarded.GuardedDrafter._drop", raise_error, "suffix"),
+    ],
+)
+def test_a_fault_that_is_not_survived_is_counted(
+    make_engine: Any, monkeypatch: Any, where: str, broken: Any, lost: str
+) -> None:
+    monkeypatch.setattr(where, broken)
+    with make_engine(model()) as engine:
+        report = check_faults(engine.parts, [PROMPT, OTHER], ["suffix"], steps=[2], max_tokens=10)
+    assert 0 < report.survived < report.injected
+    assert {case.part for case in report.cases if case.lost is not None} == {lost}
+
+
+def test_only_what_returns_something_can_return_nonsense() -> None:
+    with pytest.raises(ValueError, match="commit returns nothing"):
+        Fault(FaultKind.NAN, "commit")
+
+
+@pytest.mark.parametrize("params", SAMPLED)
+@pytest.mark.parametrize(
+    ("kind", "told", "words"),
+    [
+        ("raises", SessionError, "RuntimeError: forward failed"),
+        ("memory", DeviceMemoryError, "too little memory"),
+        ("nan", SessionError, "no numbers"),
+        ("shape", SessionError, "scores of shape"),
+    ],
+)
+def test_what_was_written_before_the_target_failed_stays(
+    make_engine: Any, params: SamplingParams, kind: str, told: type[Exception], words: str
+) -> None:
+    with make_engine(model()) as engine:
+        right = ids(engine, sampling=params)
+    with make_engine(FaultyModel(model(), [Fault(FaultKind(kind), "forward", 5)])) as engine:
+        generation = engine.generate(PROMPT, max_tokens=20, sampling=params, stream=True)
+        text = ""
+        with pytest.raises(told, match=words):
+            for chunk in generation:
+                text += chunk.text
+        result = generation.result
+        assert engine.last is result and result.finish_reason is FinishReason.ERROR
+        assert [token.id for token in result.tokens] == right[:4]
+        assert text == result.text == "".join(token.text for token in result.tokens)
+        assert ids(engine, sampling=params) == right
+
+
+def test_text_that_was_held_back_for_a_stop_is_told_before_the_error(
+    make_engine: Any, scripted: Any
+) -> None:
+    script = [ord("a"), ord("b"), ord("c"), ord("d")]
+    faulty = FaultyModel(scripted(len(PROMPT), script), [Fault(FaultKind.RAISES, "forward", 4)])
+    with make_engine(faulty) as engine:
+        generation = engine.generate(PROMPT, max_tokens=9, stop="bcx", stream=True)
+        pieces: list[str] = []
+        with pytest.raises(SessionError):
+            pieces += (chunk.text for chunk in generation)
+        assert "".join(pieces) == generation.result.text == "abc"
+
+
+class OneNan(ScriptedModel):
+    """One token's score is no number, from the third text on that is scored."""
+
+    def __init__(self, bad: float) -> None:
+        sound, self.num_scored = random_logits(VOCAB, scale=6.0), 0
+
+        def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
+            logits = sound(tokens)
+            self.num_scored += 1
+            if self.num_scored >= 3:
+                logits[7] = bad
+            return logits
+
+        super().__init__(next_logits, VOCAB)
+
+
+@pytest.mark.parametrize("params", SAMPLED)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_score_that_is_no_number_ends_the_answer(
+    make_engine: Any, params: SamplingParams, bad: float
+) -> None:
+    with make_engine(OneNan(bad)) as engine:
+        with pytest.raises(SessionError, match="no numbers"):
+            engine.generate(PROMPT, max_tokens=20, sampling=params)
+        assert len(engine.last.tokens) == 2
+
+
+def test_a_bias_that_would_make_every_score_endless_is_refused() -> None:
+    with pytest.raises(UsageError, match="logit_bias"):
+        SamplingParams(logit_bias={1: float("inf")})
+    SamplingParams(logit_bias={1: float("-inf")})
+
+
+def test_a_session_that_cannot_be_closed_either_is_replaced_all_the_same(
+    make_engine: Any, monkeypatch: Any
+) -> None:
+    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, "forward", 3)])
+    with make_engine(faulty) as engine, make_engine(model()) as sound:
+        failed = engine._session
+
+        def close() -> None:
+            raise RuntimeError("the device is gone")
+
+        monkeypatch.setattr(failed, "close", close)
+        with pytest.raises(SessionError):
+            engine.generate(PROMPT, max_tokens=20)
+        assert ids(engine) == ids(sound) and engine._session is not failed
+
+
+class LostSession(ScriptedSession):
+    def close(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+def test_the_models_are_closed_even_where_a_draft_cannot_be(make_engine: Any) -> None:
+    with make_engine(model()) as engine:
+        smaller = Closed(random_logits(VOCAB), VOCAB)
+        smaller.open_session = lambda: LostSession(smaller)  # type: ignore[method-assign]
+        target = Closed(random_logits(VOCAB), VOCAB)
+        parts = replace(paired(engine, Draft(smaller, VOCAB)), model=target)
+    Engine(parts).close()
+    assert smaller.is_closed and target.is_closed
+
+
+@pytest.mark.parametrize("call", ["state", "restore"])
+def test_a_snapshot_of_a_target_that_fails_is_an_error_and_the_next_answer_right(
+    make_engine: Any, tmp_path: Any, call: str
+) -> None:
+    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, call)])
+    with make_engine(faulty) as engine, make_engine(model()) as sound:
+        right = ids(engine)
+        with pytest.raises(SessionError):
+            engine.snapshot(tmp_path / "a")
+            engine.restore(tmp_path / "a")
+        assert ids(engine) == ids(sound) == right
+
+
+def test_an_answer_that_failed_says_so_even_if_nobody_reads_its_end(
+    make_engine: Any, scripted: Any
+) -> None:
+    script = [ord("b"), ord("c"), ord("d")]
+    faulty = FaultyModel(scripted(len(PROMPT), script), [Fault(FaultKind.RAISES, "forward", 3)])
+    with make_engine(faulty) as engine:
+        generation = engine.generate(PROMPT, max_tokens=9, stop="bcx", stream=True)
+        for _ in generation:  # what was held back
+            if generation.result.text:
+                break
+        generation.close()
+        assert (generation.result.text, generation.result.finish_reason) == ("bc", "error")
+
+
+class Release(Event):
+    """What a pass that hangs waits for."""
+
+    held: Thread | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.held = current_thread()
+        assert self.held.name == "edge-spec-pass", "nobody would give this one up"
+        return super().wait(timeout)
+
+
+class Patience:
+    """A lock that is waited for without a limit, unless the pass behind it hangs: on a slow machine
+    no other one is given up."""
+
+    def __init__(self, worker: Any, hang: Release) -> None:
+        self._worker, self._hang, self._lock = worker, hang, worker._done
+        self.release, self.locked = self._lock.release, self._lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        while not self._lock.acquire(blocking, 0.01 if blocking else -1):
+            if not blocking or self._hang.held is self._worker._thread:
+                return False
+        return True
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault]:
+    released, begin = Release(), _Worker.__init__
+
+    def begin_patiently(worker: Any, remedy: str) -> None:
+        begin(worker, remedy)
+        worker._done = Patience(worker, released)
+
+    monkeypatch.setattr(_Worker, "__init__", begin_patiently)
+    yield Fault(FaultKind.HANGS, "forward", 3, released)
+    released.set()
+
+
+class Closed(ScriptedModel):
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+@pytest.mark.parametrize("overlap", [DraftOverlap.OFF, DraftOverlap.ON])
+def test_a_draft_that_hangs_is_never_touched_again(
+    make_engine: Any, hanging: Fault, overlap: DraftOverlap, is_forked: bool
+) -> None:
+    inner = Closed(random_logits(VOCAB, scale=6.0), VOCAB)
+    draft = Draft(FaultyModel(inner, [hanging]), VOCAB, anticipates=True)
+    if is_forked:
+        draft.close_session()
+        draft = draft.fork()
+    with make_engine(model()) as engine:
+        parts, right = paired(engine, draft, overlap), ids(engine)
+    engine = Engine(replace(parts, speculation=parts.speculator.choose("draft-model")))
+    assert ids(engine) == right and ids(engine) == right
+    (drafter,) = engine.parts.speculation.drafters
+    assert drafter.fault is not None and "a pass hung for" in drafter.fault
+    assert hanging.num_calls == 3
+    engine.close()
+    assert not inner.is_closed  # one of its passes still runs
+    hanging.released.set()
+
+
+def test_a_target_that_hangs_ends_one_answer_where_a_time_out_was_given(
+    make_engine: Any, hanging: Fault
+) -> None:
+    with make_engine(model()) as engine:
+        right = ids(engine)
+    watched = WatchedModel(FaultyModel(model(), [hanging]), times=0, remedy="Ask again.")
+    with make_engine(watched) as engine:
+        with pytest.raises(HungError, match="a pass hung for"):
+            ids(engine)
+        assert engine.last.finish_reason == "error"
+        assert [token.id for token in engine.last.tokens] == right[:2]
+        assert ids(engine) == right
+    hanging.released.set()
+
+
+class InterruptedWait:
+    """A lock whose first wait a signal ends, as Python's own may."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._waits = iter([True])
+        self.release, self.locked = lock.release, lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking and next(self._waits, False):
+            raise KeyboardInterrupt
+        return bool(self._lock.acquire(blocking, timeout))
+
+
+def interrupted(session: Any) -> None:
+    """A pass goes on behind it."""
+    session._worker._done = InterruptedWait(session._worker._done)
+    with pytest.raises(KeyboardInterrupt):
+        session.forward(TokenTree.chain(1))
+
+
+def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
+    ended, right = Event(), random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        assert ended.wait(10)
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    interrupted(session)
+    ended.set()
+    session.prefill([4, 5])
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((4, 5, 1))).all()
+    session.close()
+
+
+def test_an_error_of_a_pass_that_an_interrupt_left_behind_is_not_the_next_ones() -> None:
+    began, ended, right = Event(), Event(), random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        if not began.is_set():
+            began.set()
+            assert ended.wait(10)
+            raise RuntimeError("the pass was interrupted")
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    interrupted(session)
+    assert began.wait(10)
+    ended.set()
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
+class LateSignal:
+    """A lock that is released for the pass before as soon as the next one is waited for."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._num_waits = 0
+        self.waited_again = Event()
+        self.release, self.locked = lock.release, lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self._num_waits += blocking
+        if blocking and self._num_waits == 1:
+            return True
+        if blocking:
+            self.waited_again.set()
+        return bool(self._lock.acquire(blocking, timeout))
+
+
+def test_the_signal_of_the_pass_before_does_not_end_the_next() -> None:
+    right = random_logits(VOCAB)
+
+    def late(tokens: tuple[int, ...]) -> np.ndarray:
+        assert signal.waited_again.wait(10)
+        return right(tokens)
+
+    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
+    signal = session._worker._done = LateSignal(session._worker._done)
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
+class StoppedProcess:
+    """A lock whose first waits end late, as a process finds that was stopped meanwhile."""
+
+    def __init__(self, lock: Any, num_stops: int) -> None:
+        self._lock = lock
+        self._num_stops = num_stops
+        self.release, self.locked = lock.release, lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking and self._num_stops:
+            self._num_stops -= 1
+            return False
+        return bool(self._lock.acquire(blocking, 10 if blocking else -1))
+
+
+def test_a_pass_is_not_given_up_because_the_process_was_stopped() -> None:
+    right = random_logits(VOCAB)
+    session: Any = WatchedModel(ScriptedModel(right, VOCAB)).open_session()
+    session._worker._done = StoppedProcess(session._worker._done, num_stops=2)
+    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
+    session.close()
+
+
+def test_a_drafter_that_asks_a_draft_that_hung_is_dropped_at_once(hanging: Fault) -> None:
+    session = WatchedModel(FaultyModel(model(), [hanging])).open_session()
+    pending = TokenTree.chain(1)
+    session.forward(pending), session.forward(pending)
+    for call in (
+        lambda: session.forward(pending),
+        lambda: session.rollback(0),
+        lambda: session.prefill([1]),
+    ):
+        with pytest.raises(EdgeSpecError, match="a pass hung for"):
+            call()
+    session.close()  # does not wait
+    assert hanging.num_calls == 3
+
+
+class Leaving(Closed):
+    """Tells when one of its sessions was closed, too."""
+
+    def __init__(self) -> None:
+        super().__init__(random_logits(VOCAB), VOCAB)
+        self.session_closed = Event()
+
+    def open_session(self) -> ScriptedSession:
+        session = super().open_session()
+        session.close = self.session_closed.set  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_session_that_was_given_up_is_closed_once_its_pass_has_ended(
+    hanging: Fault, ends_first: bool
+) -> None:
+    model = Leaving()
+    watched = WatchedModel(FaultyModel(model, [hanging]))
+    session: Any = watched.open_session()
+    with pytest.raises(HungError):
+        for _ in range(3):
+            session.forward(TokenTree.chain(1))
+    thread = session._worker._thread
+    if ends_first:
+        hanging.released.set()
+        assert session._worker._done._lock.acquire(timeout=10)
+    session.close()
+    assert model.session_closed.is_set() == ends_first
+    hanging.released.set()
+    thread.join(10)
+    assert model.session_closed.is_set() and not thread.is_alive()
+    watched.close()
+    assert model.is_closed
