@@ -36,7 +36,7 @@ from edge_spec.drafters.factory import load_drafters
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 
 DRAFTERS = ("suffix", "recycling", "lookahead", "jacobi", "suffix,recycling")
 NUM_BINS = 10
@@ -70,7 +70,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class FixedRows(Speculator):
+class FixedRows(SpeculationFactory):
     """Composes "NAMES@ROWS" and "NAMES@ROWS:CONFIDENCE", and records outcomes."""
 
     outcomes: dict[str, Outcomes] = field(default_factory=lambda: defaultdict(list))

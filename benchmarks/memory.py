@@ -26,7 +26,7 @@ from common import open_engine, report
 
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import Prepared, prepare
+from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.memory import format_bytes, resident_bytes
@@ -53,21 +53,21 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
     if draft:
         options |= {"drafts": (draft_model,), "draft_runtime": draft_runtime}
     before: list[int] = []
-    opened = Prepared.open
+    opened = ResolvedModel.open
 
-    def measured(self: Prepared, options: RuntimeOptions) -> Model:
+    def measured(self: ResolvedModel, options: RuntimeOptions) -> Model:
         if not before:
             before.append(_resident_without_free_heap())
         return opened(self, options)
 
-    Prepared.open = measured  # type: ignore[method-assign]
+    ResolvedModel.open = measured  # type: ignore[method-assign]
     loaded = LoadOptions(**options)
 
     def silent(what: str, fraction: float) -> None:
         pass
 
     sides = [(model, runtime), (draft_model, draft_runtime)][: 2 if draft else 1]
-    prepared = [prepare(Source(name, silent), on, loaded, silent) for name, on in sides]
+    prepared = [resolve_model(Source(name, silent), on, loaded, silent) for name, on in sides]
     said = forecast(prepared[0], prepared[1:], loaded)
     assert said is not None
     del prepared

@@ -30,7 +30,7 @@ from pairs import pair_options
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.metrics import Stats
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 
 OVERLAPS = {
     "after": DraftOverlap.OFF,
@@ -39,13 +39,13 @@ OVERLAPS = {
 }
 
 
-class Arms(Speculator):
+class Arms(SpeculationFactory):
     """Composes an arm by its name."""
 
     def choose(self, names: str) -> Speculation:
         if names not in OVERLAPS:
             return super().choose("none" if names == "plain" else names)
-        return Speculator.choose(replace(self, draft_overlap=OVERLAPS[names]), "cascade")
+        return SpeculationFactory.choose(replace(self, draft_overlap=OVERLAPS[names]), "cascade")
 
 
 def open_arms(arguments: argparse.Namespace, threads: int, draft_threads: int) -> Engine:

@@ -38,7 +38,7 @@ from edge_spec.core.model import Session
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 
 PAIRS = ("4x-onnx:int8/onnx:4", "8x-onnx:int8/onnx:4", "8x-gguf:F16/gguf:4", "8x-gguf:F16/onnx:4")
 ARMS = ("plain", "chain", "tree", "cascade", "chain@4")
@@ -46,7 +46,7 @@ RUNTIMES = {"onnx": "ort", "gguf": "llamacpp"}
 _TIMED = 5  # passes of each width, for forecasts
 
 
-class Arms(Speculator):
+class Arms(SpeculationFactory):
     """Composes an arm by its name."""
 
     def choose(self, names: str) -> Speculation:
@@ -56,7 +56,7 @@ class Arms(Speculator):
         method, _, guesses = arm.partition("@")
         branching = replace(self.numerics, branch_invariant=method == "tree")
         drafter = "cascade" if method == "cascade" else "draft-model"
-        speculation = Speculator.choose(replace(self, numerics=branching), drafter)
+        speculation = SpeculationFactory.choose(replace(self, numerics=branching), drafter)
         if guesses:
             fixed = FixedPolicy(int(guesses), min_confidence=0.0, branches=False)
             speculation = replace(speculation, policy=fixed)

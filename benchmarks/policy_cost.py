@@ -18,7 +18,7 @@ from statistics import median
 
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.control.policy import Plan, Policy
+from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
@@ -56,7 +56,7 @@ class TimedPolicy:
         self._policy = policy
         self._chosen_s = 0.0
 
-    def choose(self, drafters: Sequence[TimedDrafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[TimedDrafter], pending: int, budget: Budget) -> RoundPlan:
         for drafter in drafters:
             drafter.taken_s = 0.0
         start = time.perf_counter()

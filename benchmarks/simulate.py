@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.core.metrics import Stats
@@ -108,7 +108,7 @@ def fixed(guesses: int) -> Callable[[VirtualClock, str], Policy]:
 def settings(costs: RowCosts) -> dict[str, Callable[..., Any]]:
     def measured(clock: VirtualClock, name: str) -> Policy:
         known = RowCosts(costs.measured)  # each run learns its own drift
-        return MeasuredPolicy(known, {}, {name}, branches=False, clock=clock)
+        return AdaptivePolicy(known, {}, {name}, branches=False, clock=clock)
 
     chosen = {f"suffix@{guesses}": drafting("suffix", fixed(guesses)) for guesses in GUESSES}
     return {

@@ -25,7 +25,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models import runtimes
@@ -65,7 +65,7 @@ def make_draft(bits: int, format: str) -> Path:
     return _export(checkpoint, format, FOUR_BITS[format], f"draft-{bits}bit")
 
 
-def stretched(checkpoint: Checkpoint, times: int, at_end: bool = False) -> Checkpoint:
+def stretched(checkpoint: StoredCheckpoint, times: int, at_end: bool = False) -> StoredCheckpoint:
     """The checkpoint with times - 1 identity blocks for each block.
 
     The matrices of an identity block are those of the block it copies with the rows turned by a
@@ -117,7 +117,7 @@ def _zero(shape: tuple[int, ...]) -> StoredTensor:
     return StoredTensor(shape, Kind.Q8_0, stored.reshape(shape[0], -1))
 
 
-def rounded(checkpoint: Checkpoint, bits: int) -> Checkpoint:
+def rounded(checkpoint: StoredCheckpoint, bits: int) -> StoredCheckpoint:
     """The checkpoint with the matrices of its layers on grids of 2 ** bits levels, as Q4_0.
 
     bits: 2 or 3. Raises ValueError for others and where rows are no whole number of blocks.
@@ -178,7 +178,7 @@ def _demo_model() -> Path:
     return fetch_demo_model(_say)
 
 
-def _export(checkpoint: Checkpoint, format: str, quantization: str, kind: str) -> Path:
+def _export(checkpoint: StoredCheckpoint, format: str, quantization: str, kind: str) -> Path:
     """Not compared with the reference, which would take minutes."""
     key = repr((SHA256, kind, format, quantization, EXPORT_VERSION, VERSION))
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]

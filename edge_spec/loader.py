@@ -8,26 +8,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 
-from edge_spec.control.batch_invariance import EXACT_WIDTHS, MARGIN_WIDTHS, measure_numerics
-from edge_spec.control.cascade import level_of
+from edge_spec.control.batch_invariance import EXACT_WIDTHS, MARGIN_WIDTHS, measure_batch_invariance
+from edge_spec.control.cascade import stage_of
 from edge_spec.control.cost import RowCosts, measure_rows
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.model import Model, Progress
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.drafters import factory
-from edge_spec.drafters.draft.cross_tokenizer import RetokenizedDrafter
+from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.speculation import Speculator
+from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
-from edge_spec.models.resolve import Prepared, prepare
+from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.background import profile_when_idle
 from edge_spec.placement.forecast import forecast
@@ -59,7 +59,7 @@ def load_engine(
     with ExitStack() as opened:  # closes what is open already where the rest fails
         source = Source(model, progress)
         options = planned(source, options, progress)
-        target = prepare(source, options.runtime, options, progress, options.providers)
+        target = resolve_model(source, options.runtime, options, progress, options.providers)
         prepared = _prepare_drafts(target, options, progress)
         drafts = []
         for draft in _open_drafts(target, prepared, options, progress):
@@ -112,12 +112,12 @@ def load_engine(
 
 
 def _speculator(
-    setting: Setting, model: Model, costs: Callable[[], RowCosts], options: LoadOptions
-) -> Speculator:
-    return Speculator(
+    setting: DrafterContext, model: Model, costs: Callable[[], RowCosts], options: LoadOptions
+) -> SpeculationFactory:
+    return SpeculationFactory(
         setting,
         model.capabilities,
-        measure_numerics(model, EXACT_WIDTHS if options.exact else MARGIN_WIDTHS),
+        measure_batch_invariance(model, EXACT_WIDTHS if options.exact else MARGIN_WIDTHS),
         exact=options.exact,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.draft_overlap if options.anticipates else DraftOverlap.OFF,
@@ -149,17 +149,17 @@ def _history(source: Source, options: LoadOptions, progress: Progress) -> PairHi
 
 def _setting(
     source: Source,
-    target: Prepared,
+    target: ResolvedModel,
     drafts: Sequence[Draft],
     costs: Callable[[], RowCosts],
     options: LoadOptions,
     progress: Progress,
-) -> Setting:
+) -> DrafterContext:
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
     if options.exit_layer is not None:
         parts["early-exit"] = _asked_exit(options.exit_layer, target)
-    return Setting(
+    return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
         ngram_file=cache_directory() / "ngrams" / f"{source.name}-{source.identity}.ngrams",
@@ -176,7 +176,7 @@ def _setting(
     )
 
 
-def _asked_exit(layer: int, target: Prepared) -> ChosenPart:
+def _asked_exit(layer: int, target: ResolvedModel) -> ChosenPart:
     """Raises UsageError for a layer that the model does not have, or its last."""
     if not 1 <= layer < target.config.num_layers:
         raise UsageError(
@@ -186,15 +186,19 @@ def _asked_exit(layer: int, target: Prepared) -> ChosenPart:
     return ChosenPart(layer)
 
 
-def _prepare_drafts(target: Prepared, options: LoadOptions, progress: Progress) -> list[Prepared]:
+def _prepare_drafts(
+    target: ResolvedModel, options: LoadOptions, progress: Progress
+) -> list[ResolvedModel]:
     """Compares their vocabularies before any weights are read.
 
     Raises UsageError for a draft of a draft with other tokens.
     """
-    drafts: list[Prepared] = []
+    drafts: list[ResolvedModel] = []
     for name in options.drafts:
         asked = Source(name, progress)
-        draft = prepare(asked, options.draft_runtime, options, progress, options.draft_providers)
+        draft = resolve_model(
+            asked, options.draft_runtime, options, progress, options.draft_providers
+        )
         if drafts:
             above = drafts[-1]
             require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)
@@ -209,7 +213,7 @@ def _prepare_drafts(target: Prepared, options: LoadOptions, progress: Progress) 
 
 
 def _open_drafts(
-    target: Prepared, drafts: Sequence[Prepared], options: LoadOptions, progress: Progress
+    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions, progress: Progress
 ) -> Iterator[Draft]:
     above = target
     for name, draft in zip(options.drafts, drafts, strict=True):
@@ -218,14 +222,14 @@ def _open_drafts(
         if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
             _log.info("%s has other tokens than %s: its text is read", draft.name, above.name)
             codecs = above.text.tokenizer, draft.text.tokenizer
-            translated = partial(RetokenizedDrafter, target=codecs[0], draft=codecs[1])
+            translated = partial(CrossTokenizerDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
         key = profile_key(Source(name, progress), draft, options.draft_runtime_options)
         profile = load_profile(key, draft.profiles)
         costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
         width = costs.widest_free() if model.capabilities.trees else 1
-        level = partial(level_of, model, costs)
+        level = partial(stage_of, model, costs)
         anticipates = options.anticipates and above is target and translated is None
         yield Draft(
             model, vocab_size, costs.at(1), level, width, translated, anticipates, key.digest

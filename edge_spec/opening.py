@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_spec.core.model import Progress
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine
@@ -79,7 +79,7 @@ def load(
         exit_layer=exit_layer,
         corpora=tuple(Path(path) for path in corpora),
         window=None if lookahead is None else WindowSize.parse(lookahead),
-        fill=None if jacobi is None else Fill.parse(jacobi),
+        fill=None if jacobi is None else JacobiInit.parse(jacobi),
         exact=exact,
         parallel_rows=parallel_rows,
         call_timeout_s=call_timeout_s,

@@ -20,7 +20,7 @@ _LAYER_PREFIXES = ("model.layers.", "blk.")  # "blk.": a GGUF name that has no c
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class StoredCheckpoint:
     """A model as published; weights stay on disk until they are asked for.
 
     Raises ModelFileError when it is made unless every tensor that `config` implies is there in

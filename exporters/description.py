@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.parity import Parity
 from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, open_bundle, write_manifest
 from edge_spec.storage.atomic import sha256_file
@@ -14,7 +14,7 @@ from edge_spec.storage.atomic import sha256_file
 
 def describe(
     work: Path,
-    checkpoint: Checkpoint,
+    checkpoint: StoredCheckpoint,
     config: ModelConfig,
     *,
     format: str,

@@ -17,7 +17,7 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import (
     MAX_CONTEXT_TOKENS,
     SUPPORTED_ARCHITECTURES,
-    Checkpoint,
+    StoredCheckpoint,
 )
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
@@ -35,7 +35,7 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are enco
 
 
 @dataclass(frozen=True, eq=False)
-class PublishedGguf:
+class GgufModelInfo:
     """A GGUF file of an architecture that this version cannot convert."""
 
     path: Path
@@ -51,7 +51,7 @@ class PublishedGguf:
         return self.read_tokenizer()
 
 
-def open_published(path: Path) -> Checkpoint | PublishedGguf:
+def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     """Of the supported architectures everything is checked that a conversion needs, of others
     that the file is complete. Raises ModelFileError.
 
@@ -66,7 +66,7 @@ def open_published(path: Path) -> Checkpoint | PublishedGguf:
     metadata = Metadata(file.metadata, path)
     _check_architecture(metadata)
     types = frozenset(tensor.kind.name for tensor in file.tensors.values())
-    return PublishedGguf(path, _config(metadata), weight_types=types, **text_fields(metadata))
+    return GgufModelInfo(path, _config(metadata), weight_types=types, **text_fields(metadata))
 
 
 def _check_vocabulary(file: GgufFile) -> None:

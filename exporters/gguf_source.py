@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
+from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -44,12 +44,12 @@ LAYER_NAMES = MappingProxyType(
 STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_gguf(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
     return checkpoint_of(GgufFile(path))
 
 
-def checkpoint_of(file: GgufFile) -> Checkpoint:
+def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     """Raises as `open_gguf`."""
     path = file.path
     metadata = Metadata(file.metadata, path)
@@ -62,7 +62,7 @@ def checkpoint_of(file: GgufFile) -> Checkpoint:
         if interleaved and (".attn_q." in name or ".attn_k." in name):
             tensor = _in_halves(tensor, config.head_dim)
         tensors[_hf_name(name)] = tensor
-    return Checkpoint(
+    return StoredCheckpoint(
         path=path,
         config=config,
         tensors=tensors,

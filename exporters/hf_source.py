@@ -14,7 +14,7 @@ from edge_spec.errors import (
     UnknownArchitectureError,
     UnsupportedModelError,
 )
-from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, Checkpoint
+from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models.bundle import is_below, regular_size
@@ -25,7 +25,7 @@ _SHOWN = 200  # characters of a name in a message
 MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
 
 
-def open_directory(path: Path) -> Checkpoint:
+def open_directory(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for missing or damaged files, UnknownArchitectureError for a family,
     UnsupportedModelError for what of a known one is not supported."""
     values = read_json(path / "config.json")
@@ -34,7 +34,7 @@ def open_directory(path: Path) -> Checkpoint:
     config = _config(path, values, tensors)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
-    return Checkpoint(path=path, config=config, tensors=tensors, **text_fields(path, values))
+    return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(path, values))
 
 
 def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_spec.core.export import ObservesInputs
 from edge_spec.core.model import Progress, RuntimeOptions
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ _TOKENS_PER_PROMPT = 32
 _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
 
 
-def input_importance(checkpoint: Checkpoint, progress: Progress) -> Mapping[str, np.ndarray]:
+def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
     """For each matrix [in], measured by the reference on the beginnings of our own prompts; none
     for an embedding that is no head."""
     progress("Measuring what weights are multiplied with", 0.0)

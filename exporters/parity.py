@@ -13,7 +13,7 @@ import numpy as np
 from edge_spec.core.model import Model, Progress, RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ExportError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class Converted(NamedTuple):
     chunk_rows: tuple[int, ...] = (_CHUNK_ROWS,)  # of the passes, in turns
 
 
-def check(checkpoint: Checkpoint, converted: Converted, progress: Progress) -> Parity:
+def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress) -> Parity:
     """Scores the packaged text with the reference and with what was written.
 
     Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_source import open_gguf
 from edge_spec.exporters.hf_source import open_directory
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> StoredCheckpoint:
     """Opens a `.gguf` file or a directory with config.json and safetensors.
 
     Raises ModelFileError where the path is missing, damaged or neither of the two.

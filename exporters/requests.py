@@ -14,7 +14,7 @@ BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
 
 
 @dataclass(frozen=True)
-class Quantization:
+class BlockQuantization:
     """One way to store the weights, and the farthest it may be from the source.
 
     The bounds are several times what the demo model measures (docs/benchmarks.md): they stop

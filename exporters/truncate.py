@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 
 
-def first_layers(checkpoint: Checkpoint, num_layers: int) -> Checkpoint:
+def first_layers(checkpoint: StoredCheckpoint, num_layers: int) -> StoredCheckpoint:
     """The checkpoint without the layers from `num_layers` on; embedding, norm and head stay.
 
     Raises UsageError unless it has that many.

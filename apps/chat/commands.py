@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from edge_spec.apps.chat import keeping
 from edge_spec.apps.chat.comparison import compare
-from edge_spec.apps.chat.conversation import Conversation, OnChunk, Report
+from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report
 from edge_spec.apps.chat.report import comparison_text, has_colours, stats_text, tokens_text
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
@@ -22,7 +22,7 @@ Alt-Enter begins a new line, Tab completes, Ctrl-R searches what you typed befor
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandAnswer:
     """A message that the model is to answer; again: in place of the last one."""
 
     text: str
@@ -33,7 +33,7 @@ class Leave:
     """The end of the conversation."""
 
 
-Outcome = RenderableType | Answer | Leave
+Outcome = RenderableType | CommandAnswer | Leave
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Runs(Enum):
     LONG = "between answers, and may take its time"
 
 
-Act = Callable[[Conversation, str, Door], Outcome]
+Act = Callable[[ChatConversation, str, Door], Outcome]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class Command:
     help: str
     act: Act
     runs: Runs = Runs.AT_ONCE
-    choices: Callable[[Conversation], Sequence[str]] = lambda conversation: ()  # of its argument
+    choices: Callable[[ChatConversation], Sequence[str]] = (
+        lambda conversation: ()
+    )  # of its argument
     takes_path: bool = False
 
     @property
@@ -72,7 +74,7 @@ class Command:
         return f"{self.name} {self.argument}".rstrip()
 
 
-def run_command(conversation: Conversation, line: str, door: Door) -> Outcome:
+def run_command(conversation: ChatConversation, line: str, door: Door) -> Outcome:
     """Carries the line out. Raises EdgeSpecError, OSError: the conversation is as it was."""
     name, _, argument = line.strip().partition(" ")
     command = find(name)
@@ -92,18 +94,18 @@ def help_text() -> str:
     return "\n".join([*lines, KEYS])
 
 
-def _help(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _help(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     return help_text()
 
 
-def _draft(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _draft(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
         conversation.engine.set_drafter({"off": "none", "on": "auto"}.get(argument, argument))
     names = conversation.engine.drafter
     return f"Speculation: {'off' if names == 'none' else names}."
 
 
-def _compare(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _compare(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     def say(what: str) -> None:
         if door.report is not None:
             door.report(f"Comparing, {what}", 0.0)
@@ -112,36 +114,36 @@ def _compare(conversation: Conversation, argument: str, door: Door) -> Outcome:
     return "Stopped." if compared is None else comparison_text(compared, door.width)
 
 
-def _tokens(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _tokens(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     if conversation.last is None:
         return "No answer yet."
     return tokens_text(conversation.last, has_colours(door.is_terminal))
 
 
-def _stats(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _stats(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     return "No answer yet." if conversation.last is None else stats_text(conversation.last)
 
 
-def _retry(conversation: Conversation, argument: str, door: Door) -> Outcome:
-    return Answer(conversation.last_prompt(), again=True)
+def _retry(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+    return CommandAnswer(conversation.last_prompt(), again=True)
 
 
-def _reset(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _reset(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     conversation.forget()
     return "The conversation is forgotten."
 
 
-def _system(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _system(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
         conversation.system = None if argument == "none" else argument
     return f"System message: {conversation.system or 'none'}"
 
 
-def _save(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _save(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     return keeping.save(conversation, _path(argument))
 
 
-def _load(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _load(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     return keeping.load(conversation, _path(argument))
 
 
@@ -151,20 +153,20 @@ def _path(argument: str) -> Path:
     return expanded(Path(argument))
 
 
-def _model(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _model(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
         conversation.open(argument, door.report)
     return f"{conversation.engine.name} on {conversation.engine.runtime}."
 
 
-def _exact(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _exact(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     wanted = _switched(argument, conversation.exact)
     if wanted != conversation.exact:
         conversation.set_exact(wanted, door.report)
     return f"Exact mode: {'on' if wanted else 'off'}."
 
 
-def _plain(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _plain(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     conversation.is_plain = _switched(argument, conversation.is_plain)
     return f"Markdown is shown {'as text' if conversation.is_plain else 'formatted'}."
 
@@ -175,15 +177,15 @@ def _switched(argument: str, now: bool) -> bool:
     return argument == "on" if argument else now
 
 
-def _quit(conversation: Conversation, argument: str, door: Door) -> Outcome:
+def _quit(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     return Leave()
 
 
-def _drafters(conversation: Conversation) -> list[str]:
+def _drafters(conversation: ChatConversation) -> list[str]:
     return ["auto", "none", *conversation.engine.drafters]
 
 
-def _on_off(conversation: Conversation) -> list[str]:
+def _on_off(conversation: ChatConversation) -> list[str]:
     return ["on", "off"]
 
 

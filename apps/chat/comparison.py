@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_spec import SamplingParams
-from edge_spec.apps.chat.conversation import Conversation, Message, OnChunk
+from edge_spec.apps.chat.conversation import ChatConversation, Message, OnChunk
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ REMEMBERING = "ngram-cache"  # the drafter that knows answers of before
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DrafterComparison:
     """Three answers to one prompt: plain, with drafting, plain again, so that a machine that gets
     slower or faster all the while favours neither side.
 
@@ -60,8 +60,11 @@ class Comparison:
 
 
 def compare(
-    conversation: Conversation, prompt: str | None, on_chunk: OnChunk, say: Callable[[str], None]
-) -> Comparison | None:
+    conversation: ChatConversation,
+    prompt: str | None,
+    on_chunk: OnChunk,
+    say: Callable[[str], None],
+) -> DrafterComparison | None:
     """Answers the prompt, or the last one where it is None, after what was said before it; the
     conversation stays as it is. None where it was stopped.
 
@@ -84,17 +87,17 @@ def compare(
         if conversation.stop.requested:
             return None
     first, drafted, second = results
-    return Comparison(engine.drafter, (first, second), drafted)
+    return DrafterComparison(engine.drafter, (first, second), drafted)
 
 
-def _asked(conversation: Conversation, prompt: str | None) -> list[Message]:
+def _asked(conversation: ChatConversation, prompt: str | None) -> list[Message]:
     if prompt is not None:
         return [*conversation.asked_messages, {"role": "user", "content": prompt}]
     last = {"role": "user", "content": conversation.last_prompt()}
     return [*conversation.before_last_prompt(), last]
 
 
-def _seeded(conversation: Conversation) -> SamplingParams:
+def _seeded(conversation: ChatConversation) -> SamplingParams:
     """One seed for all three, since other random draws would make other texts."""
     sampling = conversation.answering.get("sampling", SamplingParams())
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(32))

@@ -56,7 +56,7 @@ class Stop:
                 self._generation.cancel()
 
 
-class Conversation:
+class ChatConversation:
     """`said` is what user and assistant said, of which prompts leave the `left_out` oldest messages
     out; `last` the latest answer, `running` the growing one.
 

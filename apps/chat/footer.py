@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rich.cells import cell_len
 
-from edge_spec.apps.chat.conversation import Conversation
+from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.placement.memory import format_bytes, resident_bytes
 
 _WINDOW_S = 1.0
@@ -44,7 +44,7 @@ class Meter:
         return tokens / span_s if tokens and span_s else None
 
 
-def footer(conversation: Conversation, meter: Meter, note: str, width: int) -> str:
+def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
     """As many of the figures as fit into `width` cells, the most telling first: those of the
     answer that is being written, or of the last one. note: what else there is to say."""
     parts = [note] if note else []

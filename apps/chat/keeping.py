@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge_spec.apps.chat.conversation import Conversation, Message
+from edge_spec.apps.chat.conversation import ChatConversation, Message
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
 
 _ROLES = ("system", "user", "assistant")
 
 
-def save(conversation: Conversation, path: Path) -> str:
+def save(conversation: ChatConversation, path: Path) -> str:
     """What was written: the messages for a name that ends in .json, else a snapshot, which only
     this model can go on with, but at once. Raises EdgeSpecError, OSError.
 
@@ -31,7 +31,7 @@ def save(conversation: Conversation, path: Path) -> str:
     return f"{_count(conversation)} saved in {path}."
 
 
-def load(conversation: Conversation, path: Path) -> str:
+def load(conversation: ChatConversation, path: Path) -> str:
     """Takes a saved conversation over. Raises EdgeSpecError, OSError, and then changes nothing."""
     if path.suffix == ".json":
         try:
@@ -65,6 +65,6 @@ def _no_conversation(path: Path, reason: str) -> UsageError:
     return UsageError(f"{path} holds no conversation: {reason}", remedy=remedy)
 
 
-def _count(conversation: Conversation) -> str:
+def _count(conversation: ChatConversation) -> str:
     count = len(conversation.said)
     return "1 message" if count == 1 else f"{count} messages"

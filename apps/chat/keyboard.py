@@ -12,7 +12,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from edge_spec.apps.chat.commands import COMMANDS, find
-from edge_spec.apps.chat.conversation import Conversation
+from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.locks import locked
 
@@ -23,7 +23,7 @@ _LOCK_S = 1.0
 class CommandCompleter(Completer):
     """Commands, their choices (of several joined by commas the last one) and paths."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
         self._paths = PathCompleter(expanduser=True)
 

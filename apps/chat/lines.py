@@ -11,15 +11,15 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from edge_spec import EdgeSpecError
-from edge_spec.apps.chat.commands import Answer, Door, Leave, run_command
-from edge_spec.apps.chat.conversation import Conversation, Stop
+from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
+from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.paint import harmless, plain
 
 if TYPE_CHECKING:
     from edge_spec import Chunk
 
 
-def talk_in_lines(conversation: Conversation, *, as_json: bool) -> None:
+def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
     """Each line of standard input is a message or a command; until /quit or its end.
 
     as_json: one document at the end, and nothing else on standard output. Raises EdgeSpecError for
@@ -33,7 +33,7 @@ def talk_in_lines(conversation: Conversation, *, as_json: bool) -> None:
                     if isinstance(_command(conversation, text, as_json), Leave):
                         break
                 elif text:
-                    _answer(conversation, Answer(text), as_json)
+                    _answer(conversation, CommandAnswer(text), as_json)
         except EdgeSpecError as error:
             if not sys.stdin.isatty():
                 _print_turns(conversation, as_json)
@@ -42,7 +42,7 @@ def talk_in_lines(conversation: Conversation, *, as_json: bool) -> None:
     _print_turns(conversation, as_json)
 
 
-def _print_turns(conversation: Conversation, as_json: bool) -> None:
+def _print_turns(conversation: ChatConversation, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"turns": conversation.turns}, ensure_ascii=False))
 
@@ -57,21 +57,21 @@ def _typed() -> Iterator[str]:
         yield line
 
 
-def _command(conversation: Conversation, line: str, as_json: bool) -> Leave | None:
+def _command(conversation: ChatConversation, line: str, as_json: bool) -> Leave | None:
     try:
         outcome = run_command(conversation, line, Door())
     except (EdgeSpecError, OSError) as error:
         outcome = str(error)
     if isinstance(outcome, Leave):
         return outcome
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, CommandAnswer):
         _answer(conversation, outcome, as_json)
     else:
         print(plain(outcome), end="", file=sys.stderr if as_json else sys.stdout)
     return None
 
 
-def _answer(conversation: Conversation, message: Answer, as_json: bool) -> None:
+def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
     to_terminal = sys.stdout.isatty()
 
     def show(chunk: Chunk) -> None:

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from edge_spec.apps.chat.conversation import Conversation, Opener
+from edge_spec.apps.chat.conversation import ChatConversation, Opener
 from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import harmless
 
@@ -24,7 +24,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Opens the model and talks until /quit or the end of input. Raises EdgeSpecError."""
-    with closing(Conversation(opener, model, exact, answering, system)) as conversation:
+    with closing(ChatConversation(opener, model, exact, answering, system)) as conversation:
         engine = conversation.engine
         if sys.stdin.isatty() and not as_json:
             print(harmless(f"{engine.name} on {engine.runtime}. /help lists the commands."))

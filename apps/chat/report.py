@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from edge_spec.apps.chat.comparison import Comparison
+from edge_spec.apps.chat.comparison import DrafterComparison
 from edge_spec.apps.chat.paint import bar_character
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def has_colours(is_terminal: bool) -> bool:
     return is_terminal and not os.environ.get("NO_COLOR")
 
 
-def comparison_text(compared: Comparison, width: int) -> RenderableType:
+def comparison_text(compared: DrafterComparison, width: int) -> RenderableType:
     """Both texts, side by side where there is room, then rates, their ratio and what differs."""
     plain, drafted = compared.plain_per_second, compared.drafted_per_second
     panels = [
@@ -138,7 +138,7 @@ def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
     return Panel(Text(result.text.strip()), title=title, title_align="left")
 
 
-def _equality(compared: Comparison) -> str:
+def _equality(compared: DrafterComparison) -> str:
     index = compared.first_difference
     count = len(compared.drafted.tokens)
     if index is None:

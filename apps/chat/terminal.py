@@ -23,8 +23,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from edge_spec import EdgeSpecError
-from edge_spec.apps.chat.commands import Answer, Door, Leave, Runs, find, run_command
-from edge_spec.apps.chat.conversation import Conversation
+from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, Runs, find, run_command
+from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView
@@ -52,7 +52,7 @@ _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 class Terminal:
     """The event loop draws and reads keys; one other thread uses the engine."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
         self._meter = Meter()
         self._view: AnswerView | None = None  # of the answer that is being written
@@ -113,7 +113,7 @@ class Terminal:
             else:
                 await self._at_once(text)
         elif text:
-            self._begin(self._answer(Answer(text)))
+            self._begin(self._answer(CommandAnswer(text)))
 
     async def _at_once(self, line: str) -> None:
         try:
@@ -122,7 +122,7 @@ class Terminal:
             outcome = _complaint(error)
         if isinstance(outcome, Leave):
             self._leaving = True
-        elif isinstance(outcome, Answer):
+        elif isinstance(outcome, CommandAnswer):
             self._begin(self._answer(outcome))
         else:
             await self._show(outcome)
@@ -148,10 +148,10 @@ class Terminal:
     async def _long(self, line: str) -> None:
         door = self._door()
         outcome = await self._following(lambda: run_command(self._conversation, line, door))
-        assert not isinstance(outcome, Answer | Leave)
+        assert not isinstance(outcome, CommandAnswer | Leave)
         await self._show(outcome)
 
-    async def _answer(self, message: Answer) -> None:
+    async def _answer(self, message: CommandAnswer) -> None:
         room = partial(self._conversation.make_room, message.text, again=message.again)
         await self._show(await self._following(room))
         self._view = view = AnswerView(self._conversation.is_plain)

@@ -72,7 +72,7 @@ class _LiveRate:
         return (num_tokens - self.rounds[0][1]) / elapsed_s if elapsed_s else None
 
 
-class Answer:
+class ServerAnswer:
     """Runs until its work is done or it is cancelled, whether or not anybody reads.
 
     on_end: called in the event loop when the slot is free again. What was written and not read

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edge_spec.apps.server.answer import Answer, Ended, Work
+from edge_spec.apps.server.answer import Ended, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.replies import DONE, Reply
@@ -27,9 +27,9 @@ class Running:
     pool: Pool
     metrics: Metrics
     request_timeout_s: float
-    answers: set[Answer] = field(default_factory=set)
+    answers: set[ServerAnswer] = field(default_factory=set)
 
-    async def begin(self, work: Work, arrived: float) -> Answer:
+    async def begin(self, work: Work, arrived: float) -> ServerAnswer:
         """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
         slot = await self.pool.take(work.prompts[0], work.session_id)
         waited_s = time.perf_counter() - arrived
@@ -42,7 +42,7 @@ class Running:
             first_s = None if first_s is None else waited_s + first_s
             self.metrics.observe_answer(answer.results, first_s)
 
-        answer = Answer(slot, work, end)
+        answer = ServerAnswer(slot, work, end)
         timer = asyncio.get_running_loop().call_later(self.request_timeout_s, answer.cancel)
         self.answers.add(answer)
         return answer
@@ -112,7 +112,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _whole(answer: Answer, reply: Reply, send: Send) -> None:
+async def _whole(answer: ServerAnswer, reply: Reply, send: Send) -> None:
     try:
         async for _ in answer.events():
             pass
@@ -123,7 +123,7 @@ async def _whole(answer: Answer, reply: Reply, send: Send) -> None:
     await send_json(send, 200, text.encode())
 
 
-async def _stream(answer: Answer, reply: Reply, send: Send) -> None:
+async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
     """The status tells of errors until the answer has begun, an event of those after it."""
 
     async def write(text: str) -> None:

@@ -40,7 +40,7 @@ class Job:
             generation.cancel()
 
 
-class Conversation:
+class SidecarConversation:
     """open_engine: called in the conversation's thread, when first needed; that thread closes it.
     on_done: called with a job before its response is sent.
 

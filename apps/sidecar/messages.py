@@ -45,7 +45,7 @@ class UnreadableError(RpcError):
 
 
 @dataclass(frozen=True)
-class Request:
+class RpcRequest:
     """id: None for a notification, which gets no response."""
 
     id: Id | None
@@ -53,7 +53,7 @@ class Request:
     params: dict[str, Any]
 
     @staticmethod
-    def parse(line: bytes) -> Request:
+    def parse(line: bytes) -> RpcRequest:
         """Raises UnreadableError."""
         try:
             found = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
@@ -74,7 +74,7 @@ class Request:
         ):
             if not valid:
                 raise UnreadableError(code, wrong, id)
-        return Request(id, str(method), params)
+        return RpcRequest(id, str(method), params)
 
     def read(self, kind: type[Asked]) -> Asked:
         """The parameters. Raises RpcError for missing, unknown or mistyped ones."""

@@ -14,7 +14,7 @@ from edge_spec import Engine
 from edge_spec.apps.sidecar.messages import Code, UnreadableError, failure
 from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.apps.sidecar.wire import MAX_LINE_BYTES, LineTooLongError, Wire
-from edge_spec.core.callbacks import comes_again
+from edge_spec.core.callbacks import comes_later
 
 MAX_WAITING = 16  # lines read ahead
 _LOOK_S = 1.0  # between two looks whether the other program is gone, while it waits with these
@@ -83,7 +83,7 @@ def _end() -> None:
 
 
 def _raise_ended(number: int, frame: FrameType | None) -> None:
-    if comes_again(number, frame):
+    if comes_later(number, frame):
         return
     _ignore_the_end()
     raise _Ended

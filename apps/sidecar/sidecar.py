@@ -11,8 +11,8 @@ from typing import Any
 
 from edge_spec import EdgeSpecError, Engine
 from edge_spec.apps.sidecar import messages
-from edge_spec.apps.sidecar.conversation import Conversation, Job, Send
-from edge_spec.apps.sidecar.messages import Code, Id, Request, RpcError, UnreadableError
+from edge_spec.apps.sidecar.conversation import Job, Send, SidecarConversation
+from edge_spec.apps.sidecar.messages import Code, Id, RpcError, RpcRequest, UnreadableError
 
 CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
 MAX_CONVERSATIONS = 4
@@ -28,11 +28,11 @@ class Sidecar:
     def __init__(self, engine: Engine, send: Send) -> None:
         self._origin = engine
         self._send = send
-        self._jobs: dict[Id, tuple[Conversation, Job]] = {}  # those not answered yet
+        self._jobs: dict[Id, tuple[SidecarConversation, Job]] = {}  # those not answered yet
         self._first = self._conversation(lambda: engine)
-        self._conversations: dict[str, Conversation] = {}  # used longest ago first
+        self._conversations: dict[str, SidecarConversation] = {}  # used longest ago first
         self._shut = False
-        self._methods: dict[str, Callable[[Request], Any]] = {
+        self._methods: dict[str, Callable[[RpcRequest], Any]] = {
             "initialize": self._initialize,
             "chat": self._chat,
             "generate": self._generate,
@@ -48,7 +48,7 @@ class Sidecar:
         """Answers at once or lets a conversation answer; False where `exit` was asked for."""
         id: Id | None = None
         try:
-            request = Request.parse(line)
+            request = RpcRequest.parse(line)
             id = request.id
             if request.method == "exit":
                 return False
@@ -90,7 +90,7 @@ class Sidecar:
         else:
             print(f"edge-spec: in a notification: {error}", file=sys.stderr)
 
-    def _initialize(self, request: Request) -> dict[str, Any]:
+    def _initialize(self, request: RpcRequest) -> dict[str, Any]:
         request.read(messages.Initialize)
         engine = self._origin
         return {
@@ -104,7 +104,7 @@ class Sidecar:
             "max_conversations": MAX_CONVERSATIONS,
         }
 
-    def _chat(self, request: Request) -> Job:
+    def _chat(self, request: RpcRequest) -> Job:
         asked = request.read(messages.ToChat)
         options = asked.options.answer_options()
         if asked.tools:
@@ -113,24 +113,24 @@ class Sidecar:
             asked, request.id, lambda engine: engine.chat(asked.messages, stream=True, **options)
         )
 
-    def _generate(self, request: Request) -> Job:
+    def _generate(self, request: RpcRequest) -> Job:
         asked = request.read(messages.ToGenerate)
         options = asked.options.answer_options()
         return self._submit(
             asked, request.id, lambda engine: engine.generate(asked.prompt, stream=True, **options)
         )
 
-    def _snapshot(self, request: Request) -> Job:
+    def _snapshot(self, request: RpcRequest) -> Job:
         asked = request.read(messages.ToSnapshot)
         return self._submit(
             asked, request.id, lambda engine: engine.snapshot(asked.path, asked.note)
         )
 
-    def _restore(self, request: Request) -> Job:
+    def _restore(self, request: RpcRequest) -> Job:
         asked = request.read(messages.ToRestore)
         return self._submit(asked, request.id, lambda engine: {"note": engine.restore(asked.path)})
 
-    def _set_drafter(self, request: Request) -> Job | dict[str, str]:
+    def _set_drafter(self, request: RpcRequest) -> Job | dict[str, str]:
         """Takes effect at once, even within an answer; a conversation that is new does it first."""
         asked = request.read(messages.ToSetDrafter)
 
@@ -141,14 +141,14 @@ class Sidecar:
         engine = self._named(asked.conversation).engine
         return self._submit(asked, request.id, choose) if engine is None else choose(engine)
 
-    def _cancel(self, request: Request) -> dict[str, bool]:
+    def _cancel(self, request: RpcRequest) -> dict[str, bool]:
         asked = request.read(messages.ToCancel)
         _, job = self._jobs.get(asked.id, (None, None))
         if job is not None:
             job.cancel()
         return {"cancelled": job is not None}
 
-    def _stats(self, request: Request) -> dict[str, Any]:
+    def _stats(self, request: RpcRequest) -> dict[str, Any]:
         request.read(messages.Nothing)
         jobs = list(self._jobs.values())
         return {
@@ -162,7 +162,7 @@ class Sidecar:
             }
         }
 
-    def _shutdown(self, request: Request) -> None:
+    def _shutdown(self, request: RpcRequest) -> None:
         request.read(messages.Nothing)
         self.close()
 
@@ -182,7 +182,7 @@ class Sidecar:
             raise
         return job
 
-    def _named(self, name: str) -> Conversation:
+    def _named(self, name: str) -> SidecarConversation:
         """Raises RpcError where there is no room for one more."""
         found = self._conversations.pop(name, None)
         if found is None and not self._conversations:
@@ -204,8 +204,8 @@ class Sidecar:
                 return
         raise RpcError(Code.BUSY, f"{MAX_CONVERSATIONS} conversations are answering already")
 
-    def _conversation(self, open_engine: Callable[[], Engine]) -> Conversation:
-        return Conversation(open_engine, self._send, self._done)
+    def _conversation(self, open_engine: Callable[[], Engine]) -> SidecarConversation:
+        return SidecarConversation(open_engine, self._send, self._done)
 
     def _done(self, job: Job) -> None:
         del self._jobs[job.id]

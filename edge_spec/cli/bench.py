@@ -14,7 +14,7 @@ from edge_spec.cli import options
 from edge_spec.errors import EdgeSpecError, UsageError
 
 if TYPE_CHECKING:
-    from edge_spec.diagnostics.bench.measuring import Measured, Plan
+    from edge_spec.diagnostics.bench.measuring import BenchMeasurement, BenchPlan
     from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
     from edge_spec.diagnostics.bench.report import Document
     from edge_spec.engine.engine import Engine
@@ -102,8 +102,8 @@ def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dic
 
 
 def _measure(
-    engine: Engine, plan: Plan, choice: PeerChoice | None
-) -> tuple[Measured, list[OpenPeer]]:
+    engine: Engine, plan: BenchPlan, choice: PeerChoice | None
+) -> tuple[BenchMeasurement, list[OpenPeer]]:
     from contextlib import ExitStack
 
     from edge_spec.cli.progress import ProgressBar

@@ -43,10 +43,10 @@ def doctor(
     Nothing is fetched, converted or loaded. Exit status 1: there is a fault.
     """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.diagnostics.doctor.diagnose import Request, diagnose
+    from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 
     with ProgressBar() as progress:
-        report = diagnose(Request(model, draft, open_models, hashes), progress)
+        report = diagnose(DiagnosisRequest(model, draft, open_models, hashes), progress)
     if json:
         from dataclasses import asdict
         from json import dumps

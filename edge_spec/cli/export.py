@@ -13,7 +13,7 @@ from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
-    from edge_spec.models.export_presets import Choices
+    from edge_spec.models.export_presets import ExportChoices
     from edge_spec.models.pair_bundle import PairManifest
 
 _PAIR = "Pair bundles"
@@ -100,7 +100,7 @@ def export(
         raise UsageError("a draft goes into a pair bundle", remedy="Add --format all, or --for.")
 
 
-def _choices(format: str | None, kind: str | None, quant: str | None) -> Choices | None:
+def _choices(format: str | None, kind: str | None, quant: str | None) -> ExportChoices | None:
     """None for a single format. Raises UsageError."""
     from edge_spec.models.export_presets import (
         ALL_FORMATS,
@@ -148,14 +148,14 @@ def _export_one(
 def _export_pair(
     model: str,
     out: Path,
-    choices: Choices,
+    choices: ExportChoices,
     asked: ExportOptions,
     drafting: tuple[str | None, int | None],
     as_json: bool,
 ) -> None:
     """drafting: a model and how many of its layers. Raises UsageError."""
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.models.pair_export import PairRequest, Part, export_pair
+    from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
     from edge_spec.models.source import Source
 
     if asked.compute is not None:
@@ -165,10 +165,10 @@ def _export_pair(
         )
     draft, draft_layers = drafting
     with ProgressBar() as progress:
-        target = Part(Source(model, progress), asked.num_layers)
+        target = PairMember(Source(model, progress), asked.num_layers)
         guesses = None
         if draft not in (None, "none") or draft_layers is not None:
-            guesses = Part(Source(model if draft is None else draft, progress), draft_layers)
+            guesses = PairMember(Source(model if draft is None else draft, progress), draft_layers)
         manifest = export_pair(PairRequest(target, guesses, choices, asked), out, progress)
     _print_pair(manifest, out.absolute(), as_json)
 

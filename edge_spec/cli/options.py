@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 
 _LOADING = "Model and drafting"
 _LLAMACPP = "llama.cpp"
@@ -79,7 +79,9 @@ class ModelOptions:
             _LOADING, "Columns, n-gram length and guesses of the lookahead window.", metavar="W,N,G"
         ),
     ] = None
-    jacobi: Annotated[Fill | None, _option(_LOADING, "How Jacobi's first guesses are made.")] = None
+    jacobi: Annotated[
+        JacobiInit | None, _option(_LOADING, "How Jacobi's first guesses are made.")
+    ] = None
     exact: Annotated[
         bool,
         _option(

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from threading import Thread
 from types import FrameType
 
-from edge_spec.core.callbacks import comes_again
+from edge_spec.core.callbacks import comes_later
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # those that the system has
 _BY_SIGNAL = 128  # is added to its number, as shells do
@@ -70,7 +70,7 @@ class EndSignals:
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._unheard = 0
-        if comes_again(number, frame):
+        if comes_later(number, frame):
             return
         for each in self._taken:
             if signal.getsignal(each) == self._end:

@@ -33,7 +33,7 @@ def tune_skip(
     from edge_spec.models.bundle import Bundle
     from edge_spec.models.options import LoadOptions
     from edge_spec.models.pair_bundle import is_in_pair
-    from edge_spec.models.resolve import prepare
+    from edge_spec.models.resolve import resolve_model
     from edge_spec.models.source import Source
     from edge_spec.placement.layer_selection import (
         Judge,
@@ -52,7 +52,7 @@ def tune_skip(
             remedy="Tune the model that it was made from.",
         )
     with bar as progress, load_engine(model, plain, progress) as engine:
-        bundle = prepare(source, "ort", plain, progress).source
+        bundle = resolve_model(source, "ort", plain, progress).source
         if not isinstance(bundle, Bundle):
             raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
         texts = []

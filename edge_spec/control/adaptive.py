@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edge_spec.control.acceptance import Acceptance, learn, reach_of
-from edge_spec.control.backoff import WITH_COSTLY, WITH_FREE, Account
+from edge_spec.control.backoff import WITH_COSTLY, WITH_FREE, Backoff
 from edge_spec.control.baseline import Baseline
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, Plan, cut, limited
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limited
 from edge_spec.control.tree_shape import best_shape
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
@@ -40,7 +40,7 @@ def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
     return drafter.sibling_acceptance() if isinstance(drafter, Branching) else ()
 
 
-class MeasuredPolicy:
+class AdaptivePolicy:
     """Asks drafters in their order until one has guesses that are worth their rows, and goes on to
     those whose rounds have been better than that.
 
@@ -67,7 +67,7 @@ class MeasuredPolicy:
         self._clock = clock
         self._guess_s = {**dict.fromkeys(free, 0.0), **guess_s}
         self._free = free
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, Backoff] = {}
         self._baseline = Baseline()
         self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, guesses
         self._chosen: str | None = None
@@ -78,16 +78,16 @@ class MeasuredPolicy:
         self._shape_room = (0, 0)  # rows and levels that it was made for
         self._around_s = 0.0  # of a round, outside drafting and the pass
 
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         self._asked.clear()
         self._chosen = None
         limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
         if not drafters:
-            return Plan(TokenTree.chain(pending), PlainReason.OFF)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
-            return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
         if self._baseline.is_due:
-            return Plan(TokenTree.chain(pending), PlainReason.BASELINE)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
         best, best_rate, reason = None, 0.0, PlainReason.NO_CANDIDATE
         for drafter in drafters:
             account = self._account(drafter)
@@ -114,7 +114,7 @@ class MeasuredPolicy:
                 best, best_rate, self._chosen = plan, rate, drafter.name
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
-        return best or Plan(TokenTree.chain(pending), reason)
+        return best or RoundPlan(TokenTree.chain(pending), reason)
 
     def wants(self, drafter: Drafter) -> bool:
         account = self._account(drafter)
@@ -159,7 +159,7 @@ class MeasuredPolicy:
         """How likely a guess has to be: what it and its row cost, over the time of a token."""
         return (self.costs.slope + guess_s) / self._token_s
 
-    def _plan(self, drafter: Drafter, tree: TokenTree, limits: Budget) -> Plan | None:
+    def _plan(self, drafter: Drafter, tree: TokenTree, limits: Budget) -> RoundPlan | None:
         """As many of the likeliest rows as are worth most together; None where that is none."""
         if len(tree) == 1:
             return None
@@ -172,7 +172,7 @@ class MeasuredPolicy:
             reach[1:] = sorted(reach[1:], reverse=True)
         num_rows = self._best_rows(reach[: limits.num_rows])
         if tree.is_chain and not tree.needed:  # most rounds
-            return Plan(tree.first_rows(num_rows), None) if num_rows > 1 else None
+            return RoundPlan(tree.first_rows(num_rows), None) if num_rows > 1 else None
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
 
     def _rate(self, drafter: Drafter, tree: TokenTree) -> float:
@@ -209,10 +209,10 @@ class MeasuredPolicy:
         self._asked[drafter.name] = taken_s, tree
         return tree
 
-    def _account(self, drafter: Drafter) -> Account:
+    def _account(self, drafter: Drafter) -> Backoff:
         if drafter.name not in self._accounts:
             patience = WITH_FREE if drafter.name in self._free else WITH_COSTLY
-            self._accounts[drafter.name] = Account(self._guess_s.get(drafter.name), patience)
+            self._accounts[drafter.name] = Backoff(self._guess_s.get(drafter.name), patience)
         return self._accounts[drafter.name]
 
     def _acceptance_of(self, name: str) -> Acceptance:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.control.policy import FixedPolicy, Plan
+from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import RoundStats
 from edge_spec.drafters.protocol import Budget, Drafter
 
 _MAX_DRAFT_TOKENS = 7  # unlikely guesses behind unlikely ones cost much and show little
 
 
-class EagerPolicy:
+class AlwaysVerifyPolicy:
     """Guesses are verified however unlikely they are; several drafters take turns to go first."""
 
     def __init__(self, max_draft_tokens: int, branches: bool, probes: bool) -> None:
         self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
         self._turn = 0
 
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         first = self._turn % max(1, len(drafters))
         self._turn += 1
         return self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)

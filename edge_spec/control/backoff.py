@@ -25,7 +25,7 @@ WITH_FREE = Patience(8, 5)
 WITH_COSTLY = Patience(16, 50)  # 2 % of the time
 
 
-class Account:
+class Backoff:
     """What one drafter has lost lately, and whether it rests.
 
     guess_s: seconds a guess, where that is known. The first round after a rest tells nothing about

@@ -19,7 +19,7 @@ _BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
 
 
 @dataclass(frozen=True)
-class Numerics:
+class BatchInvariance:
     """`tie_margin`: the largest change of a margin between likely tokens that was seen when a row
     was scored in a pass of another width. `invariant_widths`: ascending widths; at each of them the
     rows of a chain, wherever they stand in it, were bit-identical to plain steps padded to the
@@ -43,7 +43,9 @@ class _Scores:
     digests: Mapping[int, Sequence[bytes]]  # of each token's logits, by width
 
 
-def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Numerics:
+def measure_batch_invariance(
+    model: Model, widths: Sequence[int] = MARGIN_WIDTHS
+) -> BatchInvariance:
     """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
     nothing of its own.
 
@@ -68,7 +70,7 @@ def measure_numerics(model: Model, widths: Sequence[int] = MARGIN_WIDTHS) -> Num
             branch_invariant &= identical
     margin = max((each.margin for each in scores), default=0.0)
     invariant = _invariant(model, scores, widths)
-    return Numerics(margin, invariant, max(branch_margins), branch_invariant)
+    return BatchInvariance(margin, invariant, max(branch_margins), branch_invariant)
 
 
 def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:

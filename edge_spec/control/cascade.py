@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.control.adaptive import MeasuredPolicy
+from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import RoundStats
@@ -18,13 +18,13 @@ from edge_spec.drafters.protocol import Budget, ChoosingAlike, Preparing, Tentat
 from edge_spec.drafters.state import restore_into, snapshot_of
 
 
-def level_of(model: Model, costs: RowCosts, drafters: Sequence[Tentative]) -> PolicyLevel:
+def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Tentative]) -> PolicyStage:
     """What guesses for a draft whose rows cost `costs`."""
-    policy = MeasuredPolicy(costs, {}, branches=False, probes=False)
-    return PolicyLevel(drafters, policy, model.capabilities.max_rows)
+    policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
+    return PolicyStage(drafters, policy, model.capabilities.max_rows)
 
 
-class PolicyLevel:
+class PolicyStage:
     """Asks what a policy chooses among drafters, by the costs of the draft that they guess for: a
     level that does not win anything there is left out by the same rule as for a target.
 

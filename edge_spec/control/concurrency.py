@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
-from edge_spec.control.policy import Plan, Policy
+from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.drafters.protocol import Budget, Drafter
 
 
-class Load:
+class Concurrency:
     """How many generations are decoding on one target now. Any thread may use it."""
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class SharedPolicy:
     """Another policy's plans within this conversation's part of `num_rows` rows, equal for all that
     are active, one row at least: that is plain decoding."""
 
-    def __init__(self, policy: Policy, load: Load, num_rows: int) -> None:
+    def __init__(self, policy: Policy, load: Concurrency, num_rows: int) -> None:
         self._policy = policy
         self._load = load
         self._num_rows = num_rows
 
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         rows = max(1, self._num_rows // max(1, self._load.active))
         own = replace(
             budget,

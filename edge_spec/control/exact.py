@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_spec.control.policy import Plan, Policy
+from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.metrics import RoundStats
 from edge_spec.drafters.protocol import Budget, Drafter
 
@@ -21,7 +21,7 @@ class ExactPolicy:
         self._policy = policy
         self._widths = widths
 
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The narrowest width has to fit the budget's rows."""
         widths = [width for width in self._widths if width <= budget.num_rows]
         num_draft_tokens = min(budget.num_draft_tokens, widths[-1] - 1)
@@ -29,7 +29,7 @@ class ExactPolicy:
         plan = self._policy.choose(drafters, pending, chains)
         tree = plan.tree.chain_first(widths[-1])
         tree = tree.first_rows(tree.leading_chain)
-        return Plan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))
+        return RoundPlan(tree, plan.plain_reason, min(w for w in widths if w >= len(tree)))
 
     def wants(self, drafter: Drafter) -> bool:
         return self._policy.wants(drafter)

@@ -13,7 +13,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 DEFAULT_DRAFT_TOKENS = 15
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     tree: TokenTree
     plain_reason: PlainReason | None  # set exactly where the tree holds no guess
     num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
@@ -21,7 +21,7 @@ class Plan(NamedTuple):
 
 
 class Policy(Protocol):
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The tree of the next round, with at most the budget's rows."""
 
     def wants(self, drafter: Drafter) -> bool:
@@ -53,14 +53,14 @@ class FixedPolicy:
         self.branches = branches
         self.probes = probes
 
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         limits = limited(
             budget, self.max_draft_tokens, self.branches, self.probes, self.min_confidence
         )
         if not drafters:
-            return Plan(TokenTree.chain(pending), PlainReason.OFF)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
-            return Plan(TokenTree.chain(pending), PlainReason.BUDGET)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
             tree = drafter.propose(pending, limits)
@@ -69,7 +69,7 @@ class FixedPolicy:
                 return plan
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
-        return Plan(TokenTree.chain(pending), reason)
+        return RoundPlan(TokenTree.chain(pending), reason)
 
     def wants(self, drafter: Drafter) -> bool:
         return True
@@ -90,7 +90,7 @@ def limited(
     )
 
 
-def cut(tree: TokenTree, limits: Budget, min_reach: float) -> Plan | None:
+def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
     """The rows of a proposal that are likely enough to be reached and right, as a plan; None if
     there are none. Where guesses may not branch but do, which branch is kept depends on what was
     sampled there: the delta rule then verifies it, which holds for any guess."""
@@ -104,4 +104,4 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> Plan | None:
         num_verified = likely.leading_chain
         if not limits.probes:
             likely = likely.first_rows(num_verified)
-    return Plan(likely, None, num_verified=num_verified) if len(likely) > 1 else None
+    return RoundPlan(likely, None, num_verified=num_verified) if len(likely) > 1 else None

@@ -1,7 +1,7 @@
 """Functions that libraries call back.
 
 What a signal's handler raises within one is lost: ctypes prints it, and the library goes on. So
-handlers that raise ask first (`comes_again`).
+handlers that raise ask first (`comes_later`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _AGAIN_S = 0.05
 _codes: set[CodeType] = set()
 
 
-def called_back(function: _Function) -> _Function:
+def library_callback(function: _Function) -> _Function:
     """Marks such a function, as a decorator."""
     _codes.add(function.__code__)
     return function
 
 
-def comes_again(number: int, frame: FrameType | None) -> bool:
+def comes_later(number: int, frame: FrameType | None) -> bool:
     """For a handler that would raise: whether it must not now, and is called once more soon."""
     while frame is not None and frame.f_code not in _codes:
         frame = frame.f_back

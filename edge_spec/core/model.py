@@ -204,7 +204,7 @@ class Tensors(Protocol):
     def float32(self, name: str) -> np.ndarray: ...
 
 
-class Published(Protocol):
+class ModelInfo(Protocol):
     """What a published model says of itself, known before its weights are read."""
 
     path: Path
@@ -222,14 +222,14 @@ class Published(Protocol):
         """The tokenizer in the format of the `tokenizers` library."""
 
 
-class Checkpoint(Published, Tensors, Protocol):
+class Checkpoint(ModelInfo, Tensors, Protocol):
     """A model as its authors published it, opened but not yet converted."""
 
 
 class Runtime(Protocol):
     """The entry point `edge_spec.runtimes`: one library that can run models.
 
-    `reads` names what `open` takes: "checkpoint" (a `Checkpoint`), "gguf" (a `Published` whose
+    `reads` names what `open` takes: "checkpoint" (a `Checkpoint`), "gguf" (a `ModelInfo` whose
     path is a GGUF file), or another exporter's format (a `Bundle` that holds it).
     """
 
@@ -265,7 +265,7 @@ class TextCodec(Protocol):
 class TokenizingRuntime(Runtime, Protocol):
     """A runtime with a tokenizer of its own, for files that `tokenizers` cannot do justice to."""
 
-    def open_tokenizer(self, source: Published) -> TextCodec: ...
+    def open_tokenizer(self, source: ModelInfo) -> TextCodec: ...
 
 
 class Progress(Protocol):

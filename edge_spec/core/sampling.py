@@ -65,7 +65,7 @@ class SamplingParams:
         return not (self.penalized or self.logit_bias)
 
 
-class Choice(NamedTuple):
+class TokenChoice(NamedTuple):
     token: int
     near_tie: bool  # greedy: another token was within the model's numeric noise
 
@@ -123,7 +123,7 @@ class Sampler:
             if self.params.penalized:
                 self._output.add(token)
 
-    def choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
+    def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
         """The token after the output and `path`, the row's own guessed tokens.
 
         logits: [vocab] float32, not modified. Raises SessionError where they are no numbers, or
@@ -135,12 +135,12 @@ class Sampler:
             token = int(logits.argmax())  # of a NaN, where there is one
             _require_number(logits[token])
             if not self.tie_margin:
-                return Choice(token, near_tie=False)
+                return TokenChoice(token, near_tie=False)
             close = np.count_nonzero(logits >= logits[token] - self.tie_margin)
-            return Choice(token, bool(close > 1))
+            return TokenChoice(token, bool(close > 1))
         tokens, probabilities = _kept(logits, self.params)
         first = self._race(tokens, probabilities, len(path)).argmin()
-        return Choice(int(tokens[first]), near_tie=False)
+        return TokenChoice(int(tokens[first]), near_tie=False)
 
     def probs(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         """[vocab] float64: what `choose` draws from; 1 for one token where it is greedy."""

@@ -15,7 +15,7 @@ _REMEDY = (
 _log = logging.getLogger(__name__)
 
 
-class TargetCalls:
+class TranslatedErrors:
     """Within the block, what the target's runtime raises becomes a SessionError, or a
     DeviceMemoryError where memory ran out; an EdgeSpecError, and what is `told`, pass as they are.
     """
@@ -44,7 +44,7 @@ class TargetCalls:
         ) from error
 
 
-target_calls = TargetCalls()
+translate_errors = TranslatedErrors()
 
 
 def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
@@ -57,7 +57,7 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
         )
 
 
-def put_away(session: Session) -> None:
+def close_quietly(session: Session) -> None:
     """Closes a session that may have failed, and then may fail here, too."""
     try:
         session.close()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from edge_spec.core.model import Forward, Interruptible, Model, Restorable, Session
-from edge_spec.core.session_errors import put_away
+from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import HungError
 
@@ -130,7 +130,7 @@ class WatchedSession:
         self.is_in_use = False
 
     def _put_away(self) -> None:
-        put_away(self._session)
+        close_quietly(self._session)
         self.is_in_use = False
 
     def _watched(self, kind: tuple[str, int], work: Callable[[], _Result]) -> _Result:

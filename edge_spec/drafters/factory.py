@@ -1,6 +1,6 @@
 """How drafters are made: what they may build on, and the entry points of this package's own.
 
-An entry point of the group `edge_spec.drafters` is a function that takes a `Setting` and returns
+An entry point of the group `edge_spec.drafters` is a function that takes a `DrafterContext` and returns
 a `Drafter`.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.draft.self_draft import Part, Search, SelfDrafter
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class DrafterContext:
     """The target as drafters see it, and the user's options for them."""
 
     vocab_size: int  # of the target
@@ -38,32 +38,32 @@ class Setting:
     corpora: Sequence[CorpusIndex] = ()
     draft_n_max: int | None = None  # guesses a round
     window: WindowSize | None = None
-    fill: Fill | None = None  # of Jacobi blocks
+    fill: JacobiInit | None = None  # of Jacobi blocks
     searches: Mapping[str, Search] = field(default_factory=dict)  # of drafters that are a part of
     # the target, by their names
-    parts: Mapping[str, Part] = field(default_factory=dict)  # settled before
+    parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first guesses for the target, each other for the one before
 
 
-def suffix(setting: Setting) -> Drafter:
+def suffix(setting: DrafterContext) -> Drafter:
     return SuffixDrafter()
 
 
-def recycling(setting: Setting) -> Drafter:
+def recycling(setting: DrafterContext) -> Drafter:
     return RecyclingDrafter()
 
 
-def lookahead(setting: Setting) -> Drafter:
+def lookahead(setting: DrafterContext) -> Drafter:
     if setting.window is None and setting.draft_n_max is not None:
         return LookaheadDrafter(WindowSize.within(setting.draft_n_max + 1))
     return LookaheadDrafter(setting.window or DEFAULT_SIZE)
 
 
-def jacobi(setting: Setting) -> Drafter:
-    return JacobiDrafter(setting.fill or Fill.NGRAM, setting.draft_n_max or DEFAULT_BLOCK)
+def jacobi(setting: DrafterContext) -> Drafter:
+    return JacobiDrafter(setting.fill or JacobiInit.NGRAM, setting.draft_n_max or DEFAULT_BLOCK)
 
 
-def corpus(setting: Setting) -> Drafter:
+def corpus(setting: DrafterContext) -> Drafter:
     """Raises UsageError without a corpus."""
     from edge_spec.drafters.lookup.corpus import CorpusDrafter
 
@@ -75,7 +75,7 @@ def corpus(setting: Setting) -> Drafter:
     return CorpusDrafter(setting.corpora)
 
 
-def ngram_cache(setting: Setting) -> Drafter:
+def ngram_cache(setting: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
     from edge_spec.drafters.lookup.ngram_cache import NgramCacheDrafter
 
@@ -89,17 +89,17 @@ def ngram_cache(setting: Setting) -> Drafter:
     )
 
 
-def draft_model(setting: Setting) -> Drafter:
+def draft_model(setting: DrafterContext) -> Drafter:
     """Raises UsageError without a draft."""
     return _cascade(setting, [], "draft-model")
 
 
-def cascade(setting: Setting) -> Drafter:
+def cascade(setting: DrafterContext) -> Drafter:
     """The draft, with suffix lookup as its own drafter. Raises UsageError without a draft."""
     return _cascade(setting, [SuffixDrafter()], "cascade")
 
 
-def _cascade(setting: Setting, lowest: Sequence[Tentative], name: str) -> Drafter:
+def _cascade(setting: DrafterContext, lowest: Sequence[Tentative], name: str) -> Drafter:
     if not setting.drafts:
         raise missing_draft(name)
     below = lowest
@@ -108,15 +108,15 @@ def _cascade(setting: Setting, lowest: Sequence[Tentative], name: str) -> Drafte
     return setting.drafts[0].make_drafter(below, name)
 
 
-def early_exit(setting: Setting) -> Drafter:
+def early_exit(setting: DrafterContext) -> Drafter:
     return _self_drafter(setting, "early-exit")
 
 
-def layer_skip(setting: Setting) -> Drafter:
+def layer_skip(setting: DrafterContext) -> Drafter:
     return _self_drafter(setting, "layer-skip")
 
 
-def _self_drafter(setting: Setting, name: str) -> Drafter:
+def _self_drafter(setting: DrafterContext, name: str) -> Drafter:
     if name not in setting.searches:
         raise UsageError(
             f"the drafter {name} needs the target that it is a part of",
@@ -143,7 +143,7 @@ SELF_DRAFTERS = ("early-exit", "layer-skip")  # that are a part of their target
 COSTLY_DRAFTERS = PAIR_DRAFTERS + SELF_DRAFTERS
 
 
-def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:
+def load_drafters(chosen: str, setting: DrafterContext) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
     "auto" is a cascade with the draft where there is one, else AUTO_DRAFTERS, and the corpora where
@@ -158,5 +158,7 @@ def load_drafters(chosen: str, setting: Setting) -> list[Drafter]:
         wanted += ["corpus"] if setting.corpora else []
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
-    makers: list[Callable[[Setting], Drafter]] = [load_plugin("drafters", name) for name in wanted]
+    makers: list[Callable[[DrafterContext], Drafter]] = [
+        load_plugin("drafters", name) for name in wanted
+    ]
     return [make(setting) for make in makers]

@@ -19,7 +19,7 @@ State = TypeVar("State")
 _UNLIKELY_ROWS = 3
 
 
-class Guess(NamedTuple, Generic[State]):
+class Candidate(NamedTuple, Generic[State]):
     """A token that may follow, the kind of guess it is, and the state that it leads to."""
 
     token: int
@@ -27,7 +27,7 @@ class Guess(NamedTuple, Generic[State]):
     state: State
 
 
-Expand = Callable[[State], Iterable[Guess[State]]]
+Expand = Callable[[State], Iterable[Candidate[State]]]
 
 
 class Growth:
@@ -70,7 +70,7 @@ def grow(
         return _grow_chain(drafter, pending, budget, acceptance, root, expand)
     tokens, parents, kinds = [pending], [-1], [0]
     confidence, reach, depth = [1.0], [1.0], [0]
-    frontier: list[tuple[float, int, int, float, Guess[State]]] = []
+    frontier: list[tuple[float, int, int, float, Candidate[State]]] = []
     pushed = 0
 
     def push(row: int, state: State) -> None:

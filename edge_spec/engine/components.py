@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
@@ -36,9 +36,9 @@ class EngineComponents:
     runtime: str
     model: Model
     text: ChatFormat
-    numerics: Numerics
+    numerics: BatchInvariance
     speculation: Speculation
-    speculator: Speculator  # composes it anew for other drafters
+    speculator: SpeculationFactory  # composes it anew for other drafters
     grammars: GrammarCompiler
     drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode

@@ -10,16 +10,16 @@ from enum import StrEnum
 from threading import Thread
 from typing import NamedTuple
 
-from edge_spec.control.policy import Plan, Policy
+from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.logprobs import Score
 from edge_spec.core.metrics import DraftCounts, PlainReason, RoundStats
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.sampling import Sampler
-from edge_spec.core.session_errors import require_scores, target_calls
+from edge_spec.core.session_errors import require_scores, translate_errors
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
-from edge_spec.engine.draft_overlap import Anticipation
+from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.errors import EdgeSpecError
 
 
@@ -40,7 +40,7 @@ class DecodedToken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class GenerationLimits:
     """Where a generation ends."""
 
     max_tokens: int
@@ -58,7 +58,7 @@ class Decoder:
     drafters: Sequence[Drafter]
     policy: Policy
     overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
-    anticipation: Anticipation | None = None  # drafters guess on while the target scores
+    anticipation: OverlappedDrafting | None = None  # drafters guess on while the target scores
     tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
     replays: bool = False  # choices within it are left to plain steps
     vocab_size: int | None = None  # of the scores, where they are held to it
@@ -91,7 +91,7 @@ class Decoder:
         self,
         prompt: Sequence[int],
         sampler: Sampler,
-        limits: Limits,
+        limits: GenerationLimits,
         on_round: Callable[[RoundStats], None],
     ) -> Generator[list[DecodedToken], None, None]:
         """The tokens of each round, until a stop token (included), max_tokens or the context.
@@ -134,7 +134,7 @@ class Decoder:
             # An interrupt may have come between a commit and the count of its tokens.
             told = len(prompt) - 1 + num_tokens
             if not failed and self.target.length > told:
-                with target_calls:
+                with translate_errors:
                     self.target.rollback(told)
 
     def _plain_reason(self, sampler: Sampler, verdict: Verdict | None = None) -> PlainReason | None:
@@ -151,7 +151,7 @@ class Decoder:
         pending: int,
         budget: Budget,
         sampler: Sampler,
-        limits: Limits,
+        limits: GenerationLimits,
         left: int,
         plain: PlainReason | None,
     ) -> tuple[list[DecodedToken], Verdict, RoundStats]:
@@ -161,7 +161,7 @@ class Decoder:
         if plain is None:
             plan = self.policy.choose(self.drafters, pending, budget)
         else:
-            plan = Plan(TokenTree.chain(pending), plain)
+            plan = RoundPlan(TokenTree.chain(pending), plain)
         tree = plan.tree
         drafted = self.clock()
         with self.anticipation.meanwhile() if self.anticipation else nullcontext():
@@ -172,7 +172,7 @@ class Decoder:
         if self.replays and len(verified) > 1 and verdict.first_tie is not None:
             verdict = verdict.first_tokens(verdict.first_tie)
         decoded = _decoded(verified, verdict, out, sampler)
-        with target_calls:
+        with translate_errors:
             if verdict.tokens:
                 self.target.commit(verdict.kept)
             else:
@@ -203,7 +203,7 @@ class Decoder:
 
     def _score(self, tree: TokenTree) -> Forward:
         """Raises EdgeSpecError where the target fails or gives scores of another shape."""
-        with target_calls:
+        with translate_errors:
             out = self.target.forward(tree)
             require_scores(out, len(tree), self.vocab_size)
         return out

@@ -12,7 +12,7 @@ from edge_spec.core.metrics import RoundStats
 from edge_spec.drafters.protocol import Anticipating, Drafter
 
 
-class Anticipation:
+class OverlappedDrafting:
     """Lets drafters guess on, in one thread for all rounds, as long as a block runs.
 
     trial: says when; None: in every round. Drafters and what they share with the target's thread,

@@ -18,7 +18,7 @@ from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.speculation import Speculation
 
 
-class Drafting:
+class DrafterSwitch:
     """The speculation of a conversation. `offer` may be called by any thread; what it offers is
     used from the next `take` on."""
 

@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from edge_spec.core.metrics import PlainRate, Stats
-from edge_spec.core.session_errors import put_away, target_calls
+from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.factory import PAIR_DRAFTERS
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.drafter_switch import Drafting
+from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Conversation, Generation
 from edge_spec.engine.request import context_length_of, request_of, sampler_of
 from edge_spec.engine.results import GenerationResult
@@ -44,7 +44,7 @@ class Engine:
         drafts = [draft.model for draft in parts.drafts]
         self._models = models or SharedModels([parts.model, *drafts], parts.idle_work)
         self._session = parts.model.open_session()
-        self._drafting = Drafting(parts, self._session)
+        self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(
             self._drafting.decoder(), PlainRate(), parts.speculator.load
         )
@@ -74,7 +74,7 @@ class Engine:
             rest.callback(self._models.give_back)
             for draft in self.parts.drafts:
                 rest.callback(draft.close_session)
-            rest.callback(put_away, self._session)
+            rest.callback(close_quietly, self._session)
             rest.callback(self._keep_learnt)
             rest.callback(self._drafting.close)
             self._end_running()
@@ -321,8 +321,8 @@ class Engine:
         if not self._conversation.failed:
             return
         self._conversation.tokens = []
-        put_away(self._session)
-        with target_calls:
+        close_quietly(self._session)
+        with translate_errors:
             self._session = self.parts.model.open_session()
         self._drafting.move_to(self._session)
         self._conversation.failed = False

@@ -9,12 +9,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from edge_spec.control.concurrency import Load
+from edge_spec.control.concurrency import Concurrency
 from edge_spec.core.metrics import PlainRate, RoundStats, Stats
 from edge_spec.core.model import TextCodec
 from edge_spec.core.sampling import Sampler
-from edge_spec.core.session_errors import target_calls
-from edge_spec.engine.decoder import DecodedToken, Decoder, Limits
+from edge_spec.core.session_errors import translate_errors
+from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.errors import SessionError
 from edge_spec.text.tokenizer import StopCutter
@@ -27,7 +27,7 @@ class Request:
     """A prompt and where its answer ends."""
 
     prompt: tuple[int, ...]
-    limits: Limits
+    limits: GenerationLimits
     stops: tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ class Conversation:
     below which the cache may make another one of it than if it had been written by plain decoding.
     """
 
-    def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Load) -> None:
+    def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Concurrency) -> None:
         self.load = load
         self.decoder = decoder
         self.plain_rate = plain_rate
@@ -66,10 +66,10 @@ class Conversation:
         then be needed; how many are left."""
         target = self.decoder.target
         try:
-            with target_calls:
+            with translate_errors:
                 target.rollback(length)
         except SessionError:
-            with target_calls:
+            with translate_errors:
                 target.rollback(0)
         return target.length
 
@@ -185,7 +185,7 @@ class Generation(Iterator[Chunk]):
                     self.result.finish_reason = FinishReason.CANCELLED
                     return False
                 end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
-                with target_calls:
+                with translate_errors:
                     target.prefill(prompt[target.length : end])
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True

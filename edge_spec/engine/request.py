@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.engine.answer_options import AnswerOptions
 from edge_spec.engine.components import EngineComponents
-from edge_spec.engine.decoder import Limits
+from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
 from edge_spec.errors import ContextFullError, UsageError
 
@@ -30,7 +30,7 @@ def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
             f"the prompt has {len(prompt)} tokens, the context holds {context_length}",
             remedy="Shorten the prompt or begin a new conversation.",
         )
-    limits = Limits(
+    limits = GenerationLimits(
         max_tokens=context_length if max_tokens is None else max_tokens,
         stop_ids=frozenset(parts.text.eos_ids),
         context_length=context_length,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.model import Restorable
-from edge_spec.core.session_errors import TargetCalls, target_calls
+from edge_spec.core.session_errors import TranslatedErrors, translate_errors
 from edge_spec.drafters.factory import PAIR_DRAFTERS
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.drafter_switch import Drafting
+from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import PREFILL_TOKENS, Conversation
 from edge_spec.engine.snapshot_file import Description, Snapshot
 from edge_spec.engine.speculation import Speculation
@@ -24,7 +24,7 @@ from edge_spec.errors import ContextFullError, EdgeSpecError, SnapshotError, Usa
 def take_snapshot(
     parts: EngineComponents,
     conversation: Conversation,
-    drafting: Drafting,
+    drafting: DrafterSwitch,
     note: Mapping[str, Any] | None,
 ) -> Snapshot:
     """Between two answers. Raises UsageError for a note that JSON cannot hold, SessionError where
@@ -70,7 +70,7 @@ def check_snapshot(snapshot: Snapshot, parts: EngineComponents, context_length: 
 
 
 def take_over(
-    snapshot: Snapshot, parts: EngineComponents, conversation: Conversation, drafting: Drafting
+    snapshot: Snapshot, parts: EngineComponents, conversation: Conversation, drafting: DrafterSwitch
 ) -> None:
     """After `check_snapshot`, between two answers. Raises SnapshotError, and changes nothing then,
     where a session or a drafter does not know its part for one of its own."""
@@ -112,7 +112,7 @@ def _target_state(conversation: Conversation) -> dict[str, np.ndarray]:
     if not isinstance(target, Restorable):
         return {}
     try:
-        with target_calls:
+        with translate_errors:
             return target.state()
     except EdgeSpecError:
         conversation.failed = True
@@ -151,7 +151,7 @@ def _restore_target(
     if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
         held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
         try:
-            with TargetCalls(ValueError):
+            with TranslatedErrors(ValueError):
                 target.restore(snapshot.cache, len(tokens))
         except ValueError:
             conversation.tokens = held
@@ -161,7 +161,7 @@ def _restore_target(
     conversation.reuse(tokens)
     try:
         while target.length < len(tokens):
-            with target_calls:
+            with translate_errors:
                 target.prefill(tokens[target.length : target.length + PREFILL_TOKENS])
     finally:
         conversation.tokens = tokens[: target.length]

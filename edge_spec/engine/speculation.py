@@ -10,10 +10,10 @@ from functools import cache
 
 import numpy as np
 
-from edge_spec.control.adaptive import MeasuredPolicy
-from edge_spec.control.always_verify import EagerPolicy
-from edge_spec.control.batch_invariance import Numerics
-from edge_spec.control.concurrency import Load, SharedPolicy
+from edge_spec.control.adaptive import AdaptivePolicy
+from edge_spec.control.always_verify import AlwaysVerifyPolicy
+from edge_spec.control.batch_invariance import BatchInvariance
+from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.overlap import DraftOverlap, OverlapTrial
@@ -22,11 +22,11 @@ from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Closing, Drafter
 from edge_spec.drafters.state import learnt_of, relearn_into, restore_into, snapshot_of
-from edge_spec.engine.draft_overlap import Anticipation
+from edge_spec.engine.draft_overlap import OverlappedDrafting
 
 # What was seen over a few tokens at load need not be the worst.
 _REPLAY_SAFETY = 2.0
@@ -42,7 +42,7 @@ class Speculation:
     policy: Policy
     tie_margin: float = 0.0
     overlap: bool = False  # drafters have a device of their own
-    anticipation: Anticipation | None = None  # drafters guess on while the target scores
+    anticipation: OverlappedDrafting | None = None  # drafters guess on while the target scores
     replays: bool = False  # near ties of wider passes are decided by plain steps
 
     def close(self) -> None:
@@ -73,20 +73,20 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class Speculator:
+class SpeculationFactory:
     """What one target allows; composes whatever drafters the user asks for.
 
     exact: bit-identical to plain decoding in the same mode, where a width above 1 has such rows;
     else what wider passes leave open is decided by plain steps.
     """
 
-    setting: Setting
+    setting: DrafterContext
     capabilities: Capabilities
-    numerics: Numerics
+    numerics: BatchInvariance
     exact: bool = False
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
-    load: Load = field(default_factory=Load)  # of the target
+    load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
     eager: bool = False  # every guess is verified, whether or not that pays
@@ -100,7 +100,7 @@ class Speculator:
         """Of a pass."""
         return self.numerics.invariant_widths[0] if self.exact else 1
 
-    def forked(self, drafts: Sequence[Draft]) -> Speculator:
+    def forked(self, drafts: Sequence[Draft]) -> SpeculationFactory:
         """For another conversation on the same target, with these drafts: its rounds correct row
         costs of its own, which begin as those of this one are now."""
         costs, measured = None, self.costs
@@ -119,14 +119,14 @@ class Speculator:
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
         if self.eager:
-            policy = EagerPolicy(self._max_draft_tokens, branches, trees)
+            policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees)
         elif self.costs is not None and guarded:
             guess_s = {name: self._step_s for name in factory.PAIR_DRAFTERS if self._step_s}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
             if self.exact and not self.replays:
                 costs = costs.padded(self.numerics.invariant_widths)
-            policy = MeasuredPolicy(costs, guess_s, free, limit, branches, trees)
+            policy = AdaptivePolicy(costs, guess_s, free, limit, branches, trees)
         if self.parallel_rows is not None:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if self.exact and not self.replays:
@@ -137,12 +137,12 @@ class Speculator:
         anticipation = self._anticipation(guarded)
         return Speculation(guarded, policy, tie_margin, self.overlap, anticipation, self.replays)
 
-    def _anticipation(self, drafters: Sequence[Drafter]) -> Anticipation | None:
+    def _anticipation(self, drafters: Sequence[Drafter]) -> OverlappedDrafting | None:
         paired = any(drafter.name in factory.PAIR_DRAFTERS for drafter in drafters)
         if self.draft_overlap is DraftOverlap.OFF or not paired or self.replays:
             return None
         trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
-        return Anticipation(drafters, trial)
+        return OverlappedDrafting(drafters, trial)
 
     @property
     def branches(self) -> bool:

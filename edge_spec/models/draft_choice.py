@@ -47,7 +47,7 @@ def describe(path: Path) -> Described:
     if is_bundle(path):
         bundle = open_unhashed(path)
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
-    opened = runtimes.open_published(path) if path.is_file() else runtimes.open_checkpoint(path)
+    opened = runtimes.open_model_info(path) if path.is_file() else runtimes.open_checkpoint(path)
     return Described(opened.config, Tokenizer(opened.tokenizer_json(), None).vocabulary())
 
 

@@ -16,7 +16,7 @@ ALL_FORMATS = ("onnx", "gguf", "coreml")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExportChoice:
     """One format. None leaves the quantization, or the unit it is laid out for, to its exporter."""
 
     format: str
@@ -26,15 +26,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Choices:
+class ExportChoices:
     """What is written of each model.
 
     kind: of device that they are for; then a format that cannot be written here is left out. None:
     the user named the formats, and all of them are written or none.
     """
 
-    target: tuple[Choice, ...]
-    draft: tuple[Choice, ...]
+    target: tuple[ExportChoice, ...]
+    draft: tuple[ExportChoice, ...]
     kind: str | None = None
     notes: tuple[str, ...] = ()  # what that kind of device does without
 
@@ -43,27 +43,27 @@ class Choices:
         return {choice.format for choice in self.target + self.draft}
 
 
-_COREML_GPU = Choice(
+_COREML_GPU = ExportChoice(
     "coreml",
     "int4",
     "for the GPU: from iOS 18 and macOS 15 on, Core ML reads 4-bit weights with a scale a block "
     "(coremltools, What's New)",
     "gpu",
 )
-_COREML_ANE = Choice(
+_COREML_ANE = ExportChoice(
     "coreml",
     "lut6",
     "for the Neural Engine, which has lookup tables but no scales a block (ANEMLL), beside a "
     "target on the GPU",
     "ane",
 )
-_METAL = Choice("gguf", "Q4_0", "what apps with llama.cpp read, whose Metal kernels know it")
-_REPACKED = Choice(
+_METAL = ExportChoice("gguf", "Q4_0", "what apps with llama.cpp read, whose Metal kernels know it")
+_REPACKED = ExportChoice(
     "gguf",
     "Q4_0",
     "llama.cpp lays it out anew at load for dot-product instructions, ARM's or AVX2's",
 )
-_ONNX = Choice(
+_ONNX = ExportChoice(
     "onnx", "int4", "onnxruntime multiplies by 4-bit weights as they are stored (MatMulNBits)"
 )
 
@@ -71,19 +71,19 @@ _QNN = (
     "the NPU stays idle: onnxruntime's QNN provider takes graphs of static shapes only, and this "
     "one has as many rows as a round has guesses; CPU and GPU run it"
 )
-_KINDS: Mapping[str, Choices] = MappingProxyType(
+_KINDS: Mapping[str, ExportChoices] = MappingProxyType(
     {
-        "ios": Choices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
-        "macos": Choices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
-        "windows-npu": Choices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_QNN,)),
-        "android": Choices((_REPACKED, _ONNX), (_REPACKED, _ONNX)),
-        "linux": Choices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
+        "ios": ExportChoices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
+        "macos": ExportChoices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
+        "windows-npu": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_QNN,)),
+        "android": ExportChoices((_REPACKED, _ONNX), (_REPACKED, _ONNX)),
+        "linux": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
     }
 )
 KINDS = tuple(_KINDS)
 
 
-def choices_for(kind: str) -> Choices:
+def choices_for(kind: str) -> ExportChoices:
     """Raises UsageError that lists the kinds there are."""
     if kind not in _KINDS:
         raise UsageError(
@@ -93,15 +93,15 @@ def choices_for(kind: str) -> Choices:
     return replace(_KINDS[kind], kind=kind)
 
 
-def named_formats(formats: Sequence[str]) -> Choices:
+def named_formats(formats: Sequence[str]) -> ExportChoices:
     """These formats in their default quantizations. Raises UsageError for a name given twice."""
     if len(set(formats)) < len(formats):
         raise UsageError(f"{','.join(formats)} names a format twice", remedy="Name each once.")
-    chosen = tuple(Choice(format, None, "asked for") for format in formats)
-    return Choices(chosen, chosen)
+    chosen = tuple(ExportChoice(format, None, "asked for") for format in formats)
+    return ExportChoices(chosen, chosen)
 
 
-def with_quantizations(choices: Choices, asked: str | None) -> Choices:
+def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoices:
     """asked: FORMAT=NAME, joined by commas, for target and draft alike.
 
     Raises UsageError for any other form, and for a format that is not written.
@@ -117,7 +117,7 @@ def with_quantizations(choices: Choices, asked: str | None) -> Choices:
             )
         names[format] = name
 
-    def changed(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    def changed(chosen: tuple[ExportChoice, ...]) -> tuple[ExportChoice, ...]:
         return tuple(
             replace(each, quantization=names[each.format], why="asked for")
             if each.format in names

@@ -10,7 +10,7 @@ from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import missing_draft
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.errors import UsageError
 
@@ -32,7 +32,7 @@ class LoadOptions:
     keeps_ngrams: bool = True  # of answers, for later runs, where ngram-cache is a drafter
     exit_layer: int | None = None  # of early exit; None: searched
     window: WindowSize | None = None  # of lookahead; None: its default
-    fill: Fill | None = None  # how Jacobi's first guesses are made; None: its default
+    fill: JacobiInit | None = None  # how Jacobi's first guesses are made; None: its default
     quantization: str | None = None  # of a model that has to be converted
     block_size: int | None = None
     exact: bool = False  # bit-identical to plain decoding in the same mode

@@ -20,7 +20,7 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import TOKENIZER, FileEntry, is_bundle, list_files, read_manifest
-from edge_spec.models.export_presets import Choice, Choices
+from edge_spec.models.export_presets import ExportChoice, ExportChoices
 from edge_spec.models.pair_bundle import (
     MAX_TEXT_CHARACTERS,
     PROFILES,
@@ -43,7 +43,7 @@ _OWN_OPTIONS = {"block_size": "onnx", "context_length": "coreml", "hidden_states
 
 
 @dataclass(frozen=True)
-class Part:
+class PairMember:
     """A model, or its first layers alone."""
 
     source: Source
@@ -55,9 +55,9 @@ class PairRequest:
     """What a pair bundle is made of. An option of one format, such as a block size, goes to that
     format; quantization, layers and compute unit are not taken from `options`."""
 
-    target: Part
-    draft: Part | None
-    choices: Choices
+    target: PairMember
+    draft: PairMember | None
+    choices: ExportChoices
     options: ExportOptions = field(default_factory=ExportOptions)
 
 
@@ -170,7 +170,7 @@ def _open(request: PairRequest) -> Iterator[_Opened]:
     yield _opened(ROLES[1], draft, own)
 
 
-def _opened(role: str, part: Part, checkpoint: Checkpoint) -> _Opened:
+def _opened(role: str, part: PairMember, checkpoint: Checkpoint) -> _Opened:
     num_layers = checkpoint.config.num_layers
     if part.num_layers is not None and not 1 <= part.num_layers <= num_layers:
         raise UsageError(
@@ -223,7 +223,7 @@ class _Writer:
             variants=tuple(variants),
         )
 
-    def _variant(self, choice: Choice) -> Variant:
+    def _variant(self, choice: ExportChoice) -> Variant:
         if choice.format not in entry_points.names("exporters"):
             raise MissingDependencyError(
                 f"nothing is installed that writes {choice.format}", remedy="Install its exporter."
@@ -257,7 +257,7 @@ class _Writer:
             files=list_files(self.work, self.work / path),
         )
 
-    def _leave_out(self, choice: Choice, error: EdgeSpecError) -> str:
+    def _leave_out(self, choice: ExportChoice, error: EdgeSpecError) -> str:
         shutil.rmtree(self.work / self.part.role / choice.format, ignore_errors=True)
         note = f"{self.part.role} {choice.format} is left out: {error}"
         return note[:MAX_TEXT_CHARACTERS]
@@ -267,4 +267,4 @@ def stored_quantization(path: Path) -> str:
     """Of a bundle, or of a GGUF file."""
     if is_bundle(path):
         return read_manifest(path).quantization
-    return joined_types(runtimes.open_published(path).weight_types)
+    return joined_types(runtimes.open_model_info(path).weight_types)

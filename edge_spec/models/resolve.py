@@ -15,8 +15,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import (
     Model,
+    ModelInfo,
     Progress,
-    Published,
     Runtime,
     RuntimeOptions,
     TextCodec,
@@ -28,7 +28,7 @@ from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, o
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, recover, sha256_file
-from edge_spec.storage.locks import in_turn
+from edge_spec.storage.locks import single_flight
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ _Found = TypeVar("_Found", Bundle, Path)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class ResolvedModel:
     """A model that is ready to be opened: what it is is known, its weights are not read yet."""
 
     name: str
@@ -71,13 +71,13 @@ def compute_for(runtime: Runtime, providers: Sequence[str]) -> str | None:
     return runtime.compute(providers) if isinstance(runtime, LaidOut) else None
 
 
-def prepare(
+def resolve_model(
     source: Source,
     runtime: str,
     options: LoadOptions,
     progress: Progress,
     providers: Sequence[str] = (),
-) -> Prepared:
+) -> ResolvedModel:
     """Raises an EdgeSpecError where the runtime cannot have the model.
 
     runtime: "auto" is the usual one; for a pair bundle, the first that reads a format it has.
@@ -85,35 +85,35 @@ def prepare(
     """
     chosen = runtimes.load_runtime(runtime, source.formats)
     if chosen.reads == "checkpoint":
-        published: Published = runtimes.open_checkpoint(source.at(chosen.reads))
+        published: ModelInfo = runtimes.open_checkpoint(source.at(chosen.reads))
     elif chosen.reads == "gguf":
-        published = runtimes.open_published(gguf_file(source, options, progress))
+        published = runtimes.open_model_info(gguf_file(source, options, progress))
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
         bundle = _bundle(source, chosen.reads, export_options, progress)
         text = text_of_bundle(bundle)
-        return Prepared(source.name, chosen, bundle, bundle.config, text, source.profiles)
-    text = text_of_published(published, chosen)
-    return Prepared(source.name, chosen, published, published.config, text, source.profiles)
+        return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
+    text = text_of_info(published, chosen)
+    return ResolvedModel(source.name, chosen, published, published.config, text, source.profiles)
 
 
-def find_prepared(
+def find_resolved(
     source: Source,
     runtime: str,
     options: LoadOptions,
     progress: Progress,
     providers: Sequence[str] = (),
-) -> Prepared | None:
-    """As `prepare`, for a look at the model alone: nothing is converted, written or hashed. None
+) -> ResolvedModel | None:
+    """As `resolve_model`, for a look at the model alone: nothing is converted, written or hashed. None
     where it would have to be converted, also since a conversion is damaged."""
-    if not is_prepared(source, runtime, options, providers):
+    if not is_converted(source, runtime, options, providers):
         return None
     chosen = runtimes.load_runtime(runtime, source.formats)
     path = source.at(chosen.reads)
     as_it_is = path.is_file() and options.quantization is None
     if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
-        return prepare(source, runtime, options, progress, providers)
+        return resolve_model(source, runtime, options, progress, providers)
     if is_bundle(path):
         return _described(source, chosen, path)
     compute = compute_for(chosen, providers)
@@ -125,17 +125,19 @@ def find_prepared(
     return None
 
 
-def _described(source: Source, runtime: Runtime, path: Path) -> Prepared:
-    """A bundle or GGUF file as it describes itself. Raises as `find_prepared` does, and
+def _described(source: Source, runtime: Runtime, path: Path) -> ResolvedModel:
+    """A bundle or GGUF file as it describes itself. Raises as `find_resolved` does, and
     ModelFileError for a damaged one as far as that shows without its hash."""
     if runtime.reads == "gguf":
-        published: Published = runtimes.open_published(path)
-        text = text_of_published(published, runtime)
-        return Prepared(source.name, runtime, published, published.config, text, source.profiles)
+        published: ModelInfo = runtimes.open_model_info(path)
+        text = text_of_info(published, runtime)
+        return ResolvedModel(
+            source.name, runtime, published, published.config, text, source.profiles
+        )
     bundle = open_unhashed(path)
     _require_format(bundle, runtime.reads)
     text = text_of_bundle(bundle)
-    return Prepared(source.name, runtime, bundle, bundle.config, text, source.profiles)
+    return ResolvedModel(source.name, runtime, bundle, bundle.config, text, source.profiles)
 
 
 def joined_types(weight_types: frozenset[str]) -> str:
@@ -143,10 +145,10 @@ def joined_types(weight_types: frozenset[str]) -> str:
     return "+".join(sorted(weight_types - {"F32"} or weight_types))
 
 
-def is_prepared(
+def is_converted(
     source: Source, runtime: str, options: LoadOptions, providers: Sequence[str] = ()
 ) -> bool:
-    """Whether `prepare` has nothing to convert."""
+    """Whether `resolve_model` has nothing to convert."""
     chosen = runtimes.load_runtime(runtime, source.formats)
     reads = chosen.reads
     if reads == "checkpoint" or source.member or (not source.is_demo and is_bundle(source.path)):
@@ -212,7 +214,7 @@ def _converted(
     if found is not None:
         return found
     waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
-    with in_turn(cached, waiting):
+    with single_flight(cached, waiting):
         found = find()
         if found is None:
             if cached.exists():
@@ -273,7 +275,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     )
 
 
-def text_of_published(published: Published, runtime: Runtime) -> ChatFormat:
+def text_of_info(published: ModelInfo, runtime: Runtime) -> ChatFormat:
     """Raises UnsupportedModelError where neither we nor the runtime can have its tokenizer."""
     try:
         json = published.tokenizer_json()

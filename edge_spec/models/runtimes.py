@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, ReadingExporter
-from edge_spec.core.model import Checkpoint, Published, Runtime
+from edge_spec.core.model import Checkpoint, ModelInfo, Runtime
 from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
@@ -106,7 +106,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def open_published(path: Path) -> Published:
+def open_model_info(path: Path) -> ModelInfo:
     """A GGUF file of any architecture, checked as far as it is known."""
-    published: Published = load_plugin("checkpoints", "gguf")(path)
+    published: ModelInfo = load_plugin("checkpoints", "gguf")(path)
     return published

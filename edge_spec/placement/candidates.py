@@ -9,7 +9,7 @@ from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import Prepared, compute_for, is_prepared, prepare
+from edge_spec.models.resolve import ResolvedModel, compute_for, is_converted, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.plan import Place
@@ -24,7 +24,7 @@ _CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes
 class Candidate:
     """A model at one place, ready to be opened with these options."""
 
-    prepared: Prepared
+    prepared: ResolvedModel
     options: RuntimeOptions
     key: ProfileKey
 
@@ -50,12 +50,14 @@ def candidates(
     """Every place that this model, or a conversion that is there or cheap, can run at, the default
     runtime's first; and a line for each place that it cannot run at.
 
-    Raises what `prepare` raises where there is no place at all, or UsageError.
+    Raises what `resolve_model` raises where there is no place at all, or UsageError.
     """
     found: list[Candidate] = []
     refused: list[str] = []
     fault: EdgeSpecError | None = None
-    prepared: dict[tuple[str, str | None], Prepared] = {}  # by runtime and what it is laid out for
+    prepared: dict[
+        tuple[str, str | None], ResolvedModel
+    ] = {}  # by runtime and what it is laid out for
     usual = runtimes.auto_runtime(source.formats)
     for device in sorted(devices, key=lambda device: device.runtime != usual):
         if device.runtime in _FOR_CHECKS:
@@ -71,7 +73,7 @@ def candidates(
                 if found and not _is_cheap(source, runtime, options, places):
                     refused.append(f"{runtime}: {source.name} is not converted for it yet")
                     continue
-                prepared[key] = prepare(source, runtime, options, progress, places)
+                prepared[key] = resolve_model(source, runtime, options, progress, places)
         except EdgeSpecError as error:
             refused.append(f"{device.runtime} {device.name}: {error.shown}")
             fault = fault or error
@@ -108,7 +110,7 @@ def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
 
 
 def _is_cheap(source: Source, runtime: str, options: LoadOptions, providers: Sequence[str]) -> bool:
-    if is_prepared(source, runtime, options, providers):
+    if is_converted(source, runtime, options, providers):
         return True
     files = source.path.iterdir() if source.path.is_dir() else [source.path]
     return sum(file.stat().st_size for file in files) <= _CHEAP_BYTES

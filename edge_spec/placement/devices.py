@@ -35,7 +35,7 @@ class Device:
 
 
 @runtime_checkable
-class Listing(Protocol):
+class DeviceListing(Protocol):
     """A runtime that knows its devices."""
 
     def devices(self, options: RuntimeOptions) -> Sequence[Device]:
@@ -75,7 +75,7 @@ def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> lis
 def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
     """In this process, as JSON has them. Raises EdgeSpecError, and whatever a library raises."""
     loaded = runtimes.load_runtime(runtime)
-    if not isinstance(loaded, Listing):
+    if not isinstance(loaded, DeviceListing):
         fault = "it does not list its devices"
         return [asdict(Device(runtime, None, None, "", fault=fault))]
     found = loaded.devices(RuntimeOptions(rpc_servers=rpc_servers))

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters import factory
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine.speculation import Speculator
-from edge_spec.models.resolve import Prepared
+from edge_spec.engine.speculation import SpeculationFactory
+from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay
 
@@ -67,20 +67,20 @@ def pass_costs(profile: Profile) -> PassCost:
 
 
 def replay_drafters(
-    names: str, prepared: Prepared, profile: Profile, recordings: Sequence[Recording]
+    names: str, prepared: ResolvedModel, profile: Profile, recordings: Sequence[Recording]
 ) -> list[Stats]:
     """Of drafters that need no second model and no part of the target, which begin anew: what
     they keep from one run to the next is put aside. Raises an EdgeSpecError."""
     with TemporaryDirectory() as scratch:
-        setting = Setting(
+        setting = DrafterContext(
             prepared.config.vocab_size,
             tokens=prepared.vocabulary,
             ngram_file=Path(scratch) / "ngrams",
         )
-        speculator = Speculator(
+        speculator = SpeculationFactory(
             setting,
             Capabilities(MAX_ROWS, trees=True, rollback=True, hidden_states=False),
-            Numerics(0.0, (), branch_invariant=profile.branches),
+            BatchInvariance(0.0, (), branch_invariant=profile.branches),
             costs=lambda: profile.costs(TYPICAL_TOKENS),
         )
         speculation = speculator.compose(factory.load_drafters(names, setting))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import Prepared
+from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.memory import Memory, Sizing, format_bytes, free_bytes
 
 
@@ -63,8 +63,8 @@ class Forecast:
 
 
 def forecast(
-    target: Prepared,
-    drafts: Sequence[Prepared],
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
     options: LoadOptions,
     num_tokens: int | None = None,
 ) -> Forecast | None:

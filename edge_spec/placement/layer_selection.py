@@ -18,7 +18,7 @@ from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.core.config import LLAMA_FAMILY
 from edge_spec.core.model import Model, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.draft.self_draft import WINDOW, Part
+from edge_spec.drafters.draft.self_draft import WINDOW, TargetPart
 from edge_spec.errors import BundleError, MissingDependencyError, UnsupportedModelError
 from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
 
@@ -168,11 +168,11 @@ class ExitSearch:
     def __init__(self, costs: Callable[[], RowCosts]) -> None:
         self._costs = costs
 
-    def first(self, model: Model, text: Sequence[int]) -> Part:
+    def first(self, model: Model, text: Sequence[int]) -> TargetPart:
         with Judge(model, [text], self._costs()) as judge:
             return best_exit(judge)
 
-    def better(self, model: Model, text: Sequence[int], part: Part) -> Part:
+    def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
         return part
 
 
@@ -190,11 +190,11 @@ class SkipSearch:
         self._clock = clock
         self._random = np.random.default_rng(seed)
 
-    def first(self, model: Model, text: Sequence[int]) -> Part:
+    def first(self, model: Model, text: Sequence[int]) -> TargetPart:
         with Judge(model, [text], self._costs(), self._clock) as judge:
             return best_nested(judge)
 
-    def better(self, model: Model, text: Sequence[int], part: Part) -> Part:
+    def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
         assert isinstance(part, ChosenPart)
         with Judge(model, [text], self._costs(), self._clock) as judge:
             known = judge.skip(frozenset(part.skipped))  # on this text

@@ -23,7 +23,7 @@ from edge_spec.placement.pinning import applied
 from edge_spec.placement.plan import PLANNED_TOKENS, Placement, Plan
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.survey import Measured, survey
+from edge_spec.placement.survey import MeasuredPlace, survey
 from edge_spec.placement.texts import record_texts
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.vocabulary import same_vocabulary
@@ -76,7 +76,7 @@ class Planner:
             placements=ranked(found, self._free),
         )
 
-    def _survey(self, source: Source, options: LoadOptions, role: str = "") -> list[Measured]:
+    def _survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
         places, refused = candidates(
             source, options, self.devices, self.progress, is_draft=bool(role)
         )
@@ -91,7 +91,7 @@ class Planner:
                 )
         return found
 
-    def _alone(self, target: Measured, recordings: Sequence[Recording]) -> Iterator[Placement]:
+    def _alone(self, target: MeasuredPlace, recordings: Sequence[Recording]) -> Iterator[Placement]:
         """No speculation, and every drafter that needs nothing but the text."""
         candidate, profile = target.candidate, target.profile
         plain = Placement(candidate.place, None, "none")
@@ -155,8 +155,8 @@ class Planner:
 
     def _with_draft(
         self,
-        target: Measured,
-        draft: Measured,
+        target: MeasuredPlace,
+        draft: MeasuredPlace,
         recordings: Sequence[Recording],
         hits: Sequence[Sequence[bool]],
     ) -> Placement:

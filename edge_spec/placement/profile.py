@@ -18,7 +18,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import ModelFileError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.resolve import Prepared, joined_types
+from edge_spec.models.resolve import ResolvedModel, joined_types
 from edge_spec.models.source import EXPORT_VERSION, Source
 from edge_spec.placement.processor import cpu_name
 from edge_spec.storage.atomic import cache_directory
@@ -116,7 +116,7 @@ class _File:
 _FILE = TypeAdapter(_File)
 
 
-def profile_key(source: Source, prepared: Prepared, options: RuntimeOptions) -> ProfileKey:
+def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions) -> ProfileKey:
     """The context's length is no part of it: t(k) is kept for a short and a long context."""
     apart = ("threads", "providers", "context_length")
     others = [
@@ -137,7 +137,7 @@ def profile_key(source: Source, prepared: Prepared, options: RuntimeOptions) -> 
     )
 
 
-def stored_weights(prepared: Prepared) -> str:
+def stored_weights(prepared: ResolvedModel) -> str:
     if isinstance(prepared.source, Bundle):
         return prepared.source.manifest.quantization
     return joined_types(prepared.source.weight_types)

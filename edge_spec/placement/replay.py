@@ -21,7 +21,7 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.recycling import TOP_TOKENS, top_tokens
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 
 MAX_ROWS = 64
 _UNLIKELY = -1e4  # logit of what is not among the recorded tokens
@@ -116,7 +116,7 @@ def replay(
         stats = Stats(prompt_n=len(recording.prompt))
         decoder = Decoder(session, drafters, policy, clock=clock)
         context = len(recording.prompt) + len(recording.tokens) + MAX_ROWS
-        limits = Limits(len(recording.tokens), frozenset(), context, MAX_ROWS)
+        limits = GenerationLimits(len(recording.tokens), frozenset(), context, MAX_ROWS)
         for _ in decoder.decode(
             recording.prompt, Sampler(SamplingParams(), recording.prompt), limits, stats.observe
         ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_spec.control.batch_invariance import measure_numerics
+from edge_spec.control.batch_invariance import measure_batch_invariance
 from edge_spec.core.model import Progress
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.measure import Effort, measure
@@ -19,7 +19,7 @@ _MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPlace:
     """A place with its profile; None where the model does not fit there."""
 
     candidate: Candidate
@@ -28,7 +28,7 @@ class Measured:
 
 def survey(
     places: Sequence[Candidate], free: int | None, progress: Progress, refresh: bool = False
-) -> list[Measured]:
+) -> list[MeasuredPlace]:
     """One model is open at a time, and none that does not fit into `free` bytes.
 
     A profile is saved as soon as it is complete, so that after an interrupt the rest is left to
@@ -42,7 +42,7 @@ def survey(
     effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new)))))
     for key, place in new.items():
         known[key] = _measure(place, effort, progress)
-    return [Measured(place, known.get(place.key)) for place in places]
+    return [MeasuredPlace(place, known.get(place.key)) for place in places]
 
 
 def fits(place: Candidate, free: int | None) -> bool:
@@ -60,7 +60,7 @@ def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
     before = resident_bytes()
     model = place.prepared.open(place.options)
     try:
-        numerics = measure_numerics(model)
+        numerics = measure_batch_invariance(model)
         profile = measure(model, effort, lambda fraction: progress(what, fraction))
         after = resident_bytes()
     finally:

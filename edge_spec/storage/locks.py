@@ -45,7 +45,7 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
 
 
 @contextmanager
-def in_turn(path: Path, waits: Callable[[], None]) -> Iterator[None]:
+def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
     """`locked`, for what takes long and appears whole: after TURN_S the process that holds the lock
     is taken to hang, and the block runs all the same."""
     with ExitStack() as held:

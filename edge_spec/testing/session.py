@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_spec.control.batch_invariance import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.control.batch_invariance import (
+    EXACT_WIDTHS,
+    BatchInvariance,
+    measure_batch_invariance,
+)
 from edge_spec.core.model import Model, Restorable, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
@@ -18,7 +22,7 @@ class SessionReport:
     """What `check_session` measured of a model that passed."""
 
     max_difference: float  # of a logit, between two ways to score the same row
-    numerics: Numerics
+    numerics: BatchInvariance
 
 
 def check_session(model: Model, tolerance: float) -> SessionReport:
@@ -39,7 +43,7 @@ def check_session(model: Model, tolerance: float) -> SessionReport:
     check.restored()
     check.two_sessions()
     check.context_full()
-    return SessionReport(check.max_difference, measure_numerics(model, EXACT_WIDTHS))
+    return SessionReport(check.max_difference, measure_batch_invariance(model, EXACT_WIDTHS))
 
 
 class _SessionCheck:

@@ -57,11 +57,11 @@ class ChatTemplate:
         return prompt
 
     def _rendered(self, messages: Sequence[Message], tools: Tools) -> str:
-        from edge_spec.text.template_budget import LimitError, Limits
+        from edge_spec.text.template_budget import LimitError, TemplateLimits
 
         named = {"tools": list(tools)} if tools else {}
         try:
-            limits = Limits.of(_num_characters((messages, tools)))
+            limits = TemplateLimits.of(_num_characters((messages, tools)))
         except RecursionError:
             raise UsageError(
                 "the messages or tools are nested too deeply", remedy="Give them fewer levels."

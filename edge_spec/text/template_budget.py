@@ -1,9 +1,9 @@
 """What a chat template may use of time and memory, and what each of its operations would take.
 
-- Every value that a template makes weighs at most `Limits.value`: its characters and items, one
+- Every value that a template makes weighs at most `TemplateLimits.value`: its characters and items, one
   that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
 - It is nested at most _MAX_DEPTH deep: Python hashes a tuple in a tuple on the stack of C.
-- All of them together have at most `Limits.total` characters and items of their own.
+- All of them together have at most `TemplateLimits.total` characters and items of their own.
 - The processor time of the thread is looked at every few steps, of which a long value that is read
   is many.
 
@@ -54,13 +54,13 @@ class LimitError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class TemplateLimits:
     value: int  # characters and items
     total: int
     seconds: float
 
     @classmethod
-    def of(cls, num_characters: int) -> Limits:
+    def of(cls, num_characters: int) -> TemplateLimits:
         """For a conversation of so many characters."""
         return cls(
             value=1_000_000 + 16 * num_characters,
@@ -69,10 +69,10 @@ class Limits:
         )
 
 
-class Budget:
+class TemplateBudget:
     """What one run may still use. Its methods raise LimitError where that is over."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._end_s = time.thread_time() + limits.seconds
         self._steps: float = 0
@@ -169,7 +169,7 @@ class Budget:
         return made
 
 
-def check_fields(budget: Budget, text: str, *args: Any, **kwargs: Any) -> None:
+def check_fields(budget: TemplateBudget, text: str, *args: Any, **kwargs: Any) -> None:
     """Of str.format and str.format_map."""
     size = len(text)
     largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
@@ -205,7 +205,7 @@ def _check_bits(num_bits: int) -> None:
         raise LimitError(f"computes with numbers of more than {_MAX_BITS:,} bits")
 
 
-def _check_product(budget: Budget, left: Any, right: Any) -> None:
+def _check_product(budget: TemplateBudget, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
     for value, count in ((left, right), (right, left)):
@@ -214,22 +214,22 @@ def _check_product(budget: Budget, left: Any, right: Any) -> None:
             budget.require(size * max(count, 0))
 
 
-def _check_quotient(budget: Budget, left: Any, right: Any) -> None:
+def _check_quotient(budget: TemplateBudget, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(max(left.bit_length(), right.bit_length()))
 
 
-def _check_power(budget: Budget, left: Any, right: Any) -> None:
+def _check_power(budget: TemplateBudget, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() * abs(right))
 
 
-def _check_sum(budget: Budget, left: Any, right: Any) -> None:
+def _check_sum(budget: TemplateBudget, left: Any, right: Any) -> None:
     if isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
         budget.require(len(left) + len(right))
 
 
-def _check_remainder(budget: Budget, left: Any, right: Any) -> None:
+def _check_remainder(budget: TemplateBudget, left: Any, right: Any) -> None:
     """Or a format and what it writes."""
     if isinstance(left, str):
         _check_format(budget, left, right)
@@ -237,7 +237,7 @@ def _check_remainder(budget: Budget, left: Any, right: Any) -> None:
         _check_quotient(budget, left, right)
 
 
-def _check_format(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+def _check_format(budget: TemplateBudget, value: Any, *args: Any, **kwargs: Any) -> None:
     if isinstance(value, str) and "%" in value:
         if _WIDE.search(value):
             raise LimitError("formats with a width of more than 9,999")
@@ -247,19 +247,21 @@ def _check_format(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None
         budget.require(len(value) + value.count("%") * each)
 
 
-def check_join(budget: Budget, items: Any, d: Any = "", attribute: Any = None) -> None:
+def check_join(budget: TemplateBudget, items: Any, d: Any = "", attribute: Any = None) -> None:
     """items: no iterator."""
     check_attributes(attribute)
     count = len(items) if hasattr(items, "__len__") else 0
     budget.require(budget.weight(items) + count * budget.weight(d))
 
 
-def check_replace(budget: Budget, text: Any, old: Any = "", new: Any = "", *count: Any) -> None:
+def check_replace(
+    budget: TemplateBudget, text: Any, old: Any = "", new: Any = "", *count: Any
+) -> None:
     text, old, new = (budget.text(value) for value in (text, old, new))
     budget.require(len(text) + text.count(old) * len(new))
 
 
-def check_search(budget: Budget, text: Any, part: Any = "", *args: Any) -> None:
+def check_search(budget: TemplateBudget, text: Any, part: Any = "", *args: Any) -> None:
     """From the right, or for any of the characters of `part`."""
     if isinstance(text, str) and isinstance(part, str) and len(part) > 1:
         if len(text) * len(part) > _MAX_SEARCH:
@@ -267,29 +269,33 @@ def check_search(budget: Budget, text: Any, part: Any = "", *args: Any) -> None:
         budget.read(text, len(part))
 
 
-def _check_indent(budget: Budget, text: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
+def _check_indent(
+    budget: TemplateBudget, text: Any, width: Any = 4, *args: Any, **kwargs: Any
+) -> None:
     check_width(width)
     added = width if isinstance(width, int) else len(width)
     text = budget.text(text)
     budget.require(len(text) + len(text.splitlines()) * added)
 
 
-def _check_round(budget: Budget, value: Any, precision: Any = 0, *args: Any, **kw: Any) -> None:
+def _check_round(
+    budget: TemplateBudget, value: Any, precision: Any = 0, *args: Any, **kw: Any
+) -> None:
     if isinstance(precision, int) and abs(precision) > _MAX_DIGITS:
         raise LimitError(f"rounds to more than {_MAX_DIGITS} digits")
 
 
-def _check_total(budget: Budget, items: Any, attribute: Any = None, start: Any = 0) -> None:
+def _check_total(budget: TemplateBudget, items: Any, attribute: Any = None, start: Any = 0) -> None:
     check_attributes(attribute)
     if not isinstance(start, int | float):
         raise LimitError("sums what is no number")
 
 
-def _check_names(budget: Budget, items: Any, *args: Any, **kwargs: Any) -> None:
+def _check_names(budget: TemplateBudget, items: Any, *args: Any, **kwargs: Any) -> None:
     check_attributes(*args, *kwargs.values())
 
 
-OPERATORS: Mapping[str, Callable[[Budget, Any, Any], None]] = MappingProxyType(
+OPERATORS: Mapping[str, Callable[[TemplateBudget, Any, Any], None]] = MappingProxyType(
     {
         "*": _check_product,
         "**": _check_power,

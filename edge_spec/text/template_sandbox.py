@@ -22,9 +22,9 @@ from edge_spec.text.template_budget import (
     FILTERS,
     NAMING,
     OPERATORS,
-    Budget,
     LimitError,
-    Limits,
+    TemplateBudget,
+    TemplateLimits,
     check_fields,
     check_join,
     check_replace,
@@ -94,9 +94,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         code = self.compile(Bounding().visit(self.parse(source)))
         return Template.from_code(self, code, self.make_globals(None))
 
-    def render(self, template: Template, limits: Limits, **variables: Any) -> str:
+    def render(self, template: Template, limits: TemplateLimits, **variables: Any) -> str:
         """The text. Raises LimitError, and whatever the template does."""
-        self._running.budget = budget = Budget(limits)
+        self._running.budget = budget = TemplateBudget(limits)
         try:
             parts, size = [], 0
             for part in template.generate(**variables):
@@ -108,8 +108,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self._running.budget
 
     @property
-    def _budget(self) -> Budget:
-        budget: Budget = self._running.budget
+    def _budget(self) -> TemplateBudget:
+        budget: TemplateBudget = self._running.budget
         return budget
 
     def _step(self, value: object) -> bool:

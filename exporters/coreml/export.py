@@ -13,11 +13,11 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.coreml import package
-from edge_spec.exporters.coreml.graph import GraphBuilder, Shape
+from edge_spec.exporters.coreml.graph import ProgramBuilder, Shape
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
-from edge_spec.exporters.coreml.weights import Storage, Weights, blocks, dense, palette
+from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
@@ -35,7 +35,7 @@ _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transf
 
 
 @dataclass(frozen=True)
-class Quantization:
+class CoreMlQuantization:
     """How the layers' matrices are stored, and embedding and head, where few bits cost most; the
     bound is several times what the demo model measures (docs/apple.md)."""
 
@@ -44,18 +44,18 @@ class Quantization:
     max_kl_divergence: float  # nats
 
 
-_HALF = Quantization(dense(np.float16), dense(np.float16), 5e-3)
-QUANTIZATIONS: Mapping[str, Mapping[str, Quantization]] = MappingProxyType(
+_HALF = CoreMlQuantization(dense(np.float16), dense(np.float16), 5e-3)
+QUANTIZATIONS: Mapping[str, Mapping[str, CoreMlQuantization]] = MappingProxyType(
     {
         GPU: {
-            "int4": Quantization(blocks(4, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 1.5),
-            "int8": Quantization(blocks(8, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 0.05),
+            "int4": CoreMlQuantization(blocks(4, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 1.5),
+            "int8": CoreMlQuantization(blocks(8, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 0.05),
             "fp16": _HALF,
         },
         # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
         ANE: {
-            "lut6": Quantization(palette(6), palette(6), 0.5),
-            "lut4": Quantization(palette(4), palette(6), 2.0),
+            "lut6": CoreMlQuantization(palette(6), palette(6), 0.5),
+            "lut4": CoreMlQuantization(palette(4), palette(6), 2.0),
             "fp16": _HALF,
         },
     }
@@ -66,7 +66,7 @@ class CoreMlExporter:
     format = "coreml"
 
     def export(
-        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+        self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
         """Writes the bundle `out` and compares it with the reference.
 
@@ -84,11 +84,11 @@ class CoreMlExporter:
         with atomic_directory(out) as work:
             weighs = name != "fp16"
             importance = input_importance(checkpoint, progress) if weighs else {}
-            weights = Weights(
+            weights = CoreMlWeights(
                 checkpoint, quantization.body, quantization.head, np.float16, importance
             )
             recipe: Recipe = (AneRecipe if compute == ANE else GpuRecipe)(weights, config)
-            graph = GraphBuilder(weights, recipe, config, shape, options.hidden_states)
+            graph = ProgramBuilder(weights, recipe, config, shape, options.hidden_states)
             program = graph.build(lambda done: progress("Converting the weights", done))
             progress("Writing the package", 0.0)
             package.save(program, work / PACKAGE, compute)
@@ -111,7 +111,7 @@ class CoreMlExporter:
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
 
 
-def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
+def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
     """The unit and the quantization."""
     compute = GPU if options.compute is None else options.compute
     if compute not in QUANTIZATIONS:
@@ -147,7 +147,7 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
     return compute, name
 
 
-def _shape(checkpoint: Checkpoint, compute: str, asked: int | None) -> Shape:
+def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> Shape:
     """Raises UsageError for a context that the model or a state of Core ML does not hold."""
     config: ModelConfig = checkpoint.config
     context_length = min(DEFAULT_CONTEXT_TOKENS, config.context_length) if asked is None else asked

@@ -29,7 +29,7 @@ from coremltools.converters.mil.mil import types
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.coreml.recipes import Recipe
-from edge_spec.exporters.coreml.weights import Var, Weights, constant
+from edge_spec.exporters.coreml.weights import CoreMlWeights, Var, constant
 
 SCORING_ROWS = (1, 4, 8)
 PREFILL_ROWS = 64
@@ -48,11 +48,16 @@ class Shape:
         return cls(context_length, -(-needed // 64) * 64)
 
 
-class GraphBuilder:
+class ProgramBuilder:
     """hidden: whether functions that score return the hidden states, too."""
 
     def __init__(
-        self, weights: Weights, recipe: Recipe, config: ModelConfig, shape: Shape, hidden: bool
+        self,
+        weights: CoreMlWeights,
+        recipe: Recipe,
+        config: ModelConfig,
+        shape: Shape,
+        hidden: bool,
     ) -> None:
         self.weights = weights
         self.recipe = recipe
@@ -94,7 +99,7 @@ class GraphBuilder:
 class _Pass:
     """One function while it is built."""
 
-    def __init__(self, graph: GraphBuilder, rows: int, inputs: dict[str, Var]) -> None:
+    def __init__(self, graph: ProgramBuilder, rows: int, inputs: dict[str, Var]) -> None:
         self._graph = graph
         self._recipe = graph.recipe
         self._config = config = graph.config

@@ -16,7 +16,7 @@ import numpy as np
 from coremltools.converters.mil import Builder as ops  # noqa: N813
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.coreml.weights import Var, Weights
+from edge_spec.exporters.coreml.weights import CoreMlWeights, Var
 
 ANE_MAX_SIZE = 16384  # of a dimension on the Neural Engine: a longer one leaves it
 
@@ -55,7 +55,7 @@ class Recipe(Protocol):
 class GpuRecipe:
     """x: [1, rows, hidden_size]."""
 
-    def __init__(self, weights: Weights, config: ModelConfig) -> None:
+    def __init__(self, weights: CoreMlWeights, config: ModelConfig) -> None:
         self._weights = weights
         self._config = config
 
@@ -119,7 +119,7 @@ class GpuRecipe:
 class AneRecipe:
     """x: [1, hidden_size, 1, rows]."""
 
-    def __init__(self, weights: Weights, config: ModelConfig) -> None:
+    def __init__(self, weights: CoreMlWeights, config: ModelConfig) -> None:
         self._weights = weights
         self._config = config
         parts = -(-config.vocab_size // ANE_MAX_SIZE)

@@ -18,7 +18,7 @@ from coremltools.converters.mil.mil import types
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters import block_quantize
 from edge_spec.exporters.block_quantize import BlockQuantized
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.coreml.palettize import palettize
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -115,12 +115,12 @@ def constant(name: str, values: np.ndarray, stored_as: str | None = None) -> Var
     return var
 
 
-class Weights:
+class CoreMlWeights:
     """Reads a checkpoint, each tensor once; `head` is the storage of embedding and head."""
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: StoredCheckpoint,
         body: Storage,
         head: Storage,
         dtype: type[np.floating],

@@ -13,13 +13,13 @@ from gguf.constants import LlamaFileType
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import kquants
 from edge_spec.exporters.gguf.metadata import gguf_architecture, model_metadata, stated_metadata
 from edge_spec.exporters.gguf.tensors import gguf_tensors
 from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf.writer import write_gguf
-from edge_spec.exporters.gguf_published import open_published
+from edge_spec.exporters.gguf_published import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check
 from edge_spec.exporters.truncate import first_layers
@@ -30,7 +30,7 @@ _REMEDY = "Use more bits (--quant Q8_0 or F16)."
 
 
 @dataclass(frozen=True)
-class Quantization:
+class GgufQuantization:
     """One way to store the weights, and the farthest it may be from the source.
 
     kind: of the matrices; None: llama.cpp chooses for each. The bounds are several times what the
@@ -44,23 +44,23 @@ class Quantization:
 
 QUANTIZATIONS = MappingProxyType(
     {
-        "F32": Quantization(LlamaFileType.ALL_F32, Kind.F32, 1e-3),
-        "F16": Quantization(LlamaFileType.MOSTLY_F16, Kind.F16, 1e-3),
-        "BF16": Quantization(LlamaFileType.MOSTLY_BF16, Kind.BF16, 5e-3),
-        "Q8_0": Quantization(LlamaFileType.MOSTLY_Q8_0, Kind.Q8_0, 0.03),
-        "Q5_1": Quantization(LlamaFileType.MOSTLY_Q5_1, Kind.Q5_1, 0.6),
-        "Q5_0": Quantization(LlamaFileType.MOSTLY_Q5_0, Kind.Q5_0, 0.6),
-        "Q4_1": Quantization(LlamaFileType.MOSTLY_Q4_1, Kind.Q4_1, 1.5),
-        "Q4_0": Quantization(LlamaFileType.MOSTLY_Q4_0, Kind.Q4_0, 1.5),
-        "Q6_K": Quantization(LlamaFileType.MOSTLY_Q6_K, None, 0.06),
-        "Q5_K_M": Quantization(LlamaFileType.MOSTLY_Q5_K_M, None, 0.5),
-        "Q5_K_S": Quantization(LlamaFileType.MOSTLY_Q5_K_S, None, 0.5),
-        "Q4_K_M": Quantization(LlamaFileType.MOSTLY_Q4_K_M, None, 1.0),
-        "Q4_K_S": Quantization(LlamaFileType.MOSTLY_Q4_K_S, None, 1.0),
-        "Q3_K_L": Quantization(LlamaFileType.MOSTLY_Q3_K_L, None, 2.0),
-        "Q3_K_M": Quantization(LlamaFileType.MOSTLY_Q3_K_M, None, 2.0),
-        "Q3_K_S": Quantization(LlamaFileType.MOSTLY_Q3_K_S, None, 3.0),
-        "Q2_K": Quantization(LlamaFileType.MOSTLY_Q2_K, None, 4.0),
+        "F32": GgufQuantization(LlamaFileType.ALL_F32, Kind.F32, 1e-3),
+        "F16": GgufQuantization(LlamaFileType.MOSTLY_F16, Kind.F16, 1e-3),
+        "BF16": GgufQuantization(LlamaFileType.MOSTLY_BF16, Kind.BF16, 5e-3),
+        "Q8_0": GgufQuantization(LlamaFileType.MOSTLY_Q8_0, Kind.Q8_0, 0.03),
+        "Q5_1": GgufQuantization(LlamaFileType.MOSTLY_Q5_1, Kind.Q5_1, 0.6),
+        "Q5_0": GgufQuantization(LlamaFileType.MOSTLY_Q5_0, Kind.Q5_0, 0.6),
+        "Q4_1": GgufQuantization(LlamaFileType.MOSTLY_Q4_1, Kind.Q4_1, 1.5),
+        "Q4_0": GgufQuantization(LlamaFileType.MOSTLY_Q4_0, Kind.Q4_0, 1.5),
+        "Q6_K": GgufQuantization(LlamaFileType.MOSTLY_Q6_K, None, 0.06),
+        "Q5_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_M, None, 0.5),
+        "Q5_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_S, None, 0.5),
+        "Q4_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_M, None, 1.0),
+        "Q4_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_S, None, 1.0),
+        "Q3_K_L": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_L, None, 2.0),
+        "Q3_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_M, None, 2.0),
+        "Q3_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_S, None, 3.0),
+        "Q2_K": GgufQuantization(LlamaFileType.MOSTLY_Q2_K, None, 4.0),
     }
 )
 
@@ -69,7 +69,7 @@ class GgufExporter:
     format = "gguf"
 
     def export(
-        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+        self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
         """Writes the file `out` and compares it with the reference.
 
@@ -95,7 +95,7 @@ class GgufExporter:
                     whole = beside / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
                     kquants.quantize(whole, work, quantization.file_type, progress)
-            written = open_published(work)  # notices a file that is not complete
+            written = open_model_info(work)  # notices a file that is not complete
             if options.check:
                 runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
                 bound = quantization.max_kl_divergence
@@ -104,7 +104,7 @@ class GgufExporter:
         return ExportReport(out, out.stat().st_size, parity)
 
 
-def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> str:
+def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
     wanted = options.quantization

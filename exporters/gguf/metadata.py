@@ -12,7 +12,7 @@ from gguf.constants import GGUFValueType, LlamaFileType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 
 Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
@@ -59,7 +59,9 @@ def stated_metadata(path: Path) -> Metadata:
     return stated
 
 
-def model_metadata(checkpoint: Checkpoint, file_type: LlamaFileType, stated: Metadata) -> Metadata:
+def model_metadata(
+    checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Metadata
+) -> Metadata:
     """Everything but the tokenizer. Raises UnsupportedModelError for what llama.cpp cannot run.
 
     stated: what the source says of its name, authors and licence, which is carried over.
@@ -97,7 +99,7 @@ def model_metadata(checkpoint: Checkpoint, file_type: LlamaFileType, stated: Met
     return metadata | {f"{architecture}.{key}": value for key, value in of_model.items()}
 
 
-def _require_runnable(checkpoint: Checkpoint) -> None:
+def _require_runnable(checkpoint: StoredCheckpoint) -> None:
     """llama.cpp ignores, or refuses, what an architecture does not usually have."""
     config = checkpoint.config
     architecture = gguf_architecture(config)

@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import ExportError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import gguf_architecture
 from edge_spec.exporters.gguf_source import LAYER_NAMES, MODEL_NAMES
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -64,7 +64,9 @@ class GgufTensor:
         return rows.reshape(self.stored_shape)
 
 
-def gguf_tensors(checkpoint: Checkpoint, kind: GGMLQuantizationType | None) -> Iterator[GgufTensor]:
+def gguf_tensors(
+    checkpoint: StoredCheckpoint, kind: GGMLQuantizationType | None
+) -> Iterator[GgufTensor]:
     """All weights of the model. kind: of the matrices; None leaves each in the type it has.
 
     As exporters/onnx does, keeps 8 bits in the embedding and the head where others have fewer.

@@ -19,7 +19,7 @@ import tokenizers
 from gguf.constants import TokenType
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.trial import Trial
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
@@ -30,7 +30,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the model's publisher."
 
 
-def vocabulary_of(checkpoint: Checkpoint) -> Metadata:
+def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
     """Tokens, types, and merges or scores, with as many tokens as the model scores.
 
     Raises UnsupportedModelError, which shows where the ids differ, for a tokenizer that llama.cpp
@@ -68,7 +68,7 @@ class _Described:
     model: Mapping[str, Any]
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, described: Mapping[str, Any]) -> _Described:
+    def read(cls, checkpoint: StoredCheckpoint, described: Mapping[str, Any]) -> _Described:
         model = described["model"]
         if model.get("type", "BPE") != "BPE" or "merges" not in model:
             raise UnsupportedModelError(

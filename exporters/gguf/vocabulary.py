@@ -7,7 +7,7 @@ import tokenizers
 from gguf.constants import TokenType
 
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.tokenizer_json import NO_SCORE, vocabulary_of
 from edge_spec.exporters.gguf_source import STOP_TOKENS
@@ -16,7 +16,7 @@ from edge_spec.exporters.hf_source import read_json
 _PREFIX = "tokenizer."
 
 
-def tokenizer_metadata(checkpoint: Checkpoint, stated: Metadata) -> Metadata:
+def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Metadata) -> Metadata:
     """The keys `tokenizer.*`, with as many tokens as the model scores.
 
     stated: the metadata of a GGUF source, whose keys are taken over as they are. Raises
@@ -29,7 +29,7 @@ def tokenizer_metadata(checkpoint: Checkpoint, stated: Metadata) -> Metadata:
     return metadata | _padding(metadata, checkpoint.config.vocab_size)
 
 
-def _special_tokens(checkpoint: Checkpoint) -> Metadata:
+def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
     """What begins and ends a text. Raises UnsupportedModelError for more ends than GGUF names."""
     stops = list(checkpoint.eos_ids)
     if len(stops) > len(STOP_TOKENS):
@@ -53,7 +53,7 @@ def _special_tokens(checkpoint: Checkpoint) -> Metadata:
     return metadata
 
 
-def _main_stop(checkpoint: Checkpoint) -> int | None:
+def _main_stop(checkpoint: StoredCheckpoint) -> int | None:
     """The token that chat templates and other programs know as EOS."""
     configured = read_json(checkpoint.path / "tokenizer_config.json", required=False)
     token = configured.get("eos_token")

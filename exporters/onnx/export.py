@@ -10,7 +10,7 @@ import numpy as np
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
@@ -20,11 +20,11 @@ from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
     IntegerWeights,
-    Weights,
+    OnnxWeights,
 )
 from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.requests import (
-    Quantization,
+    BlockQuantization,
     chosen_block_size,
     chosen_quantization,
     require_replaceable,
@@ -39,10 +39,10 @@ _REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
 
 QUANTIZATIONS = MappingProxyType(
     {
-        "int4": Quantization(4, 1.0),
-        "int8": Quantization(8, 0.02),
-        "fp16": Quantization(16, 1e-3),
-        "fp32": Quantization(32, 1e-4),
+        "int4": BlockQuantization(4, 1.0),
+        "int8": BlockQuantization(8, 0.02),
+        "fp16": BlockQuantization(16, 1e-3),
+        "fp32": BlockQuantization(32, 1e-4),
     }
 )
 
@@ -51,7 +51,7 @@ class OnnxExporter:
     format = "onnx"
 
     def export(
-        self, checkpoint: Checkpoint, out: Path, options: ExportOptions, progress: Progress
+        self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
         """Writes a bundle at `out` and compares it with the reference.
 
@@ -82,7 +82,7 @@ class OnnxExporter:
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
 
 
-def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
+def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
     options.require_only(OnnxExporter.format)
     name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
     require_replaceable(out)
@@ -103,16 +103,16 @@ def _checked(checkpoint: Checkpoint, out: Path, options: ExportOptions) -> tuple
 
 
 def _write_graph(
-    checkpoint: Checkpoint,
+    checkpoint: StoredCheckpoint,
     work: Path,
-    quantization: Quantization,
+    quantization: BlockQuantization,
     block_size: int,
     progress: Progress,
 ) -> None:
     num_layers = checkpoint.config.num_layers
     with (work / DATA_FILE).open("wb") as data:
         nodes = Nodes(Initializers(data))
-        weights: Weights
+        weights: OnnxWeights
         if quantization.bits <= 8:
             weights = IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
         else:

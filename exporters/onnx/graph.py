@@ -32,9 +32,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
-from edge_spec.exporters.onnx.weights import EMBEDDING, Weights
+from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
 
 OPSET = 21
 IR_VERSION = 10
@@ -53,7 +53,7 @@ class Sublayer:
 class GraphBuilder:
     """Adds a whole model to `nodes`, reading matrices through `weights`."""
 
-    def __init__(self, nodes: Nodes, weights: Weights, checkpoint: Checkpoint) -> None:
+    def __init__(self, nodes: Nodes, weights: OnnxWeights, checkpoint: StoredCheckpoint) -> None:
         self.config = checkpoint.config
         self.nodes = nodes
         self.weights = weights

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from edge_spec.exporters.block_quantize import BlockQuantized, carried, quantize
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -21,7 +21,7 @@ EMBEDDING_BLOCK = 32
 _ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
 
 
-class Weights(Protocol):
+class OnnxWeights(Protocol):
     """Reads matrices from a checkpoint and adds them to a graph."""
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
@@ -40,7 +40,9 @@ class IntegerWeights:
     they are where low precision costs most, and llama.cpp's Q4_0 files keep 6 or 8 there too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, nodes: Nodes, bits: int, block_size: int) -> None:
+    def __init__(
+        self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int, block_size: int
+    ) -> None:
         self._checkpoint = checkpoint
         self._nodes = nodes
         self._bits = bits
@@ -110,7 +112,9 @@ class IntegerWeights:
 class FloatWeights:
     """Plain matrices, stored as float16 or float32 and used as float32."""
 
-    def __init__(self, checkpoint: Checkpoint, nodes: Nodes, stored: type[np.floating]) -> None:
+    def __init__(
+        self, checkpoint: StoredCheckpoint, nodes: Nodes, stored: type[np.floating]
+    ) -> None:
         self._checkpoint = checkpoint
         self._nodes = nodes
         self._stored = stored

@@ -26,7 +26,7 @@ from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.optimum.source import OptimumSource, open_source
 from edge_spec.exporters.parity import Converted, check_against, parity_tokens
 from edge_spec.exporters.requests import (
-    Quantization,
+    BlockQuantization,
     chosen_block_size,
     chosen_quantization,
     require_replaceable,
@@ -44,9 +44,9 @@ _REMEDY = "Use another model, or --no-check."
 # Bounds as in exporters/onnx.
 QUANTIZATIONS = MappingProxyType(
     {
-        "int4": Quantization(4, 1.0),
-        "int8": Quantization(8, 0.02),
-        "fp32": Quantization(32, 1e-4),
+        "int4": BlockQuantization(4, 1.0),
+        "int8": BlockQuantization(8, 0.02),
+        "fp32": BlockQuantization(32, 1e-4),
     }
 )
 

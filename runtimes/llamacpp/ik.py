@@ -17,8 +17,8 @@ from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
     ContextChoices,
-    Device,
     Library,
+    LibraryDevice,
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog, LogCallback
@@ -158,10 +158,13 @@ def _open_context(bound: Any, model: int, choices: ContextChoices) -> int | None
     return handle
 
 
-def _devices(ggml: Any) -> list[Device]:
+def _devices(ggml: Any) -> list[LibraryDevice]:
     """This fork knows backends, not devices: their memory is not told."""
     names = [
         ggml.ggml_backend_reg_get_name(i).decode() for i in range(ggml.ggml_backend_reg_get_count())
     ]
     memory = free_bytes() or 0
-    return [Device(name, name, name == "CPU", memory if name == "CPU" else 0, 0) for name in names]
+    return [
+        LibraryDevice(name, name, name == "CPU", memory if name == "CPU" else 0, 0)
+        for name in names
+    ]

@@ -33,7 +33,7 @@ KV_TYPES: Mapping[str, KvType] = MappingProxyType(
 )
 
 
-class Device(NamedTuple):
+class LibraryDevice(NamedTuple):
     """A device that the library can put a model on; sizes in bytes, 0 where it does not say."""
 
     name: str  # as users type it, such as "CPU" or "CUDA0"
@@ -49,7 +49,7 @@ class Device(NamedTuple):
 class ModelChoices:
     """How to load weights."""
 
-    devices: tuple[Device, ...]  # to offload to; empty: all stays on the CPU
+    devices: tuple[LibraryDevice, ...]  # to offload to; empty: all stays on the CPU
     gpu_layers: int | None  # None: all
     mmap: bool | None  # None: what is fastest
     vocabulary_only: bool = False
@@ -79,7 +79,7 @@ class Library:
     name: str  # as users know it
     log: LibraryLog
     batch_type: type[ctypes.Structure]
-    devices: Callable[..., list[Device]]  # of servers, as host:port, and of this machine
+    devices: Callable[..., list[LibraryDevice]]  # of servers, as host:port, and of this machine
     takes_servers: bool
     flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
     plain_kv_types: tuple[str, ...]  # and those that attention takes without it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edge_spec.placement import devices as placement
-from edge_spec.runtimes.llamacpp.library import Device, Library
+from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 from edge_spec.runtimes.llamacpp.remote import NO_RPC, fault
 
 
@@ -31,7 +31,7 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
             yield placement.Device(runtime, server, placement.REMOTE, "RPC server", fault=reason)
 
 
-def _kind(device: Device) -> str:
+def _kind(device: LibraryDevice) -> str:
     if device.server:
         return placement.REMOTE
     return placement.CPU if device.is_cpu else placement.GPU

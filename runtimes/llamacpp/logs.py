@@ -8,7 +8,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import Any
 
-from edge_spec.core.callbacks import called_back
+from edge_spec.core.callbacks import library_callback
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 # ggml_log_level; a warning of the library is rarely one for the user.
@@ -33,7 +33,7 @@ class LibraryLog:
         count = min(self.num_errors - num_errors, len(self._errors))
         return " ".join(list(self._errors)[len(self._errors) - count :])
 
-    @called_back
+    @library_callback
     def _receive(self, level: int, text: bytes | None, data: Any) -> None:
         if level != _CONTINUED:
             self._level = level

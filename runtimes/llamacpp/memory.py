@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Published, RuntimeOptions
+from edge_spec.core.model import ModelInfo, RuntimeOptions
 from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
@@ -29,7 +29,7 @@ _LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
 _IK_CONTEXT_BYTES = 27_000_000  # tables for a graph of 65,536 nodes
 
 
-def gguf_memory(source: Published, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+def gguf_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Memory:
     """Raises KeyError for a KV type that no library has."""
     cells = _cells(source.config, options, num_tokens)
     copied = 0 if options.mmap is False else _repacked_bytes(source)
@@ -41,7 +41,7 @@ def gguf_memory(source: Published, options: RuntimeOptions, num_tokens: int | No
     )
 
 
-def ik_memory(source: Published, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+def ik_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Memory:
     """Raises KeyError for a KV type that no library has."""
     cells = _padded(_cells(source.config, options, num_tokens) + MAX_ROWS)
     embedding = _tensors(source).get(_EMBEDDING)
@@ -68,7 +68,7 @@ def _padded(cells: int) -> int:
     return -(-cells // _CELLS) * _CELLS
 
 
-def _repacked_bytes(source: Published) -> int:
+def _repacked_bytes(source: ModelInfo) -> int:
     """Where the tensors are not known, all of the file if it has such types."""
     if not source.weight_types & REPACKED:
         return 0
@@ -82,7 +82,7 @@ def _repacked_bytes(source: Published) -> int:
     )
 
 
-def _tensors(source: Published) -> Mapping[str, Any]:
+def _tensors(source: ModelInfo) -> Mapping[str, Any]:
     """Those of a file whose architecture exporters know."""
     tensors: Mapping[str, Any] = getattr(source, "tensors", {})
     return tensors

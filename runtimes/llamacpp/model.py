@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_spec.core.config import LLAMA_FAMILY
-from edge_spec.core.model import Capabilities, Published, RuntimeOptions
+from edge_spec.core.model import Capabilities, ModelInfo, RuntimeOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.placement.processor import available_cores
 from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
-    Device,
     Library,
+    LibraryDevice,
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.listing import listed
 from edge_spec.runtimes.llamacpp.remote import remote_devices
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
-from edge_spec.runtimes.llamacpp.weights import Weights
+from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 if TYPE_CHECKING:
     from edge_spec.placement import devices as placement
@@ -38,7 +38,7 @@ SETTLED_TOKENS = 272
 class LlamaCppModel:
     """Weights that its sessions share; each session has a context, that is a cache, of its own."""
 
-    def __init__(self, library: Library, source: Published, options: RuntimeOptions) -> None:
+    def __init__(self, library: Library, source: ModelInfo, options: RuntimeOptions) -> None:
         from edge_spec.runtimes.llamacpp.session import MAX_ROWS
 
         self.config = source.config
@@ -67,7 +67,7 @@ class LlamaCppModel:
                 f"{library.name} ignores the rotary factors of {source.path}",
                 remedy="Use --runtime llamacpp or ort.",
             )
-        self._weights = Weights(library, source.path, self.config, how)
+        self._weights = GgufWeights(library, source.path, self.config, how)
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
@@ -92,7 +92,7 @@ class LlamaCppRuntime:
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
 
-    def open(self, source: Published, options: RuntimeOptions) -> LlamaCppModel:
+    def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
         """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
         UnsupportedModelError where the library cannot load the file."""
         return LlamaCppModel(self._library(), source, options)
@@ -100,13 +100,13 @@ class LlamaCppRuntime:
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))
 
-    def open_tokenizer(self, source: Published) -> LibraryTokenizer:
+    def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
         """Raises MissingDependencyError, ModelFileError."""
         bos_id = source.bos_id if source.adds_bos else None
         return LibraryTokenizer(self._library(), source.path, bos_id)
 
     def memory(
-        self, source: Published, options: RuntimeOptions, num_tokens: int | None = None
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
         from edge_spec.runtimes.llamacpp.memory import gguf_memory
 
@@ -121,20 +121,22 @@ class IkRuntime(LlamaCppRuntime):
         return list(listed(self.name, self._library(), ()))  # it knows no servers
 
     def memory(
-        self, source: Published, options: RuntimeOptions, num_tokens: int | None = None
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
         from edge_spec.runtimes.llamacpp.memory import ik_memory
 
         return ik_memory(source, options, num_tokens)
 
 
-def choose_devices(wanted: Sequence[str], devices: Sequence[Device]) -> tuple[Device, ...]:
+def choose_devices(
+    wanted: Sequence[str], devices: Sequence[LibraryDevice]
+) -> tuple[LibraryDevice, ...]:
     """Those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or "cpu".
 
     No name stands for all. Raises UsageError that lists the devices there are.
     """
     others = [device for device in devices if not device.is_cpu]
-    chosen: list[Device] = []
+    chosen: list[LibraryDevice] = []
     for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
         if name == "gpu" and others:
             found = others
@@ -150,7 +152,7 @@ def choose_devices(wanted: Sequence[str], devices: Sequence[Device]) -> tuple[De
     return tuple(chosen)
 
 
-def _require_used(options: RuntimeOptions, devices: Sequence[Device]) -> None:
+def _require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
     """A server that was asked for and not chosen would silently do nothing."""
     unused = set(options.rpc_servers) - {device.server for device in devices}
     if unused:

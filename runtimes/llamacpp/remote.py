@@ -13,14 +13,14 @@ from edge_spec.core.endpoint import Endpoint
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.runtimes.llamacpp import upstream
-from edge_spec.runtimes.llamacpp.library import Device, Library
+from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 
 NO_RPC = "it was compiled without RPC"
 _CONNECT_S, _FREE_S = 3.0, 3.0
 _ANSWER_S = 10.0  # with the start of a process
 
 
-def remote_devices(library: Library, servers: Sequence[str]) -> list[Device]:
+def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevice]:
     """Raises UsageError where the library knows no servers, DeviceError where one does not serve,
     both quickly."""
     if not servers:

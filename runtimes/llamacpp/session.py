@@ -15,7 +15,7 @@ from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
 from edge_spec.runtimes.llamacpp.sequence import holds
-from edge_spec.runtimes.llamacpp.weights import NO_REASON, Weights
+from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 
 MAX_ROWS = 64
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
@@ -29,7 +29,7 @@ class LlamaCppSession:
     Branches share the cells of their common prefix, as in llama.cpp's examples/speculative.
     """
 
-    def __init__(self, weights: Weights, choices: ContextChoices, context_length: int) -> None:
+    def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
         self.length = 0
         self._weights = weights
         self._library = weights.library

@@ -15,8 +15,8 @@ from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
     ContextChoices,
-    Device,
     Library,
+    LibraryDevice,
     ModelChoices,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
@@ -158,7 +158,7 @@ _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
 )
 
 
-def _devices(ggml: Any, servers: Sequence[str]) -> list[Device]:
+def _devices(ggml: Any, servers: Sequence[str]) -> list[LibraryDevice]:
     """Those of servers first, as llama.cpp has them: fewer results cross the network.
 
     llama-cpp-python binds none of these functions.
@@ -199,11 +199,11 @@ def _add_server(ggml: Any) -> Callable[[bytes], int | None]:
     return found
 
 
-def _device(ggml: Any, handle: int, server: str | None = None) -> Device:
+def _device(ggml: Any, handle: int, server: str | None = None) -> LibraryDevice:
     is_cpu = ggml.ggml_backend_dev_type(handle) in (_CPU, _ACCELERATED_CPU)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
-    return Device(
+    return LibraryDevice(
         name=ggml.ggml_backend_dev_name(handle).decode(),
         description=ggml.ggml_backend_dev_description(handle).decode(),
         is_cpu=is_cpu,

@@ -17,8 +17,8 @@ from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, Un
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     ContextChoices,
-    Device,
     Library,
+    LibraryDevice,
     ModelChoices,
 )
 
@@ -33,7 +33,7 @@ class OpenContext(NamedTuple):
     free: weakref.finalize[..., Any]  # at the latest at the interpreter's exit, and only once
 
 
-class Weights:
+class GgufWeights:
     """Freed by `close`, when collected, or at the interpreter's exit."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Weights:
             remedy="Update the library, or convert the model again.",
         )
 
-    def _used_devices(self, on_device: bool) -> list[Device]:
+    def _used_devices(self, on_device: bool) -> list[LibraryDevice]:
         """With the memory that is free now."""
         names = {device.name for device in self._devices}
         servers = {device.server for device in self._devices if device.server}
@@ -122,7 +122,7 @@ class Weights:
         ]
 
 
-def _too_little(devices: Sequence[Device], needed: int, what: str) -> DeviceMemoryError:
+def _too_little(devices: Sequence[LibraryDevice], needed: int, what: str) -> DeviceMemoryError:
     free_bytes = sum(device.free_bytes for device in devices)
     return DeviceMemoryError(
         f"{' and '.join(device.name for device in devices)} has too little memory for {what}: "

@@ -36,7 +36,7 @@ _COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
-class Choice(NamedTuple):
+class ProviderChoice(NamedTuple):
     """What a name stands for."""
 
     name: str
@@ -63,7 +63,7 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[Choice]:
+def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
     """For names such as "cuda" or "CUDAExecutionProvider"; no name stands for the CPU.
 
     Packages are loaded where a name is not built in. Raises UsageError that lists the devices, or
@@ -90,7 +90,7 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[Choice]:
     return chosen
 
 
-def choices(onnxruntime: Any) -> dict[str, Choice]:
+def choices(onnxruntime: Any) -> dict[str, ProviderChoice]:
     """By name: the provider's, and the kind where it has devices of several."""
     found = []
     for provider in onnxruntime.get_available_providers():
@@ -105,10 +105,10 @@ def choices(onnxruntime: Any) -> dict[str, Choice]:
             if device.ep_name == provider:
                 by_kind.setdefault(device.device.type.name.lower(), device)
         if not by_kind:
-            found.append(Choice(name, provider, _KINDS.get(name), provider, None))
+            found.append(ProviderChoice(name, provider, _KINDS.get(name), provider, None))
         for kind, device in by_kind.items():
             own = name if len(by_kind) == 1 else f"{name}-{kind}"
-            found.append(Choice(own, provider, kind, _description(device), device))
+            found.append(ProviderChoice(own, provider, kind, _description(device), device))
     return {choice.name: choice for choice in found}
 
 
@@ -135,7 +135,7 @@ def load_packages() -> Mapping[str, str]:
 
 
 def add_providers(
-    settings: Any, chosen: Sequence[Choice], compiled: Path | None = None
+    settings: Any, chosen: Sequence[ProviderChoice], compiled: Path | None = None
 ) -> list[str | tuple[str, dict[str, str]]] | None:
     """To the SessionOptions, where one is a package's; else what a session takes beside them.
 
@@ -158,17 +158,17 @@ def add_providers(
     return None
 
 
-def require_started(session: Any, chosen: Sequence[Choice]) -> None:
+def require_started(session: Any, chosen: Sequence[ProviderChoice]) -> None:
     """onnxruntime goes on without a provider that does not start. Raises DeviceError."""
     lost = [choice.name for choice in chosen if choice.provider not in session.get_providers()]
     if lost:
         raise _lost(lost, ", and would run on the CPU")
 
 
-def _coreml(provider: str) -> list[Choice]:
+def _coreml(provider: str) -> list[ProviderChoice]:
     """https://onnxruntime.ai/docs/execution-providers/CoreML-ExecutionProvider.html"""
     return [
-        Choice(
+        ProviderChoice(
             name,
             provider,
             kind,
@@ -180,7 +180,7 @@ def _coreml(provider: str) -> list[Choice]:
     ]
 
 
-def _entry(choice: Choice, compiled: Path | None) -> str | tuple[str, dict[str, str]]:
+def _entry(choice: ProviderChoice, compiled: Path | None) -> str | tuple[str, dict[str, str]]:
     if not choice.options:
         return choice.provider
     options = dict(choice.options)

@@ -24,12 +24,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec import Engine, SamplingParams
 from edge_spec.apps.chat import run
-from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.engine.components import EngineComponents
-from edge_spec.engine.speculation import Speculator
+from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import ModelFileError, SessionError
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.chat_format import ChatFormat
@@ -112,10 +112,10 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
         while model == "endless" and os.read(pace, 1):
             report("Downloading", 0.5)
         scripted = AnsweringModel(answers, pace)
-        numerics = Numerics(0, (1,) if exact else ())
+        numerics = BatchInvariance(0, (1,) if exact else ())
         text = ChatFormat(scripted.text, TEMPLATE, (scripted.eos,), None)
-        speculator = Speculator(
-            Setting(scripted.config.vocab_size), scripted.capabilities, numerics, exact=exact
+        speculator = SpeculationFactory(
+            DrafterContext(scripted.config.vocab_size), scripted.capabilities, numerics, exact=exact
         )
         return Engine(
             EngineComponents(

@@ -24,7 +24,7 @@ from edge_spec.drafters.lookup.corpus_file import MAGIC, open_index
 from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.errors import EdgeSpecError
-from edge_spec.exporters.gguf_published import open_published
+from edge_spec.exporters.gguf_published import open_model_info
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.models.bundle import open_bundle
@@ -68,7 +68,7 @@ def gguf(data: bytes) -> None:
     path = _written("model.gguf", data)
     with path.open("r+b") as file:
         file.truncate(max(GGUF_BYTES, len(data)))
-    published = open_published(path)
+    published = open_model_info(path)
     tokenizer = Tokenizer(published.tokenizer_json())
     tokenizer.decode(tokenizer.encode(TEXT))
     _rendered(published.chat_template)
@@ -176,7 +176,7 @@ def _sealed(data: bytes) -> bytes:
 def sidecar(data: bytes) -> None:
     kinds = (messages.ToChat, messages.ToGenerate, messages.ToSetDrafter, messages.ToRestore)
     try:
-        request = messages.Request.parse(data)
+        request = messages.RpcRequest.parse(data)
     except messages.RpcError:
         return
     for kind in kinds:

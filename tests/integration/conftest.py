@@ -25,7 +25,7 @@ from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
@@ -33,7 +33,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.export_presets import named_formats
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_export import PairRequest, Part, export_pair
+from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
 from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
@@ -107,12 +107,12 @@ def gguf(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.fixture(scope="session")
-def checkpoint(hf: Callable[..., Path]) -> Callable[..., Checkpoint]:
+def checkpoint(hf: Callable[..., Path]) -> Callable[..., StoredCheckpoint]:
     return cache(lambda variant="llama": open_checkpoint(hf(variant)))
 
 
 @pytest.fixture
-def tokenized(tiny: ModuleType, tmp_path: Path) -> Callable[..., Checkpoint]:
+def tokenized(tiny: ModuleType, tmp_path: Path) -> Callable[..., StoredCheckpoint]:
     """tokenized(tokenizer, spare=0, files={}, **config): a Hugging Face directory with it, open."""
 
     def make(
@@ -120,7 +120,7 @@ def tokenized(tiny: ModuleType, tmp_path: Path) -> Callable[..., Checkpoint]:
         spare: int = 0,
         files: dict[str, Any] | None = None,
         **config: Any,
-    ) -> Checkpoint:
+    ) -> StoredCheckpoint:
         described = tokenizer if isinstance(tokenizer, dict) else json.loads(tokenizer.to_str())
         ids = [token["id"] for token in described["added_tokens"]]
         vocabulary = described["model"]["vocab"]
@@ -137,7 +137,7 @@ def tokenized(tiny: ModuleType, tmp_path: Path) -> Callable[..., Checkpoint]:
 
 @pytest.fixture(scope="session")
 def exported(
-    checkpoint: Callable[..., Checkpoint], tmp_path_factory: pytest.TempPathFactory
+    checkpoint: Callable[..., StoredCheckpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Bundle]:
     """exported(variant, quantization, block_size): a bundle that its own check has passed."""
 
@@ -153,7 +153,7 @@ def exported(
 
 @pytest.fixture(scope="session")
 def packaged(
-    checkpoint: Callable[..., Checkpoint], tmp_path_factory: pytest.TempPathFactory
+    checkpoint: Callable[..., StoredCheckpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Bundle]:
     """packaged(variant, compute="gpu"): a float16 Core ML bundle of 100 tokens of context."""
 
@@ -172,7 +172,7 @@ def packaged(
 def exported_pair(hf: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair bundle: a model of two layers as ONNX and GGUF, and its first layer, that drafts."""
     out = tmp_path_factory.mktemp("pairs") / "pair"
-    target = Part(Source(str(hf()), lambda what, fraction: None))
+    target = PairMember(Source(str(hf()), lambda what, fraction: None))
     request = PairRequest(target, replace(target, num_layers=1), named_formats(["onnx", "gguf"]))
     export_pair(request, out, lambda what, fraction: None)
     return out
@@ -199,7 +199,7 @@ def open_llama() -> Callable[..., LlamaCppModel]:
     def open_model(runtime: str, path: Path, **options: Any) -> LlamaCppModel:
         options = {"threads": 1} | options
         model = runtimes.load_runtime(runtime).open(
-            runtimes.open_published(path), RuntimeOptions(**options)
+            runtimes.open_model_info(path), RuntimeOptions(**options)
         )
         assert isinstance(model, LlamaCppModel)
         return model

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_published import open_published
+from edge_spec.exporters.gguf_published import open_model_info
 
 Refusal = Callable[..., EdgeSpecError]
 pytestmark = pytest.mark.usefixtures("bounded_memory")
@@ -119,10 +119,10 @@ def test_a_value_of_an_architecture_that_only_a_library_knows_is_bounded_too(
     key: str, value: int, tiny: ModuleType, tmp_path: Path
 ) -> None:
     path = tiny.write_gguf(tiny.build(model_type="gemma3"), tmp_path / "model.gguf")
-    open_published(path)
+    open_model_info(path)
     set_value(path, key, struct.pack("<I", value))
     with pytest.raises(ModelFileError, match=r"model\.gguf"):
-        open_published(path)
+        open_model_info(path)
 
 
 @pytest.mark.parametrize("form", ["hf", "gguf"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import gguf_file, is_prepared, prepare
+from edge_spec.models.resolve import gguf_file, is_converted, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 
@@ -20,7 +20,7 @@ def converted(model: Path, runtime: str) -> list[str]:
     def tell(what: str, fraction: float) -> None:
         told.append(what)
 
-    prepare(Source(str(model), tell), runtime, LoadOptions(), tell)
+    resolve_model(Source(str(model), tell), runtime, LoadOptions(), tell)
     return told
 
 
@@ -67,8 +67,8 @@ def test_models_whose_names_have_dots_keep_conversions_of_their_own(
     for name, variant in (("Llama-3.2-1B", "llama"), ("Llama-3.2-3B", "qwen2")):
         shutil.copytree(hf(variant), tmp_path / name)
         source = Source(str(tmp_path / name), lambda what, fraction: None)
-        assert not is_prepared(source, "llamacpp", LoadOptions())
+        assert not is_converted(source, "llamacpp", LoadOptions())
         files.append(gguf_file(source, LoadOptions(), source.progress))
-        assert is_prepared(source, "llamacpp", LoadOptions())
+        assert is_converted(source, "llamacpp", LoadOptions())
     assert [file.name[:18] for file in files] == ["Llama-3.2-1B-gguf-", "Llama-3.2-3B-gguf-"]
     assert files[0].read_bytes() != files[1].read_bytes()

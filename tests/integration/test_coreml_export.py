@@ -20,9 +20,9 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, recipes
 from edge_spec.exporters.coreml.export import QUANTIZATIONS
-from edge_spec.exporters.coreml.graph import GraphBuilder, Shape
+from edge_spec.exporters.coreml.graph import ProgramBuilder, Shape
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
-from edge_spec.exporters.coreml.weights import Weights, dense
+from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_program
@@ -56,9 +56,9 @@ def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> CoreMlSession:
-    weights = Weights(checkpoint, dense(np.float32), dense(np.float32), np.float32)
+    weights = CoreMlWeights(checkpoint, dense(np.float32), dense(np.float32), np.float32)
     config = replace(checkpoint.config, context_length=CONTEXT)
-    graph = GraphBuilder(
+    graph = ProgramBuilder(
         weights, RECIPES[recipe](weights, config), config, Shape.of(CONTEXT), hidden
     )
     program = graph.build(lambda done: None)

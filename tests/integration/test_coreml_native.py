@@ -17,7 +17,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import compute_for, is_prepared
+from edge_spec.models.resolve import compute_for, is_converted
 from edge_spec.models.source import Source
 from edge_spec.placement.operations import placements_of
 from edge_spec.runtimes.coreml import CoreMlRuntime
@@ -185,7 +185,7 @@ def test_a_conversion_is_laid_out_for_the_device_that_will_run_it(
     )
     source = Source(str(hf("llama")), lambda what, fraction: None)
     for providers in ((), ("ane",)):
-        assert not is_prepared(source, "coreml", LoadOptions(), providers)
+        assert not is_converted(source, "coreml", LoadOptions(), providers)
     assert [options.compute for options in asked] == [None, "ane"]
 
 

@@ -14,15 +14,15 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.doctor.examine import examine
-from edge_spec.diagnostics.doctor.finding import Finding, Level
+from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, list_files, read_manifest, write_manifest
 from edge_spec.models.export_presets import named_formats
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import read_pair
-from edge_spec.models.pair_export import PairRequest, Part, export_pair
-from edge_spec.models.resolve import prepare
+from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
 
@@ -40,7 +40,7 @@ def faults(path: Path, *, open_models: bool = False) -> list[Finding]:
     return [
         finding
         for finding in found
-        if finding.level is not Level.OK and NO_QUESTION not in finding.found
+        if finding.level is not Severity.OK and NO_QUESTION not in finding.found
     ]
 
 
@@ -119,9 +119,9 @@ def test_large_files_are_not_hashed_unless_that_is_asked_for(
     content[-1] ^= 1
     file.write_bytes(content)
     monkeypatch.setattr("edge_spec.diagnostics.doctor.files.HASHED_BYTES", 1000)
-    assert "not hashed" in the_fault(pair).found and the_fault(pair).level is Level.NOTE
+    assert "not hashed" in the_fault(pair).found and the_fault(pair).level is Severity.NOTE
     _, found = examine(pair, quiet, hashes=True)
-    assert "sha256" in found[0].found and found[0].level is Level.FAULT
+    assert "sha256" in found[0].found and found[0].level is Severity.FAULT
     file.write_bytes(content[:-1])
     assert "bytes, expected" in the_fault(pair).found  # sizes are always compared
 
@@ -149,7 +149,7 @@ def test_a_foreign_file_is_a_warning(pair: Path, exported: Exported, tmp_path: P
     for path in (pair, bundle):
         (path / "virus.exe").touch()
         found = the_fault(path)
-        assert (found.level, found.check) == (Level.WARNING, "files")
+        assert (found.level, found.check) == (Severity.WARNING, "files")
         assert "virus.exe" in found.found
 
 
@@ -207,7 +207,7 @@ def test_a_tokenizer_that_is_none_is_a_fault(pair: Path, content: bytes) -> None
     (pair / "pair.json").write_text(json.dumps(document))
     found = faults(pair)
     assert found[0].check == "tokenizer" and found[0].remedy
-    assert {finding.level for finding in found} == {Level.FAULT}
+    assert {finding.level for finding in found} == {Severity.FAULT}
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(100)])
@@ -222,7 +222,7 @@ def test_a_proof_that_does_not_hold_is_a_fault(pair: Path) -> None:
     document["vocabulary"]["num_shared"] = 7
     (pair / "pair.json").write_text(json.dumps(document))
     found = the_fault(pair)
-    assert (found.check, found.level) == ("vocabulary", Level.FAULT)
+    assert (found.check, found.level) == ("vocabulary", Severity.FAULT)
 
 
 def test_another_template_in_one_variant_is_a_fault(pair: Path) -> None:
@@ -236,14 +236,14 @@ def test_a_model_that_never_ends_is_warned_of_and_an_end_beyond_the_vocabulary_r
 ) -> None:
     bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
     rewrite(bundle, eos_ids=())
-    assert (the_fault(bundle).check, the_fault(bundle).level) == ("end of text", Level.WARNING)
+    assert (the_fault(bundle).check, the_fault(bundle).level) == ("end of text", Severity.WARNING)
     rewrite(bundle, eos_ids=(100_000,))
     assert the_fault(bundle).found == "onnx: 100000 is no token"
 
 
 def test_profiles_are_read_and_have_to_be_this_models(pair: Path) -> None:
     source = Source(str(pair), quiet)
-    key = profile_key(source, prepare(source, "ort", LoadOptions(), quiet), RuntimeOptions())
+    key = profile_key(source, resolve_model(source, "ort", LoadOptions(), quiet), RuntimeOptions())
     profile = Profile((ContextCosts(32, {1: 0.1}),), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
     save_profile(key, profile)
     file = pair / "profiles" / key.path.name
@@ -268,7 +268,7 @@ def test_scores_that_are_too_far_apart_are_a_fault(
     relist(pair, "target", "gguf", quantization="F32")
     assert faults(pair) == []
     found = the_fault(pair, open_models=True)
-    assert (found.check, found.level) == ("scores", Level.FAULT)
+    assert (found.check, found.level) == ("scores", Severity.FAULT)
     assert "target onnx and gguf: KL divergence" in found.found
 
 
@@ -276,7 +276,7 @@ def test_scores_are_not_vouched_for_without_a_check_at_export(pair: Path) -> Non
     pytest.importorskip("llama_cpp")
     relist(pair, "target", "gguf", parity={})
     found = the_fault(pair, open_models=True)
-    assert (found.check, found.level) == ("scores", Level.WARNING)
+    assert (found.check, found.level) == ("scores", Severity.WARNING)
 
 
 def test_a_graph_that_its_library_refuses_is_a_fault(pair: Path) -> None:
@@ -298,7 +298,7 @@ def test_what_cannot_be_opened_here_is_a_warning(
 
     monkeypatch.setattr(runtimes, "load_runtime", lambda name: Elsewhere())
     found = the_fault(exported().path, open_models=True)
-    assert (found.check, found.level) == ("opens", Level.WARNING)
+    assert (found.check, found.level) == ("opens", Severity.WARNING)
     assert found.found == "onnx was not opened: ort: only on macOS"
 
 
@@ -315,7 +315,7 @@ def test_a_graph_with_other_inputs_is_a_fault_and_no_traceback(pair: Path) -> No
     rewrite(pair / "draft/onnx")
     relist(pair, "draft", "onnx")
     found = the_fault(pair, open_models=True)
-    assert (found.check, found.level) == ("opens", Level.FAULT)
+    assert (found.check, found.level) == ("opens", Severity.FAULT)
 
 
 def test_several_ends_of_text_are_the_same_in_every_format(
@@ -325,7 +325,7 @@ def test_several_ends_of_text_are_the_same_in_every_format(
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"eos_token_id": [262, 264]}))
     request = PairRequest(
-        Part(Source(str(model), quiet)),
+        PairMember(Source(str(model), quiet)),
         None,
         named_formats(["onnx", "gguf"]),
         ExportOptions(check=False),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.diagnostics.doctor.examine import examine
-from edge_spec.diagnostics.doctor.finding import Finding, Level
+from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 
 Exported = Callable[..., Bundle]
@@ -30,7 +30,7 @@ def findings(exported: Exported, tmp_path: Path, template: str) -> list[Finding]
     (bundle / MANIFEST).unlink()
     write_manifest(bundle, **(described | {"chat_template": template}))
     _, found = examine(bundle, lambda what, fraction: None)
-    return [each for each in found if each.level is not Level.OK]
+    return [each for each in found if each.level is not Severity.OK]
 
 
 @pytest.mark.parametrize(
@@ -45,37 +45,37 @@ def test_a_template_that_leaves_its_sandbox_or_fails_is_a_fault(
     exported: Exported, tmp_path: Path, template: str, told: str
 ) -> None:
     (found,) = findings(exported, tmp_path, template)
-    assert (found.check, found.level) == ("chat template", Level.FAULT)
+    assert (found.check, found.level) == ("chat template", Severity.FAULT)
     assert told in found.found
 
 
 @pytest.mark.parametrize(
     ("template", "check", "level", "told"),
     [
-        (template_of(TURN, ""), "turns", Level.WARNING, "'<|im_start|>assistant', which begins"),
+        (template_of(TURN, ""), "turns", Severity.WARNING, "'<|im_start|>assistant', which begins"),
         (
             template_of("<|im_start|>{{ m.role }}\n{{ m.content }}\n\n"),
-            *("turns", Level.WARNING, "but a text in '<|im_end|>': answers may not end"),
+            *("turns", Severity.WARNING, "but a text in '<|im_end|>': answers may not end"),
         ),
         (
             template_of(TURN, each="messages[:1]"),
-            *("turns", Level.FAULT, "leaves out what was said"),
+            *("turns", Severity.FAULT, "leaves out what was said"),
         ),
         (
             template_of(
                 "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}" + TURN
             ),
-            *("system", Level.WARNING, "refuses these messages: none"),
+            *("system", Severity.WARNING, "refuses these messages: none"),
         ),
         (
             template_of("{% if m.role != 'system' %}" + TURN + "{% endif %}"),
-            *("system", Level.WARNING, "the template leaves it out"),
+            *("system", Severity.WARNING, "the template leaves it out"),
         ),
     ],
     ids=["no-question", "no-end", "turns-lost", "system-refused", "system-lost"],
 )
 def test_a_template_that_neither_asks_nor_ends_nor_keeps_what_was_said_is_told(
-    exported: Exported, tmp_path: Path, template: str, check: str, level: Level, told: str
+    exported: Exported, tmp_path: Path, template: str, check: str, level: Severity, told: str
 ) -> None:
     (found,) = findings(exported, tmp_path, template)
     assert (found.check, found.level) == (check, level)
@@ -113,7 +113,7 @@ def test_the_remedy_for_another_end_fits_the_kind_of_model(
     (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
     _, of_directory = examine(model, lambda what, fraction: None)
     (bundle,) = findings(exported, tmp_path, template)
-    directory = next(each for each in of_directory if each.level is Level.WARNING)
+    directory = next(each for each in of_directory if each.level is Severity.WARNING)
     assert directory.remedy.endswith("generation_config.json.")
     assert bundle.remedy.endswith("and convert that again.")
     assert directory.found == bundle.found and "--stop" not in directory.remedy + bundle.remedy

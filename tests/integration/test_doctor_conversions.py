@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.diagnostics.doctor.diagnose import Report, Request, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Level
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError
 from edge_spec.exporters.optimum import export
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import prepare
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device
 
@@ -32,7 +32,7 @@ def quiet(what: str, fraction: float) -> None:
 
 
 def examined(model: Path, draft: Path | None = None, *, open_models: bool = False) -> Report:
-    request = Request(str(model), None if draft is None else str(draft), open_models)
+    request = DiagnosisRequest(str(model), None if draft is None else str(draft), open_models)
     return diagnose(request, quiet, lambda: [Device("ort", "cpu", "cpu", "the processor")])
 
 
@@ -41,7 +41,7 @@ def found(report: Report, group: str, check: str) -> Finding:
 
 
 def faults(report: Report) -> list[tuple[str, str]]:
-    return [(each.group, each.check) for each in report.findings if each.level is Level.FAULT]
+    return [(each.group, each.check) for each in report.findings if each.level is Severity.FAULT]
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_gguf_file_that_the_usual_runtime_cannot_have_is_a_fault(
     report = examined(mixture)
     assert not cache.exists()
     with pytest.raises(UnsupportedModelError) as caught:
-        prepare(Source(str(mixture), quiet), "auto", LoadOptions(), quiet)
+        resolve_model(Source(str(mixture), quiet), "auto", LoadOptions(), quiet)
     assert faults(report) == [("target", "runtime")]
     told = found(report, "target", "runtime")
     assert told.found == caught.value.message
@@ -140,11 +140,11 @@ def test_another_architecture_is_described_before_it_is_converted(gpt2: Path, ca
     report = examined(gpt2, open_models=True)
     assert faults(report) == []
     architecture = found(report, "target", "architecture")
-    assert architecture.level is Level.NOTE
+    assert architecture.level is Severity.NOTE
     assert architecture.found == "gpt2, converted by optimum at the first start"
     assert found(report, "target", "tokenizer").found == "265 tokens"
-    assert found(report, "target", "chat template").level is Level.OK
-    assert found(report, "target", "end of text").level is Level.OK
+    assert found(report, "target", "chat template").level is Severity.OK
+    assert found(report, "target", "end of text").level is Severity.OK
     assert "not converted yet" in found(report, "target", "opens").found
     assert "no tensor" not in found(report, "target", "files").found
     assert "is converted for ort first" in found(report, "memory", "forecast").found
@@ -156,7 +156,7 @@ def test_another_architecture_can_draft(gpt2: Path, exported: Callable[..., Bund
     report = examined(exported().path, gpt2)
     assert faults(report) == []
     assert found(report, "pair", "tokens").found == "the same 265 ids"
-    assert found(report, "pair", "size").level is Level.NOTE
+    assert found(report, "pair", "size").level is Severity.NOTE
 
 
 @pytest.mark.usefixtures("without_optimum")

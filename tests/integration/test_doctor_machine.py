@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from edge_spec.cli.doctor import lines
-from edge_spec.diagnostics.doctor.diagnose import Report, Request, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Level, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, note, ok, warning
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import Device
 
@@ -20,7 +20,7 @@ CPU = Device("ort", "cpu", "cpu", "the processor")
 
 def examined(devices: tuple[Device, ...] = (CPU,), model: str = "nowhere") -> Report:
     """By itself of a model that is not there, so that only the machine is looked at."""
-    return diagnose(Request(model), lambda what, fraction: None, lambda: list(devices))
+    return diagnose(DiagnosisRequest(model), lambda what, fraction: None, lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
@@ -41,7 +41,7 @@ def test_devices_and_why_others_cannot_be_used() -> None:
     told = [each.found for each in report.findings if each.check == "runtimes"]
     assert told == ["ort (cpu)", "not coreml: it needs macOS"]
     alone = found(examined((missing,)), "machine", "runtimes")
-    assert (alone.level, alone.found) == (Level.FAULT, "none can be used")
+    assert (alone.level, alone.found) == (Severity.FAULT, "none can be used")
 
 
 def test_a_disk_that_is_almost_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_disk_that_is_almost_full_is_a_warning(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         "edge_spec.diagnostics.doctor.machine.shutil.disk_usage", lambda path: usage
     )
-    assert found(examined(), "machine", "disk").level is Level.WARNING
+    assert found(examined(), "machine", "disk").level is Severity.WARNING
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/below"])
@@ -61,9 +61,9 @@ def test_a_cache_that_is_no_directory_is_told(
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(cache.parent / place))
     report = examined(model=str(gguf()))
     disk = found(report, "machine", "disk")
-    assert disk.level is Level.WARNING and disk.found.startswith(f"{cache} is no directory")
+    assert disk.level is Severity.WARNING and disk.found.startswith(f"{cache} is no directory")
     conversion = found(report, "target", "conversion")
-    assert conversion.level is Level.FAULT and "EDGE_SPEC_CACHE" in conversion.remedy
+    assert conversion.level is Severity.FAULT and "EDGE_SPEC_CACHE" in conversion.remedy
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning_where_nothing_is_converted(
@@ -87,7 +87,7 @@ def test_what_the_cache_holds_and_cannot_be_read_is_a_warning(cache: Path, name:
     file.parent.mkdir(parents=True)
     file.write_bytes(b'{"a": 1}')
     damaged = found(examined(), "caches", name.split("/")[0])
-    assert damaged.level is Level.WARNING and damaged.remedy.startswith("Delete it")
+    assert damaged.level is Severity.WARNING and damaged.remedy.startswith("Delete it")
     assert file.read_bytes() == b'{"a": 1}'
 
 
@@ -95,7 +95,7 @@ def test_a_conversion_that_lost_bytes_is_a_warning(
     exported: Callable[..., Bundle], cache: Path
 ) -> None:
     kept = Path(shutil.copytree(exported().path, cache / "bundles/x"))
-    assert found(examined(), "caches", "kept").level is Level.OK
+    assert found(examined(), "caches", "kept").level is Severity.OK
     (kept / "model.onnx").write_bytes(b"short")
     assert "expected" in found(examined(), "caches", "bundles").found
 

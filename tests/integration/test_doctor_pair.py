@@ -16,14 +16,14 @@ import pytest
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.doctor.chosen import choose
-from edge_spec.diagnostics.doctor.diagnose import Report, Request, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Level
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.diagnostics.doctor.speed import Costs, break_even, expected_speedup
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory, history_path
-from edge_spec.models.resolve import prepare
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device
 from edge_spec.placement.memory import Memory
@@ -40,13 +40,13 @@ def quiet(what: str, fraction: float) -> None:
 def examined(
     model: Path | str, draft: Path | str | None = None, devices: tuple[Device, ...] = (CPU,)
 ) -> Report:
-    request = Request(str(model), None if draft is None else str(draft))
+    request = DiagnosisRequest(str(model), None if draft is None else str(draft))
     return diagnose(request, quiet, lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
     """The worst where there are several."""
-    order = list(Level)
+    order = list(Severity)
     matching = [each for each in report.findings if (each.group, each.check) == (group, check)]
     return max(matching, key=lambda each: order.index(each.level))
 
@@ -91,10 +91,10 @@ def test_a_pair_bundle_is_examined_with_its_own_draft_and_nothing_is_opened(
         *("machine", "target", "draft", "pair", "memory", "speed", "caches")
     ]
     assert report.verdict == "warnings"  # a draft of one of two layers is not small
-    assert found(report, "pair", "size").level is Level.WARNING
+    assert found(report, "pair", "size").level is Severity.WARNING
     assert found(report, "pair", "tokens").found == "the same 265 ids"
-    assert found(report, "pair", "context").level is Level.OK
-    assert found(report, "memory", "together").level is Level.OK
+    assert found(report, "pair", "context").level is Severity.OK
+    assert found(report, "memory", "together").level is Severity.OK
     assert found(report, "speed", "break-even").remedy.startswith(f"Run edge-spec plan {pair}")
     assert len(report.findings) < 40
     json.dumps(report.numbers)
@@ -104,7 +104,7 @@ def test_a_pair_bundle_is_examined_with_its_own_draft_and_nothing_is_opened(
 def test_other_tokens_are_listed_and_what_they_cost(bundle: Callable[..., Path]) -> None:
     report = examined(bundle("target"), bundle("draft", ("t", "e")))
     tokens = found(report, "pair", "tokens")
-    assert tokens.level is Level.WARNING and tokens.found.startswith("2 of 265 ids")
+    assert tokens.level is Severity.WARNING and tokens.found.startswith("2 of 265 ids")
     shown = [each.found for each in report.findings if each.check == "tokens"][1]
     assert "'t' | 'e'" in shown and "'e' | 't'" in shown
     numbers: Any = report.numbers["vocabulary"]
@@ -117,7 +117,7 @@ def test_other_tokens_are_listed_and_what_they_cost(bundle: Callable[..., Path])
 def test_other_ends_of_one_vocabulary_are_a_warning(bundle: Callable[..., Path]) -> None:
     report = examined(bundle("target"), bundle("draft", eos_ids=(263,)))
     special = found(report, "pair", "specials")
-    assert special.level is Level.WARNING and special.found.startswith(
+    assert special.level is Severity.WARNING and special.found.startswith(
         "eos 264: '<|im_end|>' | 263"
     )
 
@@ -125,18 +125,22 @@ def test_other_ends_of_one_vocabulary_are_a_warning(bundle: Callable[..., Path])
 def test_a_shorter_context_of_the_draft_is_a_warning(bundle: Callable[..., Path]) -> None:
     draft = bundle("draft", architecture={"context_length": 64})
     context = found(examined(bundle("target"), draft), "pair", "context")
-    assert context.level is Level.WARNING and "behind 64 nothing is guessed" in context.found
+    assert context.level is Severity.WARNING and "behind 64 nothing is guessed" in context.found
 
 
 @pytest.mark.parametrize(
     ("free", "level", "told"),
-    [(3000, Level.OK, "free"), (1500, Level.WARNING, "it fits with 4096"), (1, Level.FAULT, "not")],
+    [
+        (3000, Severity.OK, "free"),
+        (1500, Severity.WARNING, "it fits with 4096"),
+        (1, Severity.FAULT, "not"),
+    ],
 )
 def test_memory_is_compared_with_what_is_free(
     bundle: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     free: int,
-    level: Level,
+    level: Severity,
     told: str,
 ) -> None:
     """A cache of 200 kB a token, whatever the runtime would say."""
@@ -151,13 +155,13 @@ def test_memory_is_compared_with_what_is_free(
     assert together.level is level and told in together.found
     numbers: Any = report.numbers["memory"]
     assert numbers["total_bytes"] == 100_000_000 + 8192 * 200_000
-    assert numbers["fits"] == (level is Level.OK)
+    assert numbers["fits"] == (level is Severity.OK)
 
 
 def test_what_is_not_converted_yet_has_no_forecast(gguf: Callable[..., Path], cache: Path) -> None:
     report = examined(gguf())
     forecast = found(report, "memory", "forecast")
-    assert forecast.level is Level.NOTE and forecast.remedy.endswith(f"edge-spec plan {gguf()}.")
+    assert forecast.level is Severity.NOTE and forecast.remedy.endswith(f"edge-spec plan {gguf()}.")
     assert not cache.exists()  # nothing was converted
 
 
@@ -166,14 +170,14 @@ def test_a_damaged_conversion_is_no_fault_since_it_is_made_anew(
     hf: Callable[..., Path], cache: Path, name: str
 ) -> None:
     pytest.importorskip("onnxruntime")
-    prepare(Source(str(hf()), quiet), "ort", LoadOptions(), quiet)
-    assert found(examined(hf()), "memory", "together").level is Level.OK
+    resolve_model(Source(str(hf()), quiet), "ort", LoadOptions(), quiet)
+    assert found(examined(hf()), "memory", "together").level is Severity.OK
     (kept,) = (path for path in (cache / "bundles").iterdir() if path.is_dir())
     (kept / name).write_text("{")
     report = examined(hf())
     assert report.verdict == "warnings"
     assert "is converted for ort first" in found(report, "memory", "forecast").found
-    assert found(report, "caches", "bundles").level is Level.WARNING
+    assert found(report, "caches", "bundles").level is Severity.WARNING
     assert (kept / name).read_text() == "{"
 
 
@@ -186,7 +190,7 @@ def test_a_plan_of_gguf_converts_and_hashes_nothing(
     placement = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
     plan = Plan(1, source.model, source.identity, None, None, (placement,))
     save_plan(plan, plan_path(source, None))
-    prepare(source, "llamacpp", LoadOptions(), quiet)
+    resolve_model(source, "llamacpp", LoadOptions(), quiet)
     kept = next((cache / "bundles").glob("*.gguf"))
 
     def hash_nothing(path: Path) -> str:
@@ -249,8 +253,8 @@ def test_a_damaged_profile_is_named_and_left_where_it_is(bundle: Callable[..., P
     for file in files:
         file.write_text("{}")
     report = examined(target, draft)
-    assert found(report, "caches", "profiles").level is Level.WARNING
-    assert found(report, "speed", "break-even").level is Level.NOTE
+    assert found(report, "caches", "profiles").level is Severity.WARNING
+    assert found(report, "speed", "break-even").level is Severity.NOTE
     assert all(file.read_text() == "{}" for file in files)
 
 
@@ -270,7 +274,7 @@ def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -
     save_plan(plan, plan_path(target, draft))
     report = examined(target.model, draft.model)
     drafter = found(report, "speed", "drafter")
-    assert drafter.level is Level.WARNING and "suffix faster" in drafter.found
+    assert drafter.level is Severity.WARNING and "suffix faster" in drafter.found
     assert report.numbers["speedup"] == {"plan": 1.5, "use": None}
     assert "1.50 times plain decoding" in found(report, "speed", "plan").found
 
@@ -298,7 +302,7 @@ def test_only_what_is_used_of_a_plan_says_whether_speculation_pays(
     assert "drafter none, 1.00 times" in found(report, "speed", "plan").found
     for report in (keep(version, best), keep("0.0.1", ("suffix", 1.5, 10))):
         unused = found(report, "speed", "plan")
-        assert unused.level is Level.NOTE and unused.found.startswith("not used")
+        assert unused.level is Severity.NOTE and unused.found.startswith("not used")
         assert report.numbers["speedup"] == {"plan": None, "use": None}
 
 
@@ -325,7 +329,7 @@ def test_a_damaged_history_is_named_and_left_where_it_is(
     file.parent.mkdir(parents=True)
     file.write_text("{}")
     report = examined(target.model, draft.model)
-    assert found(report, "caches", "pairs").level is Level.WARNING
+    assert found(report, "caches", "pairs").level is Severity.WARNING
     assert [path for path in cache.rglob("*") if path.is_file()] == [file]
 
 
@@ -334,7 +338,7 @@ def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) 
     (draft / "model.onnx").write_bytes(b"")
     report = examined(bundle("target"), draft)
     assert report.verdict == "faults"
-    assert found(report, "draft", "files").level is Level.FAULT
+    assert found(report, "draft", "files").level is Severity.FAULT
     assert not {"pair", "memory", "speed"} & set(report.grouped)
     assert not any(
         each.check == "chat template" and each.group == "draft" for each in report.findings
@@ -370,12 +374,12 @@ def test_a_draft_that_cannot_be_chosen_is_a_fault(
     monkeypatch.setattr("edge_spec.diagnostics.doctor.diagnose.chosen_drafts", choose_none)
     report = examined(bundle("target"), "auto")
     assert "Permission denied" in found(report, "draft", "model").found
-    assert found(report, "caches", "kept").level is Level.OK
+    assert found(report, "caches", "kept").level is Severity.OK
 
 
 def test_a_model_that_its_runtime_cannot_have_is_a_fault(bundle: Callable[..., Path]) -> None:
     report = examined(bundle("target", format="nothing-reads-this"))
-    assert found(report, "target", "runtime").level is Level.FAULT
+    assert found(report, "target", "runtime").level is Severity.FAULT
 
 
 def test_nothing_is_fetched(
@@ -389,9 +393,9 @@ def test_nothing_is_fetched(
     monkeypatch.setattr("edge_spec.models.source.demo_model.fetch_demo_model", fetch)
     monkeypatch.setattr("edge_spec.models.source.demo_model.find_demo_model", lambda: None)
     report = examined("smollm2")
-    assert (report.verdict, found(report, "target", "model").level) == ("ok", Level.NOTE)
+    assert (report.verdict, found(report, "target", "model").level) == ("ok", Severity.NOTE)
     report = examined(bundle("target"), "smollm2")
-    assert found(report, "draft", "model").level is Level.FAULT  # this one was asked for
+    assert found(report, "draft", "model").level is Severity.FAULT  # this one was asked for
     report = examined("hf:org/name")
     assert report.verdict == "faults"
     assert found(report, "target", "model").remedy == "Fetch it: edge-spec pull hf:org/name."
@@ -409,4 +413,4 @@ def test_a_path_that_cannot_be_looked_at_is_a_fault(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("edge_spec.models.source.recover", too_long)
     report = examined("a name")
     assert "File name too long" in found(report, "target", "model").found
-    assert found(report, "caches", "kept").level is Level.OK
+    assert found(report, "caches", "kept").level is Severity.OK

@@ -12,14 +12,14 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter, export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic as storage
 from edge_spec.storage.atomic import sha256_file
 
-Checkpoints = Callable[..., Checkpoint]
+Checkpoints = Callable[..., StoredCheckpoint]
 
 
 def silent(what: str, fraction: float) -> None:
@@ -27,7 +27,7 @@ def silent(what: str, fraction: float) -> None:
 
 
 def write(
-    checkpoint: Checkpoint, out: Path, quantization: str = "fp32", progress: Progress = silent
+    checkpoint: StoredCheckpoint, out: Path, quantization: str = "fp32", progress: Progress = silent
 ) -> None:
     OnnxExporter().export(checkpoint, out, ExportOptions(quantization), progress)
 
@@ -123,7 +123,7 @@ def test_a_bundle_survives_when_the_next_cannot_take_its_place(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def refused(checkpoint: Checkpoint, out: Path) -> None:
+def refused(checkpoint: StoredCheckpoint, out: Path) -> None:
     before = contents(out.parent)
     with pytest.raises(UsageError, match="is not a bundle"):
         write(checkpoint, out)

@@ -16,14 +16,14 @@ from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.errors import EdgeSpecError, StorageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, Stats
-from edge_spec.models.resolve import prepare
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
 from edge_spec.placement.plan import Place, Placement, Plan, save_plan
@@ -159,7 +159,7 @@ def test_a_file_that_may_not_be_as_large_leaves_the_old_one(
 
 
 def test_exports_leave_the_old_bundle_and_file(
-    disk: Path, checkpoint: Callable[..., Checkpoint]
+    disk: Path, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
     bundle, gguf, options = disk / "bundle", disk / "model.gguf", ExportOptions(check=False)
     OnnxExporter().export(checkpoint(), bundle, options, quiet)
@@ -170,7 +170,7 @@ def test_exports_leave_the_old_bundle_and_file(
     writers: list[Callable[[], Any]] = [
         lambda: OnnxExporter().export(checkpoint(), bundle, options, quiet),
         lambda: GgufExporter().export(checkpoint(), gguf, options, quiet),
-        lambda: prepare(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet),
+        lambda: resolve_model(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet),
     ]
     for write in writers:
         with pytest.raises(EdgeSpecError) as caught:
@@ -204,12 +204,12 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
 
 
 def test_a_cache_that_is_a_file_is_told_by_whoever_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Checkpoint]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     with pytest.raises(StorageError, match=r"Not a directory\. .*set EDGE_SPEC_CACHE"):
-        prepare(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet)
+        resolve_model(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet)
 
 
 def test_where_nothing_can_be_kept_answers_are_as_ever_and_one_line_says_so(

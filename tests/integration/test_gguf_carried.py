@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
@@ -23,7 +23,7 @@ ROUNDING = {"Q2_K": 0.5, "Q3_K": 0.25, "Q4_K": 0.12, "Q5_K": 0.06, "Q6_K": 0.03}
 Paths = Callable[..., Path]
 
 
-def write(checkpoint: Checkpoint, out: Path, quantization: str) -> None:
+def write(checkpoint: StoredCheckpoint, out: Path, quantization: str) -> None:
     options = ExportOptions(quantization, check=False)
     GgufExporter().export(checkpoint, out, options, lambda what, fraction: None)
 
@@ -33,7 +33,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.fixture(scope="session")
-def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> StoredCheckpoint:
     """A model with rows of 256, which K-quants need."""
     model = tiny.build(hidden_size=256, intermediate_size=512, head_dim=64)
     directory = tmp_path_factory.mktemp("wide") / "wide"
@@ -42,7 +42,7 @@ def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Checkpoi
 
 @pytest.mark.parametrize("quantization", ["Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"])
 def test_k_quants_hold_the_weights_but_for_rounding(
-    quantization: str, wide: Checkpoint, tmp_path: Path
+    quantization: str, wide: StoredCheckpoint, tmp_path: Path
 ) -> None:
     pytest.importorskip("llama_cpp")
     write(wide, tmp_path / "out.gguf", quantization)
@@ -57,7 +57,7 @@ def test_k_quants_hold_the_weights_but_for_rounding(
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
 
 
-def test_a_k_quant_is_made_of_another_quantization(wide: Checkpoint, tmp_path: Path) -> None:
+def test_a_k_quant_is_made_of_another_quantization(wide: StoredCheckpoint, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     write(wide, tmp_path / "first.gguf", "Q8_0")
     first = open_checkpoint(tmp_path / "first.gguf")
@@ -69,7 +69,9 @@ def test_a_k_quant_is_made_of_another_quantization(wide: Checkpoint, tmp_path: P
         assert error <= (0.0 if kind == "F32" else ROUNDING[kind]), name
 
 
-def test_a_k_quant_of_itself_is_carried_over_bit_for_bit(wide: Checkpoint, tmp_path: Path) -> None:
+def test_a_k_quant_of_itself_is_carried_over_bit_for_bit(
+    wide: StoredCheckpoint, tmp_path: Path
+) -> None:
     pytest.importorskip("llama_cpp")
     write(wide, tmp_path / "first.gguf", "Q4_K_M")
     write(open_checkpoint(tmp_path / "first.gguf"), tmp_path / "second.gguf", "Q4_K_M")

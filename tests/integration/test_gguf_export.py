@@ -18,7 +18,7 @@ from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, UnsupportedModelError
 from edge_spec.exporters import parity
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import GgufExporter, kquants
 from edge_spec.exporters.gguf.tensors import gguf_name
 from edge_spec.exporters.gguf_reader import GgufFile
@@ -44,7 +44,7 @@ def silent(what: str, fraction: float) -> None:
 
 
 def write(
-    checkpoint: Checkpoint,
+    checkpoint: StoredCheckpoint,
     out: Path,
     quantization: str | None = "F32",
     progress: Progress = silent,
@@ -74,7 +74,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("quantization", ROUNDING)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_are_those_of_the_source_but_for_rounding(
-    variant: str, quantization: str, converted: Paths, checkpoint: Callable[..., Checkpoint]
+    variant: str, quantization: str, converted: Paths, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
     source, written = checkpoint(variant), open_checkpoint(converted(variant, quantization))
     assert list(written.names()) == list(source.names())
@@ -92,7 +92,7 @@ def test_weights_are_those_of_the_source_but_for_rounding(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dimensions_are_those_of_the_source(
-    variant: str, converted: Paths, checkpoint: Callable[..., Checkpoint]
+    variant: str, converted: Paths, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
     source, written = checkpoint(variant), open_checkpoint(converted(variant))
     architecture = "llama" if variant == "mistral" else source.config.architecture

@@ -15,12 +15,12 @@ from gguf.constants import LlamaFileType
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, MissingDependencyError, UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import GgufExporter, export, kquants
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
 
-Checkpoints = Callable[..., Checkpoint]
+Checkpoints = Callable[..., StoredCheckpoint]
 
 
 def silent(what: str, fraction: float) -> None:
@@ -28,7 +28,7 @@ def silent(what: str, fraction: float) -> None:
 
 
 def write(
-    checkpoint: Checkpoint,
+    checkpoint: StoredCheckpoint,
     out: Path,
     quantization: str | None = "F32",
     progress: Progress = silent,
@@ -45,7 +45,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def refused(checkpoint: Checkpoint, out: Path, message: str) -> None:
+def refused(checkpoint: StoredCheckpoint, out: Path, message: str) -> None:
     before = contents(out.parent)
     with pytest.raises(UsageError, match=message):
         write(checkpoint, out)
@@ -149,7 +149,7 @@ def test_an_interrupt_of_llama_cpp_leaves_everything_as_it_was(
 
 
 def interrupted(
-    checkpoint: Checkpoint, out: Path, quantization: str, after: int, existing: bool
+    checkpoint: StoredCheckpoint, out: Path, quantization: str, after: int, existing: bool
 ) -> None:
     if existing:
         write(checkpoint, out)
@@ -190,7 +190,7 @@ def test_a_result_beyond_its_bound_is_not_kept(
     if existing:
         write(checkpoint(), tmp_path / "out.gguf")
     before = contents(tmp_path)
-    strict = export.Quantization(LlamaFileType.MOSTLY_Q4_0, export.Kind.Q4_0, 1e-9)
+    strict = export.GgufQuantization(LlamaFileType.MOSTLY_Q4_0, export.Kind.Q4_0, 1e-9)
     monkeypatch.setattr(export, "QUANTIZATIONS", MappingProxyType({"Q4_0": strict}))
     with pytest.raises(ExportError, match=r"KL divergence 0\.\d+, allowed 1e-09.*--quant Q8_0"):
         write(checkpoint(), tmp_path / "out.gguf", "Q4_0", check=True)

@@ -12,12 +12,12 @@ import pytest
 import tokenizers
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.trial import TEXTS
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
 
-Tokenized = Callable[..., Checkpoint]
+Tokenized = Callable[..., StoredCheckpoint]
 LlamaIds = Callable[[Path, str], list[int]]
 
 

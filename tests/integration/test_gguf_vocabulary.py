@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.tokenizer_json import vocabulary_of
 from edge_spec.exporters.gguf.trial import TEXTS, Trial
 from edge_spec.exporters.gguf_reader import GgufFile
@@ -31,7 +31,7 @@ REASONS = (
     "digits in threes from the right",
 )
 
-Tokenized = Callable[..., Checkpoint]
+Tokenized = Callable[..., StoredCheckpoint]
 LlamaIds = Callable[[Path, str], list[int]]
 
 

@@ -33,7 +33,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[..., Path]) -> None:
-    published = runtimes.open_published(gguf("llama"))
+    published = runtimes.open_model_info(gguf("llama"))
     ours = Tokenizer(published.tokenizer_json())
     library = runtimes.load_runtime(runtime).open_tokenizer(published)
     assert library.vocabulary() == ours.vocabulary()
@@ -48,7 +48,7 @@ def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[.
 def test_grammars_read_its_tokens_as_they_read_ours(
     runtime: str, gguf: Callable[..., Path]
 ) -> None:
-    published = runtimes.open_published(gguf("llama"))
+    published = runtimes.open_model_info(gguf("llama"))
     ours = Tokenizer(published.tokenizer_json())
     library = runtimes.load_runtime(runtime).open_tokenizer(published)
     size, stops = len(ours.vocabulary()), published.eos_ids
@@ -63,7 +63,7 @@ def test_grammars_read_its_tokens_as_they_read_ours(
 def test_a_character_cut_off_at_the_end_is_replaced(
     runtime: str, gguf: Callable[..., Path]
 ) -> None:
-    library = runtimes.load_runtime(runtime).open_tokenizer(runtimes.open_published(gguf("llama")))
+    library = runtimes.load_runtime(runtime).open_tokenizer(runtimes.open_model_info(gguf("llama")))
     stream = library.stream()
     first, *_ = library.encode("\u4f60")
     assert (stream.push(first), stream.finish()) == ("", "\ufffd")
@@ -72,7 +72,7 @@ def test_a_character_cut_off_at_the_end_is_replaced(
 def test_bos_comes_first_and_only_once(
     runtime: str, tiny: ModuleType, gguf: Callable[..., Path]
 ) -> None:
-    published = runtimes.open_published(gguf("llama"))
+    published = runtimes.open_model_info(gguf("llama"))
     opened = runtimes.load_runtime(runtime)
     bos = tiny.TOKENS.index("<|endoftext|>")
     tokenizer = type(opened.open_tokenizer(published))(opened._library(), published.path, bos)

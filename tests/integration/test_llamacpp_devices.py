@@ -14,7 +14,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel, remote
-from edge_spec.runtimes.llamacpp.library import Device, Library
+from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 from edge_spec.runtimes.llamacpp.listing import listed
 from edge_spec.runtimes.llamacpp.model import choose_devices
 
@@ -22,11 +22,11 @@ Files = Callable[..., Path]
 OpenLlama = Callable[..., LlamaCppModel]
 
 GIB = 2**30
-CPU = Device("CPU", "a processor", True, 8 * GIB, 16 * GIB)
-BLAS = Device("BLAS", "a library", True, 8 * GIB, 16 * GIB)
-CUDA0 = Device("CUDA0", "a card", False, 20 * GIB, 24 * GIB, 1)
-RPC0 = Device("RPC0", "a:1", False, 5 * GIB, 6 * GIB, 2, "a:1")
-RPC1 = Device("RPC1", "b:1", False, 0, 0, 3, "b:1")
+CPU = LibraryDevice("CPU", "a processor", True, 8 * GIB, 16 * GIB)
+BLAS = LibraryDevice("BLAS", "a library", True, 8 * GIB, 16 * GIB)
+CUDA0 = LibraryDevice("CUDA0", "a card", False, 20 * GIB, 24 * GIB, 1)
+RPC0 = LibraryDevice("RPC0", "a:1", False, 5 * GIB, 6 * GIB, 2, "a:1")
+RPC1 = LibraryDevice("RPC1", "b:1", False, 0, 0, 3, "b:1")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_server_that_does_not_serve_is_listed_with_the_reason(
     server = f"127.0.0.1:{closed_port}"
     asked: list[Any] = []
 
-    def devices(*servers: str) -> list[Device]:
+    def devices(*servers: str) -> list[LibraryDevice]:
         asked.extend(servers)
         return [CPU]
 

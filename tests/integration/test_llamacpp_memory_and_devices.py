@@ -16,17 +16,17 @@ from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
-from edge_spec.runtimes.llamacpp.library import Device
+from edge_spec.runtimes.llamacpp.library import LibraryDevice
 from edge_spec.runtimes.llamacpp.model import choose_devices
 
 Files = Callable[..., Path]
 OpenLlama = Callable[..., LlamaCppModel]
 
 GIB = 2**30
-CPU = Device("CPU", "a processor", True, 8 * GIB, 16 * GIB)
-CUDA0 = Device("CUDA0", "a large card", False, 20 * GIB, 24 * GIB, 1)
-CUDA1 = Device("CUDA1", "a small card", False, 4 * GIB, 8 * GIB, 2)
-VULKAN0 = Device("Vulkan0", "a card", False, 4 * GIB, 8 * GIB, 3)
+CPU = LibraryDevice("CPU", "a processor", True, 8 * GIB, 16 * GIB)
+CUDA0 = LibraryDevice("CUDA0", "a large card", False, 20 * GIB, 24 * GIB, 1)
+CUDA1 = LibraryDevice("CUDA1", "a small card", False, 4 * GIB, 8 * GIB, 2)
+VULKAN0 = LibraryDevice("Vulkan0", "a card", False, 4 * GIB, 8 * GIB, 3)
 ALL = (CPU, CUDA0, CUDA1, VULKAN0)
 
 
@@ -47,7 +47,9 @@ ALL = (CPU, CUDA0, CUDA1, VULKAN0)
         (("cuda0", "cpu"), (CUDA0,)),
     ],
 )
-def test_devices_have_names_and_kinds(wanted: tuple[str, ...], chosen: tuple[Device, ...]) -> None:
+def test_devices_have_names_and_kinds(
+    wanted: tuple[str, ...], chosen: tuple[LibraryDevice, ...]
+) -> None:
     assert choose_devices(wanted, ALL) == chosen
 
 
@@ -70,7 +72,7 @@ def test_without_other_devices_all_stays_on_the_cpu() -> None:
     ],
 )
 def test_an_unknown_device_names_the_known_ones(
-    wanted: tuple[str, ...], devices: tuple[Device, ...]
+    wanted: tuple[str, ...], devices: tuple[LibraryDevice, ...]
 ) -> None:
     with pytest.raises(UsageError, match="there is no device") as caught:
         choose_devices(wanted, devices)
@@ -101,8 +103,8 @@ def test_a_cache_beyond_the_free_memory_is_refused_before_the_library_is_asked(
             whole, devices=lambda: [device], open_context=lambda *choices: asked.append(choices)
         )
 
-    def replace_free(free_bytes: int) -> Device:
-        return Device("CPU", "a processor", True, free_bytes, GIB)
+    def replace_free(free_bytes: int) -> LibraryDevice:
+        return LibraryDevice("CPU", "a processor", True, free_bytes, GIB)
 
     whole = model._weights.library
     model._weights.library = library_with(needed - 1)
@@ -206,7 +208,7 @@ from edge_spec.errors import EdgeSpecError
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 
-published = runtimes.open_published(Path(sys.argv[2]))
+published = runtimes.open_model_info(Path(sys.argv[2]))
 model = runtimes.load_runtime(sys.argv[1]).open(published, RuntimeOptions(threads=1, mmap=False))
 session = model.open_session()
 session.prefill([1, 2, 3])

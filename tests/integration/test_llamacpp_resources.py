@@ -157,7 +157,7 @@ from pathlib import Path
 from edge_spec.models import runtimes
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
-opened = runtimes.open_published(Path(sys.argv[2]))
+opened = runtimes.open_model_info(Path(sys.argv[2]))
 model = runtimes.load_runtime(sys.argv[1]).open(opened, RuntimeOptions(threads=1))
 sessions = [model.open_session() for _ in range(2)]
 for session in sessions:
@@ -178,7 +178,7 @@ def test_a_program_that_closes_nothing_ends_quietly(last: str, llama: str, gguf:
 def damaged(path: Path, at: Path) -> Any:
     """What `open_published` returned before the file lost the last of its weights."""
     at.write_bytes(path.read_bytes())
-    published = runtimes.open_published(at)
+    published = runtimes.open_model_info(at)
     at.write_bytes(path.read_bytes()[:-4000])
     return published
 

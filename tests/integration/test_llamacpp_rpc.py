@@ -127,7 +127,7 @@ def test_servers_are_listed_and_can_be_chosen(
     listed = [device for device in runtime.devices(options) if device.kind == "remote"]
     assert [device.description for device in listed] == list(names)
     assert all(device.fault is None and device.total_bytes for device in listed)
-    published = runtimes.open_published(gguf())
+    published = runtimes.open_model_info(gguf())
     with caplog.at_level(logging.DEBUG):
         chosen = replace(options, providers=(listed[1].name,), rpc_servers=names[1:])
         model = runtime.open(published, chosen)
@@ -147,7 +147,7 @@ def test_a_server_that_is_gone_since_it_was_listed_is_refused(
     assert all(device.fault is None for device in runtime.devices(options))
     servers[1].kill()
     with pytest.raises(DeviceError, match=f"{names[1]} cannot be used: no connection"):
-        runtime.open(runtimes.open_published(gguf()), options)
+        runtime.open(runtimes.open_model_info(gguf()), options)
     assert runtime.devices(options)[-1].fault
 
 
@@ -157,7 +157,7 @@ def test_a_server_that_is_busy_or_no_server_is_refused_in_time(
     """The library itself would wait for ever. The server serves on when it is free again."""
     monkeypatch.setattr(remote, "_FREE_S", 0.5)
     runtime: Any = runtimes.load_runtime("llamacpp")
-    published = runtimes.open_published(gguf())
+    published = runtimes.open_model_info(gguf())
     options = RuntimeOptions(threads=1, rpc_servers=(servers[0].name,))
     model = runtime.open(published, options)
     with pytest.raises(DeviceError, match=f"{servers[0].name} .*it serves another client"):
@@ -188,7 +188,7 @@ def test_a_server_of_another_version_is_refused_with_its_version(
         name = f"127.0.0.1:{pretended.getsockname()[1]}"
         options = RuntimeOptions(threads=1, rpc_servers=(name,))
         with pytest.raises(DeviceError, match=r"RPC server version mismatch: 3\.2\.1"):
-            runtimes.load_runtime("llamacpp").open(runtimes.open_published(gguf()), options)
+            runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(gguf()), options)
         thread.join()
 
 
@@ -201,7 +201,7 @@ from edge_spec.core.tree import TokenTree
 
 path, server, process = sys.argv[1:]
 options = RuntimeOptions(threads=1, rpc_servers=(server,))
-model = runtimes.load_runtime("llamacpp").open(runtimes.open_published(Path(path)), options)
+model = runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(Path(path)), options)
 session = model.open_session()
 session.forward(TokenTree.chain(1))
 os.kill(int(process), signal.SIGKILL)

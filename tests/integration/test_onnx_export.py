@@ -16,7 +16,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Model, RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.exporters.checkpoint import Checkpoint, expected_shapes
+from edge_spec.exporters.checkpoint import StoredCheckpoint, expected_shapes
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.parity import compare
 from edge_spec.exporters.reader import open_checkpoint
@@ -120,7 +120,7 @@ def logits(model: Model, text: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fp32_scores_as_the_reference(
-    variant: str, exported: Exported, checkpoint: Callable[..., Checkpoint], tokens: Tokens
+    variant: str, exported: Exported, checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens
 ) -> None:
     text = tokens(60)
     found = logits(opened(exported(variant, "fp32")), text)
@@ -130,7 +130,7 @@ def test_fp32_scores_as_the_reference(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fp16_scores_as_the_reference_and_is_half_as_large(
-    variant: str, exported: Exported, checkpoint: Callable[..., Checkpoint], tokens: Tokens
+    variant: str, exported: Exported, checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens
 ) -> None:
     """The tiny models' weights are float16 numbers, so that nothing is lost."""
     text = tokens(60)
@@ -147,7 +147,7 @@ def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
     variant: str,
     quantization: str,
     block_size: int,
-    checkpoint: Callable[..., Checkpoint],
+    checkpoint: Callable[..., StoredCheckpoint],
     tokens: Tokens,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -15,11 +15,17 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model, trial
-from edge_spec.runtimes.ort.devices import Choice, add_providers, choices, choose, require_started
+from edge_spec.runtimes.ort.devices import (
+    ProviderChoice,
+    add_providers,
+    choices,
+    choose,
+    require_started,
+)
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 Exported = Callable[..., Bundle]
-CUDA = Choice("cuda", "CUDAExecutionProvider", "gpu", "a card", None)
+CUDA = ProviderChoice("cuda", "CUDAExecutionProvider", "gpu", "a card", None)
 
 
 def ep_device(provider: str, kind: str, **metadata: str) -> Any:
@@ -161,8 +167,8 @@ def test_devices_of_packages_are_added_in_order() -> None:
     npu, cpu = (ep_device(f"{name}ExecutionProvider", name) for name in ("NPU", "CPU"))
     npu.ep_metadata["library_path"] = "x"
     chosen = [
-        Choice("npu", npu.ep_name, "npu", "", npu),
-        Choice("cpu", cpu.ep_name, "cpu", "", cpu),
+        ProviderChoice("npu", npu.ep_name, "npu", "", npu),
+        ProviderChoice("cpu", cpu.ep_name, "cpu", "", cpu),
     ]
     added: list[Any] = []
     settings = SimpleNamespace(add_provider_for_devices=lambda found, how: added.extend(found))
@@ -177,7 +183,9 @@ def test_a_device_that_is_gone_when_it_is_added_is_one_line() -> None:
     npu = ep_device("NPUExecutionProvider", "NPU", library_path="x")
     with pytest.raises(DeviceError, match="cannot start npu") as caught:
         # The real one, for what is no OrtEpDevice.
-        add_providers(onnxruntime.SessionOptions(), [Choice("npu", npu.ep_name, "npu", "", npu)])
+        add_providers(
+            onnxruntime.SessionOptions(), [ProviderChoice("npu", npu.ep_name, "npu", "", npu)]
+        )
     assert "\n" not in str(caught.value)
 
 

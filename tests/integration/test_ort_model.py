@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import MARGIN_WIDTHS, measure_numerics
+from edge_spec.control.batch_invariance import MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
@@ -141,14 +141,14 @@ def test_the_last_token_of_the_context_is_scored(exported: Exported) -> None:
 
 
 def test_float_rows_hardly_depend_on_the_width(
-    exported: Exported, checkpoint: Callable[..., Checkpoint]
+    exported: Exported, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
     """float32 sums in another order: 1e-6 to 1e-5 of logits with a deviation of 2 to 3."""
     for model in (
         OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions(threads=1)),
         ReferenceModel(checkpoint("llama")),
     ):
-        numerics = measure_numerics(model)
+        numerics = measure_batch_invariance(model)
         assert 0 <= numerics.tie_margin < 1e-4
         assert max(MARGIN_WIDTHS) in numerics.invariant_widths  # compared with itself
-        assert measure_numerics(model) == numerics
+        assert measure_batch_invariance(model) == numerics

@@ -19,7 +19,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions, SelfDrafting
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
@@ -39,7 +39,7 @@ RandomTree = Callable[..., TokenTree]
 
 @dataclass(frozen=True)
 class Made:
-    source: Checkpoint
+    source: StoredCheckpoint
     model: OrtModel
     path: Path  # of the bundle
 

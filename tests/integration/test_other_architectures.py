@@ -217,7 +217,7 @@ def test_a_recurrent_state_is_refused_before_the_weights_are_read(
     spied = replace(library, load_model=load_model)
     monkeypatch.setattr(type(runtime), "_library", staticmethod(lambda: spied))
     with pytest.raises(UnsupportedModelError) as caught:
-        runtime.open(runtimes.open_published(path), RuntimeOptions())
+        runtime.open(runtimes.open_model_info(path), RuntimeOptions())
     text = str(caught.value)
     assert "\n" not in text
     if "cannot load" in text and llama == "ik":

@@ -16,7 +16,7 @@ from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.doctor.examine import examine
-from edge_spec.diagnostics.doctor.finding import Level
+from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.errors import (
     ExportError,
     MissingDependencyError,
@@ -24,11 +24,11 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.export_presets import Choices, choices_for, named_formats
+from edge_spec.models.export_presets import ExportChoices, choices_for, named_formats
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import PairManifest, read_pair
-from edge_spec.models.pair_export import PairRequest, Part, export_pair
-from edge_spec.models.resolve import prepare
+from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 
@@ -40,8 +40,8 @@ def quiet(what: str, fraction: float) -> None:
     pass
 
 
-def part(path: Path, num_layers: int | None = None) -> Part:
-    return Part(Source(str(path), quiet), num_layers)
+def part(path: Path, num_layers: int | None = None) -> PairMember:
+    return PairMember(Source(str(path), quiet), num_layers)
 
 
 def contents(directory: Path) -> dict[str, str]:
@@ -170,7 +170,7 @@ def without(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> N
     )
 
 
-def exported_for(kind: Choices, model: Path, out: Path) -> PairManifest:
+def exported_for(kind: ExportChoices, model: Path, out: Path) -> PairManifest:
     return export_pair(PairRequest(part(model), part(model, 1), kind, UNCHECKED), out, quiet)
 
 
@@ -198,11 +198,11 @@ def test_core_ml_is_written_where_the_model_suits_its_unit(hf: Any, tmp_path: Pa
     (note,) = manifest.notes
     assert note.startswith("draft coreml is left out: ") and "multiple of 32" in note
     source = Source(str(tmp_path / "out"), quiet)
-    model = prepare(source, "mil", LoadOptions(), quiet).open(RuntimeOptions())
+    model = resolve_model(source, "mil", LoadOptions(), quiet).open(RuntimeOptions())
     assert model.config.num_layers == 2
     model.close()
     _, found = examine(tmp_path / "out", quiet, open_models=True)
-    assert all(finding.level is not Level.FAULT for finding in found)
+    assert all(finding.level is not Severity.FAULT for finding in found)
     assert "target coreml, with mil" in [finding.found for finding in found]
 
 

@@ -18,7 +18,7 @@ from edge_spec.errors import BundleError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import prepare
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.devices import CPU, Device
@@ -42,7 +42,7 @@ def test_each_runtime_opens_the_variant_that_it_reads(pair: Path, runtime: str) 
     if runtime in ("llamacpp", "ik"):
         pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
     for source, num_layers in ((pair, 2), (pair / "draft", 1)):
-        prepared = prepare(Source(str(source), quiet), runtime, LoadOptions(), quiet)
+        prepared = resolve_model(Source(str(source), quiet), runtime, LoadOptions(), quiet)
         variant = prepared.source.path.relative_to(pair.resolve()).parts
         assert variant[1] == FORMATS[runtime]
         model = prepared.open(RuntimeOptions(threads=None if runtime == "reference" else 1))
@@ -55,11 +55,13 @@ def test_auto_takes_the_runtime_whose_format_is_there(pair: Path) -> None:
     del manifest["target"]["variants"][0]
     (pair / "pair.json").write_text(json.dumps(manifest))
     source = Source(str(pair), quiet)
-    assert prepare(source, "auto", LoadOptions(), quiet).runtime.reads == "gguf"
+    assert resolve_model(source, "auto", LoadOptions(), quiet).runtime.reads == "gguf"
     with pytest.raises(UsageError, match="its target as gguf, not as onnx"):
-        prepare(source, "ort", LoadOptions(), quiet)
+        resolve_model(source, "ort", LoadOptions(), quiet)
     assert (
-        prepare(Source(str(pair / "draft"), quiet), "auto", LoadOptions(), quiet).runtime.reads
+        resolve_model(
+            Source(str(pair / "draft"), quiet), "auto", LoadOptions(), quiet
+        ).runtime.reads
         == "onnx"
     )
 
@@ -142,7 +144,7 @@ def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:
 
 def test_a_bundled_profile_is_used_until_the_device_has_its_own(pair: Path) -> None:
     source = Source(str(pair), quiet)
-    prepared = prepare(source, "ort", LoadOptions(), quiet)
+    prepared = resolve_model(source, "ort", LoadOptions(), quiet)
     key = profile_key(source, prepared, RuntimeOptions())
     bundled = pair / "profiles" / key.path.name
     assert load_profile(key, prepared.profiles) is None
@@ -167,6 +169,6 @@ def test_a_copy_is_the_same_model_to_a_profile(pair: Path, exported_pair: Path) 
     keys = []
     for path in (pair, exported_pair):
         source = Source(str(path), quiet)
-        prepared = prepare(source, "ort", LoadOptions(), quiet)
+        prepared = resolve_model(source, "ort", LoadOptions(), quiet)
         keys.append(profile_key(source, prepared, RuntimeOptions()))
     assert keys[0] == keys[1]

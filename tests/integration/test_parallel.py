@@ -24,7 +24,7 @@ from edge_spec.drafters.draft.draft import ahead
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.engine.engine import Engine, speculation
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import CACHE_VARIABLE
@@ -40,7 +40,7 @@ Open = Callable[..., Engine]
 Text = list[int]
 
 
-class Always(Speculator):
+class Always(SpeculationFactory):
     """Asks every drafter, whether or not it pays."""
 
     def choose(self, names: str) -> Speculation:

@@ -14,7 +14,7 @@ import pytest
 from edge_spec.cli.main import run
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import prepare
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement import background
 from edge_spec.placement import planner as planner_module
@@ -166,7 +166,7 @@ def test_an_idle_engine_is_measured_and_the_next_one_knows(
         assert not profiler._thread.is_alive()
         assert engine.generate("the rain", max_tokens=4).stats.predicted_n == 4
     source = Source(model, quiet)
-    key = profile_key(source, prepare(source, "ort", options, quiet), options.runtime_options)
+    key = profile_key(source, resolve_model(source, "ort", options, quiet), options.runtime_options)
     profile = load_profile(key)
     assert profile is not None and profile.contexts[0].seconds[1] > 0
     with load_engine(model, options, quiet, measure_when_idle=True) as engine:

@@ -13,7 +13,7 @@ import pytest
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceRuntime
 
@@ -35,7 +35,7 @@ def transformers_logits() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def model(checkpoint: Callable[..., Checkpoint]) -> ReferenceModel:
+def model(checkpoint: Callable[..., StoredCheckpoint]) -> ReferenceModel:
     return ReferenceModel(checkpoint("llama-llama3"))
 
 
@@ -180,7 +180,7 @@ def test_rolling_back_to_where_it_never_was_is_refused(
 
 
 def test_a_full_context_says_how_much_fits_and_loses_nothing(
-    checkpoint: Callable[..., Checkpoint], tokens: Tokens, scores: Scores
+    checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens, scores: Scores
 ) -> None:
     session = (
         ReferenceRuntime().open(checkpoint(), RuntimeOptions(context_length=32)).open_session()
@@ -195,7 +195,7 @@ def test_a_full_context_says_how_much_fits_and_loses_nothing(
 
 
 def test_a_longer_context_than_the_model_has_is_not_given(
-    checkpoint: Callable[..., Checkpoint],
+    checkpoint: Callable[..., StoredCheckpoint],
 ) -> None:
     options = RuntimeOptions(context_length=10_000)
     assert ReferenceRuntime().open(checkpoint(), options).config.context_length == 128

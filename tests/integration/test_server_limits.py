@@ -15,7 +15,7 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.apps.server.answer import Answer
+from edge_spec.apps.server.answer import ServerAnswer
 
 Serve = Callable[..., httpx.Client]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -124,15 +124,15 @@ def test_nobody_waits_longer_than_the_queue_allows(serve: Serve, gate: Any) -> N
 def test_an_answer_that_takes_too_long_is_cut(
     serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, cut, cancel = serve(parallel=1, request_timeout_s=0.05), Event(), Answer.cancel
+    client, cut, cancel = serve(parallel=1, request_timeout_s=0.05), Event(), ServerAnswer.cancel
     in_third = Event()
 
-    def told(answer: Answer) -> None:
+    def told(answer: ServerAnswer) -> None:
         assert in_third.wait(30)  # however long the first passes take
         cancel(answer)
         cut.set()
 
-    monkeypatch.setattr(Answer, "cancel", told)
+    monkeypatch.setattr(ServerAnswer, "cancel", told)
     gate.let(2)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(client.post, COMPLETIONS, json={**LONG, "stream": False})

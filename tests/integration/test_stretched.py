@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.parity import score_text
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
@@ -39,13 +39,15 @@ def stretch() -> ModuleType:
     return module
 
 
-def scores_of(checkpoint: Checkpoint, format: str, quantization: str, out: Path) -> np.ndarray:
+def scores_of(
+    checkpoint: StoredCheckpoint, format: str, quantization: str, out: Path
+) -> np.ndarray:
     """Of 40 tokens, exported and run."""
     options = ExportOptions(quantization, check=False)
     exporter: Any = runtimes.load_exporter(format)
     exporter.export(checkpoint, out, options, lambda what, part: None)
     runtime = runtimes.load_runtime({"onnx": "ort", "gguf": "llamacpp"}[format])
-    source = open_bundle(out) if format == "onnx" else runtimes.open_published(out)
+    source = open_bundle(out) if format == "onnx" else runtimes.open_model_info(out)
     model = runtime.open(source, RuntimeOptions(threads=1))
     text = np.random.RandomState(0).randint(0, 262, 40).tolist()
     try:

@@ -12,7 +12,7 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import Checkpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.parity import score_text
 from edge_spec.exporters.reader import open_checkpoint
@@ -24,7 +24,7 @@ from edge_spec.runtimes.reference import ReferenceModel
 Tokens = Callable[..., list[int]]
 
 
-def shallow(tiny: ModuleType, variant: str, directory: Path) -> Checkpoint:
+def shallow(tiny: ModuleType, variant: str, directory: Path) -> StoredCheckpoint:
     """A model of one layer with the weights of the usual one."""
     whole, one = tiny.build(variant), tiny.build(variant, num_hidden_layers=1)
     one.weights.update({name: whole.weights[name] for name in one.weights})
@@ -50,7 +50,7 @@ def test_it_scores_as_a_model_that_has_only_these_layers(
     np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
 
 
-def test_all_layers_are_the_model(checkpoint: Callable[..., Checkpoint]) -> None:
+def test_all_layers_are_the_model(checkpoint: Callable[..., StoredCheckpoint]) -> None:
     source = checkpoint()
     assert first_layers(source, 2).config == source.config
     assert first_layers(source, 2).tensors.keys() == source.tensors.keys()
@@ -58,7 +58,7 @@ def test_all_layers_are_the_model(checkpoint: Callable[..., Checkpoint]) -> None
 
 @pytest.mark.parametrize("num_layers", [-1, 0, 3])
 def test_a_count_that_the_model_does_not_have_is_refused(
-    num_layers: int, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+    num_layers: int, checkpoint: Callable[..., StoredCheckpoint], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=rf"has 2 layers, {num_layers} are asked.*1 to 2"):
         first_layers(checkpoint(), num_layers)
@@ -69,7 +69,7 @@ def test_a_count_that_the_model_does_not_have_is_refused(
 
 
 def test_a_bundle_of_the_first_layers_scores_as_they_do(
-    checkpoint: Callable[..., Checkpoint], tokens: Tokens, tmp_path: Path
+    checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens, tmp_path: Path
 ) -> None:
     options = ExportOptions("fp32", num_layers=1)
     OnnxExporter().export(checkpoint(), tmp_path / "out", options, lambda what, part: None)

@@ -16,18 +16,18 @@ import tokenizers
 from hypothesis import settings
 from tokenizers import decoders, models, pre_tokenizers
 
-from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.components import EngineComponents
-from edge_spec.engine.decoder import DecodedToken, Decoder, Limits
+from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
@@ -105,7 +105,9 @@ def _decode(
     session = model.open_session()
     session.prefill(prompt[:-1])
     run = Run([], [], [], session)
-    limits = Limits(max_tokens, frozenset(stop_ids), model.config.context_length, max_rows)
+    limits = GenerationLimits(
+        max_tokens, frozenset(stop_ids), model.config.context_length, max_rows
+    )
     sampler = Sampler(params or SamplingParams(), prompt)
     decoder = Decoder(session, drafters, policy or FixedPolicy())
     for decoded in decoder.decode(prompt, sampler, limits, run.rounds.append):
@@ -191,8 +193,10 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
         min_rows: int = 1,
         **parts: Any,
     ) -> Engine:
-        numerics = Numerics(0, ())
-        speculator = Speculator(Setting(model.config.vocab_size), model.capabilities, numerics)
+        numerics = BatchInvariance(0, ())
+        speculator = SpeculationFactory(
+            DrafterContext(model.config.vocab_size), model.capabilities, numerics
+        )
         return Engine(
             EngineComponents(
                 name="test",

@@ -11,7 +11,7 @@ import pytest
 from edge_spec.core import entry_points
 from edge_spec.drafters import factory
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.loader import load_engine
@@ -19,7 +19,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.testing import ScriptedModel, random_logits
 
-SETTING = Setting(vocab_size=9)
+SETTING = DrafterContext(vocab_size=9)
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.bootstrap import Interval, Paired, joined, prompt_speedups, speedup
-from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, Measured, Run
+from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurement, Run
 
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 
@@ -18,7 +18,7 @@ _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 class Figures:
     """Of one measurement that has at least one run."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: BenchMeasurement) -> None:
         self._measured = measured
         self._by_category: dict[str, list[int]] = {}  # indices of tasks
         for i, task in enumerate(measured.tasks):

@@ -67,7 +67,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What is decoded how often, and what was left out."""
 
     tasks: Sequence[Task]
@@ -85,10 +85,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchMeasurement:
     """runs: of each side, of each pass over the tasks, in their order; as many for every side."""
 
-    plan: Plan
+    plan: BenchPlan
     runs: dict[str, list[list[Run]]]
     failures: dict[str, str]  # of sides that were given up
     partial: bool  # interrupted: fewer prompts or repetitions than planned
@@ -100,7 +100,9 @@ class Measured:
         return self.plan.tasks[: len(passes[0])] if passes else ()
 
 
-def make_plan(engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repetitions: int) -> Plan:
+def make_plan(
+    engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repetitions: int
+) -> BenchPlan:
     """Raises ContextFullError where no prompt fits the model."""
     room = engine.parts.model.config.context_length - engine.parts.min_rows + 1
     tasks, skipped = [], []
@@ -116,10 +118,10 @@ def make_plan(engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repeti
             remedy="Give shorter ones with --prompts, or a larger --context.",
         )
     warm_up = tuple(engine.chat_prompt(_WARM_UP))[:room]
-    return Plan(tasks, skipped, warm_up, max_tokens, repetitions, room)
+    return BenchPlan(tasks, skipped, warm_up, max_tokens, repetitions, room)
 
 
-def measure(sides: Sequence[Side], plan: Plan, progress: Progress) -> Measured:
+def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> BenchMeasurement:
     """Ends early, with what there is, at KeyboardInterrupt. A side that raises SideError is given
     up. The first two sides take turns in going first.
 
@@ -147,7 +149,7 @@ def measure(sides: Sequence[Side], plan: Plan, progress: Progress) -> Measured:
         for side in sides
         if side.name not in failures
     }
-    return Measured(plan, runs, failures, partial)
+    return BenchMeasurement(plan, runs, failures, partial)
 
 
 def _decode_all(

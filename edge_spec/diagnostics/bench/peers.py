@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
-from edge_spec.diagnostics.bench.measuring import Plan, Run, SideError
+from edge_spec.diagnostics.bench.measuring import BenchPlan, Run, SideError
 from edge_spec.errors import UsageError
 
 _SCRIPT = Path(__file__).with_name("peer.py")
@@ -163,7 +163,7 @@ class PeerProcess:
 
 @contextmanager
 def open_peers(
-    choice: PeerChoice, plan: Plan, stop_ids: Sequence[int], progress: Progress
+    choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], progress: Progress
 ) -> Iterator[list[OpenPeer]]:
     """All of PEERS, those that cannot be opened too; their processes end with the block."""
     with ExitStack() as stack:
@@ -176,7 +176,7 @@ def open_peers(
 
 
 def _open(
-    peer: Peer, choice: PeerChoice, plan: Plan, stop_ids: Sequence[int], stack: ExitStack
+    peer: Peer, choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], stack: ExitStack
 ) -> OpenPeer:
     model = choice.models.get(peer.name)
     if model is None and not peer.reads_gguf:

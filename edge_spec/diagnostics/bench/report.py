@@ -7,14 +7,14 @@ from typing import Any
 
 from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.machine import describe_machine
-from edge_spec.diagnostics.bench.measuring import Measured
+from edge_spec.diagnostics.bench.measuring import BenchMeasurement
 from edge_spec.diagnostics.bench.peers import OpenPeer
 
 Document = dict[str, Any]
 
 
 def document(
-    measured: Measured, settings: Mapping[str, Any], peers: Sequence[OpenPeer]
+    measured: BenchMeasurement, settings: Mapping[str, Any], peers: Sequence[OpenPeer]
 ) -> Document:
     """For a measurement with at least one run; docs/cli.md lists the fields."""
     figures = Figures(measured)
@@ -33,7 +33,7 @@ def document(
     }
 
 
-def _peer(opened: OpenPeer, figures: Figures, measured: Measured) -> dict[str, Any]:
+def _peer(opened: OpenPeer, figures: Figures, measured: BenchMeasurement) -> dict[str, Any]:
     working = [side for side in opened.sides if side.name in measured.runs]
     names = {side: side.name for side in working}
     plain = names.get(opened.plain) if opened.plain else None

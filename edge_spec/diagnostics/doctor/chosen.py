@@ -14,7 +14,7 @@ from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
-from edge_spec.models.resolve import Prepared, find_prepared
+from edge_spec.models.resolve import ResolvedModel, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
@@ -28,7 +28,7 @@ class Opening:
     source: Source
     runtime: str
     options: RuntimeOptions
-    prepared: Prepared | None
+    prepared: ResolvedModel | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Chosen:
     openings: list[Opening] = field(default_factory=list)
 
     @property
-    def prepared(self) -> list[Prepared]:
+    def prepared(self) -> list[ResolvedModel]:
         return [each.prepared for each in self.openings if each.prepared is not None]
 
     @property
@@ -96,7 +96,7 @@ def choose(
         places.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
     for role, each, runtime, how, providers in places:
         named = runtimes.auto_runtime(each.formats) if runtime == "auto" else runtime
-        prepared = find_prepared(each, named, options, progress, providers)
+        prepared = find_resolved(each, named, options, progress, providers)
         chosen.openings.append(Opening(role, each, named, how, prepared))
     return chosen
 

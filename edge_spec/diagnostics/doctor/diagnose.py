@@ -14,7 +14,7 @@ from edge_spec.diagnostics.bench.machine import describe_machine
 from edge_spec.diagnostics.doctor.caches import check_caches
 from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
 from edge_spec.diagnostics.doctor.examine import examine, problem, settled
-from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Level, fault, note
+from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note
 from edge_spec.diagnostics.doctor.machine import (
     CACHE_REMEDY,
     check_devices,
@@ -33,11 +33,11 @@ from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device, list_devices
 from edge_spec.storage.atomic import cache_directory
 
-_VERDICTS = {Level.FAULT: "faults", Level.WARNING: "warnings"}
+_VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
 
 @dataclass(frozen=True)
-class Request:
+class DiagnosisRequest:
     """draft: None is that of a pair bundle, "none" and "auto" as after --draft; hashes: as
     `Subject` has it."""
 
@@ -70,7 +70,9 @@ class Report:
 
 
 def diagnose(
-    request: Request, progress: Progress, devices: Callable[[], list[Device]] = list_devices
+    request: DiagnosisRequest,
+    progress: Progress,
+    devices: Callable[[], list[Device]] = list_devices,
 ) -> Report:
     """Nothing is fetched, converted or changed, and unless models are opened no weights are read.
 
@@ -90,7 +92,7 @@ def diagnose(
     return report
 
 
-def _diagnose_models(request: Request, progress: Progress, report: Report) -> None:
+def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Report) -> None:
     source = Source(request.model, progress)
     target = _examined(source, ROLES[0], request, report)
     if target is None:
@@ -109,7 +111,7 @@ def _diagnose_models(request: Request, progress: Progress, report: Report) -> No
         else:
             subject = _examined(draft, ROLES[1], request, report)
             drafting = None if subject is None else subject.variants[0]
-    if report.verdict == _VERDICTS[Level.FAULT] or (draft is not None and drafting is None):
+    if report.verdict == _VERDICTS[Severity.FAULT] or (draft is not None and drafting is None):
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
@@ -141,7 +143,9 @@ def _unconvertible(chosen: Chosen) -> Iterator[Finding]:
             yield fault("runtime", error.shown, error.remedy).of(opening.role)
 
 
-def _examined(source: Source, role: str, request: Request, report: Report) -> Subject | None:
+def _examined(
+    source: Source, role: str, request: DiagnosisRequest, report: Report
+) -> Subject | None:
     """None where it is not here, or no model."""
     try:
         if not source.is_fetched:

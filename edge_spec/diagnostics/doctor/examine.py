@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.chat import check_template
 from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
-from edge_spec.diagnostics.doctor.finding import Finding, Level, fault, warning
+from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, warning
 from edge_spec.diagnostics.doctor.scores import check_scores
 from edge_spec.diagnostics.doctor.subject import Subject, open_subject
 from edge_spec.diagnostics.doctor.text import (
@@ -59,7 +59,7 @@ def examine(
     for checks in (*_FIRST, described, _OPENING if open_models else {}):
         for name, check in checks.items():
             findings += settled(name, check(subject))
-        if any(each.level is Level.FAULT for each in findings):
+        if any(each.level is Severity.FAULT for each in findings):
             break
     return subject, findings
 

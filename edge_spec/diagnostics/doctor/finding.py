@@ -8,7 +8,7 @@ from enum import StrEnum
 from edge_spec.errors import cut
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     OK = "ok"
     NOTE = "note"  # nothing is wrong: it is not known yet, or not there
     WARNING = "warning"  # it can be used, with less than it could have
@@ -23,7 +23,7 @@ class Finding:
     """One line. remedy: what can be done about it; empty where all is well. group: of GROUPS."""
 
     check: str
-    level: Level
+    level: Severity
     found: str
     remedy: str = ""
     group: str = "target"
@@ -36,16 +36,16 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    return Finding(check, Level.OK, cut(found))
+    return Finding(check, Severity.OK, cut(found))
 
 
 def note(check: str, found: str, remedy: str = "") -> Finding:
-    return Finding(check, Level.NOTE, cut(found), remedy)
+    return Finding(check, Severity.NOTE, cut(found), remedy)
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Level.WARNING, cut(found), remedy)
+    return Finding(check, Severity.WARNING, cut(found), remedy)
 
 
 def fault(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Level.FAULT, cut(found), remedy)
+    return Finding(check, Severity.FAULT, cut(found), remedy)

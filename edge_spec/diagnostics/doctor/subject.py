@@ -23,7 +23,7 @@ from edge_spec.models.pair_bundle import (
     is_pair,
     read_pair,
 )
-from edge_spec.models.resolve import text_of_bundle, text_of_published
+from edge_spec.models.resolve import text_of_bundle, text_of_info
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class Examined:
             return Bundle(self.path, read_manifest(self.path))
         if self.is_other:
             return runtimes.exporter_for(OTHER_FORMAT, self.path)[1]
-        read = runtimes.open_checkpoint if self.path.is_dir() else runtimes.open_published
+        read = runtimes.open_checkpoint if self.path.is_dir() else runtimes.open_model_info
         return read(self.path)
 
     @property
@@ -83,7 +83,7 @@ class Examined:
         if self.is_other:
             return _text_of_other(self.source)
         reader = "reference" if self.path.is_dir() else "llamacpp"
-        return text_of_published(self.source, runtimes.load_runtime(reader))
+        return text_of_info(self.source, runtimes.load_runtime(reader))
 
 
 @dataclass(frozen=True)

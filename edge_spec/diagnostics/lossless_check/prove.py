@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from edge_spec.control.batch_invariance import (
     EXACT_WIDTHS,
-    Numerics,
-    measure_numerics,
+    BatchInvariance,
+    measure_batch_invariance,
     measured_widths,
 )
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.bench.measuring import make_plan
 from edge_spec.diagnostics.lossless_check.sampling import Sampling, check_sampling
-from edge_spec.diagnostics.lossless_check.texts import Comparison, Difference, Texts
+from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison, Texts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.prompt_files import Prompt
@@ -152,7 +152,7 @@ def try_exact(
     wanted = {difference.prompt for difference in proof.differing}
     plan = make_plan(engine, [p for p in prompts if p.id in wanted], extent.max_tokens, 1)
 
-    def tried(texts: Texts, comparison: Comparison) -> Texts:
+    def tried(texts: Texts, comparison: TextComparison) -> Texts:
         differing = {difference.prompt for difference in texts.differing}
         tasks = [task for task in plan.tasks if task.prompt.id in differing]
         with engine.verifying_all_guesses():
@@ -172,16 +172,16 @@ def try_exact(
     return replace(proof, greedy=tried(proof.greedy, comparison), seeded=seeded)
 
 
-def _comparison(engine: Engine, extent: Extent, noise: float) -> Comparison:
-    return Comparison(engine, _GREEDY, extent.max_tokens, noise)
+def _comparison(engine: Engine, extent: Extent, noise: float) -> TextComparison:
+    return TextComparison(engine, _GREEDY, extent.max_tokens, noise)
 
 
-def _measured(engine: Engine) -> Numerics:
+def _measured(engine: Engine) -> BatchInvariance:
     work = engine.parts.idle_work
     if work is not None:
         work.pause()
     try:
-        return measure_numerics(engine.parts.model, EXACT_WIDTHS)
+        return measure_batch_invariance(engine.parts.model, EXACT_WIDTHS)
     finally:
         if work is not None:
             work.resume()

@@ -63,7 +63,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TextComparison:
     """params: greedy, or a temperature and a seed, and nothing else. noise: the change of a
     margin, in logits, that the width of a pass may make."""
 

@@ -29,7 +29,7 @@ _LEAST_CHANCE = 0.02  # that the text takes a path, below which reading it is a 
 _MOST_READ = 64  # paths at a time: each may hold a distribution
 
 
-class Choice(NamedTuple):
+class AheadChoice(NamedTuple):
     """A token that may follow, the kind of guess it is, and what it was sampled from, [vocab]."""
 
     token: int
@@ -44,7 +44,7 @@ class Reading:
     """What the draft says behind a path: its guess, and what is likeliest there, which is looked
     for when it is first asked for: not while a target waits for guesses."""
 
-    def __init__(self, guess: Choice, rank: Callable[[], Ranks]) -> None:
+    def __init__(self, guess: AheadChoice, rank: Callable[[], Ranks]) -> None:
         self.guess = guess
         self._rank = rank
 
@@ -55,7 +55,7 @@ class Reading:
         return likeliest
 
 
-class Ahead:
+class DraftAheadCache:
     """Readings by the tokens between the text and what they guess."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.draft.ahead import Choice, Path
+from edge_spec.drafters.draft.ahead import AheadChoice, Path
 from edge_spec.drafters.lookup.recycling import top_tokens
-from edge_spec.drafters.tree_builder import Guess
+from edge_spec.drafters.tree_builder import Candidate
 
 SIBLINGS = 4  # most children of a row
 
@@ -29,7 +29,7 @@ class Line:
     """A chain that grows until `count` guesses, or until it is too unlikely to be right."""
 
     def __init__(self, count: int, min_reach: float, acceptance: LearntAcceptance) -> None:
-        self.choices: list[Choice] = []
+        self.choices: list[AheadChoice] = []
         self.confidence: list[float] = []
         self._count = count
         self._min_reach = min_reach
@@ -44,7 +44,7 @@ class Line:
     def goes_on(self) -> bool:
         return self.room > 0 and self._reach >= self._min_reach
 
-    def add(self, choice: Choice) -> None:
+    def add(self, choice: AheadChoice) -> None:
         self.choices.append(choice)
         self.confidence.append(self._acceptance.estimate(choice.kind))
         self._reach *= self.confidence[-1]
@@ -61,8 +61,8 @@ def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
     ]
 
 
-def guesses_behind(path: Path, likeliest: Sequence[tuple[int, int]]) -> list[Guess[Path]]:
-    return [Guess(token, kind, (*path, token)) for token, kind in likeliest]
+def candidates_after(path: Path, likeliest: Sequence[tuple[int, int]]) -> list[Candidate[Path]]:
+    return [Candidate(token, kind, (*path, token)) for token, kind in likeliest]
 
 
 def kind_of(table: int, share: float) -> int:

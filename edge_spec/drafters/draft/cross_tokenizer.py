@@ -17,7 +17,7 @@ import numpy as np
 from edge_spec.core.model import Forward, TextCodec
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import MEMORY
-from edge_spec.drafters.draft.token_alignment import ParallelText, PartCodec, num_shared
+from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, num_shared
 from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping, TextCounts
 from edge_spec.drafters.state import named, part_of
 
@@ -81,7 +81,7 @@ class _Guess(NamedTuple):
     is_closed: bool  # whether the draft says that the text ends here
 
 
-class RetokenizedDrafter:
+class CrossTokenizerDrafter:
     """Another drafter, which reads and guesses in the draft's ids, for a target with others.
 
     inner: is told of rounds in its own ids, without scores. What it guesses is cut before its
@@ -94,7 +94,7 @@ class RetokenizedDrafter:
         self.text_counts = TextCounts()
         self._inner = inner
         self._draft = PartCodec(draft)
-        self._text = ParallelText(PartCodec(target), self._draft)
+        self._text = TokenAlignment(PartCodec(target), self._draft)
         self._told: tuple[int, list[int]] | None = None  # settled ids and others that inner read
         self._last = 0  # of those ids
         self._asked: TokenTree | None = None  # inner's guess since then

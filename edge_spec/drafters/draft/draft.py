@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 from edge_spec.core.model import Model
-from edge_spec.core.session_errors import put_away
+from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.watchdog import WatchedModel
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.draft.stage import Level
+from edge_spec.drafters.draft.stage import Stage
 from edge_spec.drafters.protocol import Drafter, Tentative
 
 
@@ -29,7 +29,7 @@ class Draft:
         model: Model,
         vocab_size: int,
         step_s: float = 0.0,
-        level: Callable[[Sequence[Tentative]], Level] | None = None,
+        level: Callable[[Sequence[Tentative]], Stage] | None = None,
         width: int = 1,
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
@@ -72,7 +72,7 @@ class Draft:
 
     def close_session(self) -> None:
         """Raises nothing, also where the device is lost: others are still to be closed."""
-        put_away(self._session)
+        close_quietly(self._session)
 
     def close(self) -> None:
         self.close_session()

@@ -23,23 +23,23 @@ from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.draft.ahead import Ahead, Choice, Reading
+from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
 from edge_spec.drafters.draft.candidates import (
     FIRST,
     PRIORS,
     SAMPLED,
     SIBLING_KINDS,
     Line,
-    guesses_behind,
+    candidates_after,
     kind_of,
     ranked,
 )
 from edge_spec.drafters.draft.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
-from edge_spec.drafters.draft.stage import Level, NoLevel
-from edge_spec.drafters.draft.synced_session import InStep
+from edge_spec.drafters.draft.stage import NoStage, Stage
+from edge_spec.drafters.draft.synced_session import SyncedSession
 from edge_spec.drafters.protocol import Budget, Keeping
 from edge_spec.drafters.state import named, part_of
-from edge_spec.drafters.tree_builder import Growth, Guess, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, Growth, grow, nothing
 
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
@@ -59,7 +59,7 @@ class DraftModelDrafter:
         draft: Model,
         session: Session,
         vocab_size: int,
-        level: Level | None = None,
+        level: Stage | None = None,
         *,
         width: int = 1,
         shared: bool = False,
@@ -69,17 +69,17 @@ class DraftModelDrafter:
         self.name = name
         self._target_vocab = vocab_size
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
-        self._text = InStep(
+        self._text = SyncedSession(
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
-        self._level = level or NoLevel()
+        self._level = level or NoStage()
         self._width = width
         self._trees = draft.capabilities.trees
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
         self._sampler = Sampler(SamplingParams(), ())
         self._sampled = False
-        self._ahead = Ahead() if anticipates else None
+        self._ahead = DraftAheadCache() if anticipates else None
         self.anticipates = self.was_ready = False
 
     def choose_like(self, sampler: Sampler) -> None:
@@ -184,7 +184,7 @@ class DraftModelDrafter:
             tree = replace(tree, draft_probs=(None, *(choice.draft_probs for choice in choices)))
         return Growth(tree, (None, *(choice.kind for choice in choices)))
 
-    def _take_over(self, line: Line, ahead: Ahead) -> None:
+    def _take_over(self, line: Line, ahead: DraftAheadCache) -> None:
         while line.goes_on:
             reading = ahead.get(self._text.guesses)
             if reading is None:
@@ -215,7 +215,7 @@ class DraftModelDrafter:
         self._text.guess(written)
         self._level.learn(ahead, logits, written)
 
-    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
+    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
         preference = self._preference(logits, path)
         if self._ahead is None:
             return self._choice(preference)
@@ -223,12 +223,12 @@ class DraftModelDrafter:
         self._ahead.add(path, reading)
         return reading.guess
 
-    def _choice(self, preference: np.ndarray) -> Choice:
+    def _choice(self, preference: np.ndarray) -> AheadChoice:
         if self._sampled:
             token = self._sampler.draw(preference, Purpose.DRAFT)
-            return Choice(token, kind_of(SAMPLED, float(preference.max())), preference)
+            return AheadChoice(token, kind_of(SAMPLED, float(preference.max())), preference)
         token = int(preference.argmax())
-        return Choice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
+        return AheadChoice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
 
     def _reading(self, preference: np.ndarray) -> Reading:
         return Reading(self._choice(preference), partial(ranked, preference))
@@ -251,7 +251,7 @@ class DraftModelDrafter:
         root: Path = ()
         return grow(self.name, pending, budget, self._acceptance, root, self._expand)
 
-    def _expand(self, path: Path) -> list[Guess[Path]]:
+    def _expand(self, path: Path) -> list[Candidate[Path]]:
         """What may follow the text and these guesses."""
         if self._ahead is None:
             return self._likeliest(self._score(path), path)
@@ -261,7 +261,7 @@ class DraftModelDrafter:
             self._ahead.add(path, reading)
         elif not path:
             self.was_ready = True
-        return guesses_behind(path, reading.likeliest)
+        return candidates_after(path, reading.likeliest)
 
     def _read(self, path: Path) -> Reading:
         return self._reading(self._preference(self._score(path), path))
@@ -275,8 +275,8 @@ class DraftModelDrafter:
         self._text.keep([0])
         return logits
 
-    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Guess[Path]]:
-        return guesses_behind(path, ranked(self._preference(logits, path)))
+    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
+        return candidates_after(path, ranked(self._preference(logits, path)))
 
     def _draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
         probs = self._sampler.probs(self._fitted(logits), path)

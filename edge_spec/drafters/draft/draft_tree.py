@@ -10,7 +10,7 @@ import numpy as np
 from edge_spec.core.tree import Siblings, TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Growth, Guess
+from edge_spec.drafters.tree_builder import Candidate, Growth
 
 Path = tuple[int, ...]
 Score = Callable[[TokenTree], np.ndarray]  # [rows, vocab] logits
@@ -82,7 +82,7 @@ def grow_levels(
     budget: Budget,
     acceptance: LearntAcceptance,
     reader: Reader,
-    expand: Callable[[np.ndarray, Path], list[Guess[Path]]],
+    expand: Callable[[np.ndarray, Path], list[Candidate[Path]]],
 ) -> Growth:
     """At each level the likeliest rows of the level before it are written on (Li et al. 2024,
     EAGLE-2: expand), and the likeliest of all rows are proposed (rerank).

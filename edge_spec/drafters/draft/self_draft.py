@@ -26,7 +26,7 @@ _SHARE = 0.02  # of a generation's time that may go into looking for better laye
 _log = logging.getLogger(__name__)
 
 
-class Part(Protocol):
+class TargetPart(Protocol):
     """A part of a model, and what it promised when it was chosen."""
 
     @property
@@ -41,10 +41,10 @@ class Part(Protocol):
 class Search(Protocol):
     """Finds the part of a model that drafts best on a text."""
 
-    def first(self, model: Model, text: Sequence[int]) -> Part:
+    def first(self, model: Model, text: Sequence[int]) -> TargetPart:
         """Raises UsageError where the model cannot be run in part."""
 
-    def better(self, model: Model, text: Sequence[int], part: Part) -> Part:
+    def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
         """The same part, or one that was tried now and is better."""
 
 
@@ -55,7 +55,7 @@ class SelfDrafter:
         self,
         name: str,
         search: Search,
-        part: Part | None = None,
+        part: TargetPart | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
@@ -145,10 +145,10 @@ class SelfDrafter:
         self._try_s = self._clock() - start
         self._searched_s += self._try_s
 
-    def _say(self, part: Part) -> None:
+    def _say(self, part: TargetPart) -> None:
         (_log.info if part.forecast > 1 else _log.warning)("%s: %s", self.name, part)
 
-    def _open(self, part: Part) -> None:
+    def _open(self, part: TargetPart) -> None:
         """A part that gains nothing is not asked for guesses."""
         assert self._model is not None and self._target is not None
         self.close()

@@ -12,7 +12,7 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 
 
-class Level(Protocol):
+class Stage(Protocol):
     """Follows the text, and behind it what the draft has written so far."""
 
     def choose_like(self, sampler: Sampler) -> None: ...
@@ -40,7 +40,7 @@ class Level(Protocol):
         """A round of the target has ended; nothing that was guessed is left."""
 
 
-class NoLevel:
+class NoStage:
     """The draft writes every token in a pass of its own."""
 
     def choose_like(self, sampler: Sampler) -> None: ...

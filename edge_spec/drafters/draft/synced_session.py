@@ -14,7 +14,7 @@ from edge_spec.drafters.state import named, part_of
 MAX_CATCH_UP = 8  # tokens that a pass may score before the rows asked for; more are prefilled
 
 
-class InStep:
+class SyncedSession:
     """Follows a text and the guesses behind it: the session is rolled back to where it agrees with
     them, and caught up, when it is next asked.
 

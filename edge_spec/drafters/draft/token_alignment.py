@@ -85,7 +85,7 @@ class _Boundary(NamedTuple):
     draft_head: str
 
 
-class ParallelText:
+class TokenAlignment:
     """A text that the target writes in tokens and the draft reads in ids of its own.
 
     `ids` are the draft's that are settled, `open_ids` those that follow for now; both are brought

@@ -9,7 +9,7 @@ from random import Random
 from edge_spec.errors import UsageError
 
 
-class Fill(StrEnum):
+class JacobiInit(StrEnum):
     """How they are made."""
 
     RANDOM = "random"  # any token of the text, as Fu et al. 2024 do
@@ -17,7 +17,7 @@ class Fill(StrEnum):
     NGRAM = "ngram"  # what followed the last two tokens, or the last one, when they came before
 
     @classmethod
-    def parse(cls, text: str) -> Fill:
+    def parse(cls, text: str) -> JacobiInit:
         """Raises UsageError."""
         try:
             return cls(text)
@@ -30,7 +30,7 @@ class Fill(StrEnum):
 class Filler:
     """Fills positions after a text that grows. The same text and seed give the same guesses."""
 
-    def __init__(self, fill: Fill, seed: int = 0) -> None:
+    def __init__(self, fill: JacobiInit, seed: int = 0) -> None:
         self._fill = fill
         self._seed = seed
         self.begin([])
@@ -43,7 +43,7 @@ class Filler:
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            if self._fill == Fill.NGRAM and self._text:
+            if self._fill == JacobiInit.NGRAM and self._text:
                 self._after[self._text[-1]] = token
                 if len(self._text) > 1:
                     self._after[self._text[-2], self._text[-1]] = token
@@ -51,7 +51,7 @@ class Filler:
 
     def fill(self, ahead: Sequence[int], count: int) -> list[int]:
         """`count` guesses for what follows the text and then `ahead`; the text is not empty."""
-        if self._fill == Fill.RANDOM:
+        if self._fill == JacobiInit.RANDOM:
             return self._random.choices(self._text, k=count)
         before = [*self._text[-2:], *ahead]
         for _ in range(count):

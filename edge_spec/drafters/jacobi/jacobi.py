@@ -15,7 +15,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.jacobi.initial_guesses import Fill, Filler
+from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth, nothing
 
@@ -40,7 +40,9 @@ class JacobiDrafter:
 
     name = "jacobi"
 
-    def __init__(self, fill: Fill = Fill.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0) -> None:
+    def __init__(
+        self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0
+    ) -> None:
         self._block = block
         self._filler = Filler(fill, seed)
         self._guesses: list[tuple[int, _Guess]] = []  # from the position after the pending token

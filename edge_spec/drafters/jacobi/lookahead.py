@@ -20,7 +20,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import continues, restored_prompt
-from edge_spec.drafters.jacobi.initial_guesses import Fill, Filler
+from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
 from edge_spec.drafters.jacobi.pool import NgramPool
 from edge_spec.drafters.merge import MergedRow, tree_of
 from edge_spec.drafters.protocol import Budget
@@ -85,7 +85,7 @@ class LookaheadDrafter:
     name = "lookahead"
 
     def __init__(
-        self, size: WindowSize = DEFAULT_SIZE, fill: Fill = Fill.RANDOM, seed: int = 0
+        self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0
     ) -> None:
         self._size = size
         self._filler = Filler(fill, seed)

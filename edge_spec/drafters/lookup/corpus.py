@@ -18,9 +18,9 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, Match
+from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, CorpusMatch
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Guess, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 MIN_MATCH = 2  # tokens; what follows a single one is little but the language's common pairs
 
@@ -41,7 +41,7 @@ _OF_LENGTH = (0.0, 0.4, 1.1, 1.9, 2.3, 3.6)
 _LENGTH_MATTERS = (0.1, 0.3, 0.3, 0.3, 0.6, 1.0)  # by share
 
 # The same in several corpora: all of one length.
-_Matches = tuple[tuple[CorpusIndex, Match], ...]
+_Matches = tuple[tuple[CorpusIndex, CorpusMatch], ...]
 
 
 class CorpusDrafter:
@@ -87,7 +87,7 @@ class CorpusDrafter:
         return tuple(pair for pair in found if pair[1].length == length)
 
 
-def _expand(found: _Matches) -> list[Guess[_Matches]]:
+def _expand(found: _Matches) -> list[Candidate[_Matches]]:
     length = found[0][1].length
     occurrences = _num_occurrences(found)
     longer: dict[int, _Matches] = {}
@@ -95,7 +95,7 @@ def _expand(found: _Matches) -> list[Guess[_Matches]]:
         for token, longer_match in index.following(match):
             longer[token] = (*longer.get(token, ()), (index, longer_match))
     return [
-        Guess(token, _kind(length, occurrences, _num_occurrences(matches)), matches)
+        Candidate(token, _kind(length, occurrences, _num_occurrences(matches)), matches)
         for token, matches in longer.items()
     ]
 

@@ -25,7 +25,7 @@ MAX_FOLLOWING = 8  # tokens after a match; a tree has no use for the less likely
 _SAMPLE = 64  # occurrences that are looked at where there are more
 
 
-class Match(NamedTuple):
+class CorpusMatch(NamedTuple):
     """A token sequence and where it occurs: places low..high-1 of the suffix array."""
 
     length: int  # tokens
@@ -54,7 +54,7 @@ class CorpusIndex:
         self._vocab_size = vocab_size
         self._suffixes = _int32_view(data, end, num_tokens)
 
-    def match(self, text: Sequence[int]) -> Match:
+    def match(self, text: Sequence[int]) -> CorpusMatch:
         """The longest end of `text` that occurs, of MAX_MATCH tokens at most."""
         end = list(text[-MAX_MATCH:])
         for place in range(len(end) - 1, -1, -1):
@@ -72,12 +72,12 @@ class CorpusIndex:
             else:
                 longest, low = length, first
         if longest == 0:
-            return Match(0, 0, self.num_tokens)
+            return CorpusMatch(0, 0, self.num_tokens)
         sought = pattern[-TOKEN_BYTES * longest :]
         high = bisect_right(self._suffixes, sought, low + 1, key=self._reader(0, longest))
-        return Match(longest, low, high)
+        return CorpusMatch(longest, low, high)
 
-    def following(self, match: Match) -> list[tuple[int, Match]]:
+    def following(self, match: CorpusMatch) -> list[tuple[int, CorpusMatch]]:
         """The tokens that occur after `match`, each with the match that is longer by it.
 
         No more than MAX_FOLLOWING, the most frequent; of a match with over _SAMPLE occurrences,
@@ -87,7 +87,7 @@ class CorpusIndex:
         sampled = min(count, _SAMPLE)
         places = [low + i * count // sampled for i in range(sampled + 1)]
         read = self._reader(match.length, 1)
-        found: dict[int, Match] = {}
+        found: dict[int, CorpusMatch] = {}
         for raw, first, end in _runs([read(self._suffixes[place]) for place in places[:-1]]):
             token = int.from_bytes(raw, "big")
             if token >= self._vocab_size:
@@ -96,7 +96,7 @@ class CorpusIndex:
             begins_after = places[first - 1] if first else low - 1
             start = bisect_left(self._suffixes, raw, begins_after + 1, places[first], key=read)
             stop = bisect_right(self._suffixes, raw, places[end - 1] + 1, places[end], key=read)
-            found[token] = Match(match.length + 1, start, stop)
+            found[token] = CorpusMatch(match.length + 1, start, stop)
             if len(found) == MAX_FOLLOWING:
                 break
         return list(found.items())

@@ -19,7 +19,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.lookup.ngram_store import MAX_ORDER, NgramStore
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Guess, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 SAVE_AFTER_S = 60.0  # between two saves; what is newer than that is lost to a kill
 
@@ -80,7 +80,7 @@ class NgramCacheDrafter:
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         limit = _BRANCHES if budget.branches else 1
 
-        def expand(context: Context) -> Iterator[Guess[Context]]:
+        def expand(context: Context) -> Iterator[Candidate[Context]]:
             return self._guesses(context, limit)
 
         self._growth = grow(self.name, pending, budget, self._acceptance, self._context, expand)
@@ -108,13 +108,13 @@ class NgramCacheDrafter:
         """Raises KeyError or ValueError for the snapshot of another drafter."""
         self._acceptance.restore(state["acceptance"])
 
-    def _guesses(self, context: Context, limit: int) -> Iterator[Guess[Context]]:
+    def _guesses(self, context: Context, limit: int) -> Iterator[Candidate[Context]]:
         """The most frequent followers of the longest end of `context` that has any."""
         for order in range(len(context), 0, -1):
             total, best = self._store.lookup(context[-order:], limit)
             for token, count in best:
                 state = (*context, token)[-MAX_ORDER:]
-                yield Guess(token, _kind(order, count, total), state)
+                yield Candidate(token, _kind(order, count, total), state)
             if best:
                 return
 

@@ -18,7 +18,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import continues, restored_prompt
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Guess, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 TOP_TOKENS = 8
 # Below 2 MB whatever the vocabulary; the tokens scored longest ago are forgotten.
@@ -143,8 +143,8 @@ class RecyclingDrafter:
         rows = (entry.astype(np.int32) for entry in entries)  # each on its own, as above
         self._table = OrderedDict(zip(tokens.tolist(), rows, strict=True))
 
-    def _expand(self, token: int) -> list[Guess[int]]:
+    def _expand(self, token: int) -> list[Candidate[int]]:
         if token not in self._table:
             return []
         ids, kinds = self._table[token].tolist()
-        return [Guess(guess, kind, guess) for guess, kind in zip(ids, kinds, strict=True)]
+        return [Candidate(guess, kind, guess) for guess, kind in zip(ids, kinds, strict=True)]

@@ -20,7 +20,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import restored_prompt
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Guess, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
 # in texts that repeat one token for ever.
@@ -28,7 +28,7 @@ _COUNTED_SUFFIXES = 16
 _CONTINUATIONS = 8  # most that are told of one match: a common word is followed by hundreds
 
 
-class Match(NamedTuple):
+class SuffixMatch(NamedTuple):
     """A string that ends the text, or would, and occurred before."""
 
     length: int  # tokens; 0: none did
@@ -39,7 +39,7 @@ class Continuation(NamedTuple):
     token: int
     times: int  # that it followed the match
     total: int  # times that anything did
-    match: Match  # the one that ends with the token
+    match: SuffixMatch  # the one that ends with the token
 
 
 class SuffixIndex:
@@ -47,7 +47,7 @@ class SuffixIndex:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.match = Match(0, 0)  # the longest end of the text that occurred before
+        self.match = SuffixMatch(0, 0)  # the longest end of the text that occurred before
         self.is_whole = True  # an interrupt may leave a token half read
         self._last = 0
         self._next: list[dict[int, int]] = [{}]
@@ -62,7 +62,7 @@ class SuffixIndex:
             self._append(token)
         self.is_whole = True
 
-    def continuations(self, match: Match) -> list[Continuation]:
+    def continuations(self, match: SuffixMatch) -> list[Continuation]:
         """What followed the occurrences of a match, the likeliest first: most often, then most
         lately. Where the match ends only at the text's end, the text is taken to repeat itself."""
         length, state = match
@@ -79,19 +79,19 @@ class SuffixIndex:
             ends = self._end
             best = nlargest(_CONTINUATIONS, best, key=lambda item: (counts[item[1]], ends[item[1]]))
         return [
-            Continuation(token, counts[target], total, Match(length + 1, target))
+            Continuation(token, counts[target], total, SuffixMatch(length + 1, target))
             for token, target in best
         ]
 
-    def follow(self, match: Match, token: int) -> Match:
+    def follow(self, match: SuffixMatch, token: int) -> SuffixMatch:
         """The longest end of a match and `token` that occurred before; the index stays as it is."""
         length, state = match
         while state and token not in self._next[state]:
             state = self._link[state]
             length = self._length[state]
         if token not in self._next[state]:
-            return Match(0, 0)
-        return Match(length + 1, self._next[state][token])
+            return SuffixMatch(0, 0)
+        return SuffixMatch(length + 1, self._next[state][token])
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
@@ -105,7 +105,7 @@ class SuffixIndex:
         self._last = current
         # The suffix link leads to the longest suffix that also occurs elsewhere.
         matched = self._link[current]
-        self.match = Match(self._length[matched], matched)
+        self.match = SuffixMatch(self._length[matched], matched)
         state = current
         for _ in range(_COUNTED_SUFFIXES):
             if state == 0:
@@ -174,7 +174,7 @@ class SuffixDrafter:
         self._index = SuffixIndex()
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
-        self._assumed: list[Match] = []  # the match behind each assumed token
+        self._assumed: list[SuffixMatch] = []  # the match behind each assumed token
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
@@ -226,8 +226,8 @@ class SuffixDrafter:
         self._index = SuffixIndex()
         self._index.extend(text)
 
-    def _expand(self, match: Match) -> list[Guess[Match]]:
+    def _expand(self, match: SuffixMatch) -> list[Candidate[SuffixMatch]]:
         return [
-            Guess(each.token, kind_of_guess(each), each.match)
+            Candidate(each.token, kind_of_guess(each), each.match)
             for each in self._index.continuations(match)
         ]

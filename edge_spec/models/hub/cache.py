@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.models.hub.choosing import Choice, choose
+from edge_spec.models.hub.choosing import ChosenFiles, choose
 from edge_spec.models.hub.client import library
 from edge_spec.models.hub.reference import COMMIT, HubReference
 from edge_spec.storage.atomic import atomic_file, sha256_file
@@ -30,7 +30,7 @@ class HubModel:
     reference: HubReference
     commit: str
     snapshot: Path
-    choice: Choice
+    choice: ChosenFiles
 
     @property
     def path(self) -> Path:

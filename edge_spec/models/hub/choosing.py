@@ -33,7 +33,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenFiles:
     """Files that belong together: one GGUF file, or those of a Hugging Face directory."""
 
     names: tuple[str, ...]  # as the repository has them, "/" between folders
@@ -43,14 +43,14 @@ class Choice:
         return self.names[0].lower().endswith(".gguf")
 
 
-def choose(reference: HubReference, names: Collection[str]) -> Choice:
+def choose(reference: HubReference, names: Collection[str]) -> ChosenFiles:
     """names: all files that there are. Safetensors where there are any, else a GGUF file.
 
     Raises UsageError where it is not clear which file is meant, UnsupportedModelError where none
     can be read.
     """
     if reference.file is not None:
-        return Choice((_named(reference, names),))
+        return ChosenFiles((_named(reference, names),))
     weights = _safetensors(names)
     if weights and CONFIG in names:
         if TOKENIZER not in names:
@@ -58,8 +58,8 @@ def choose(reference: HubReference, names: Collection[str]) -> Choice:
                 f"{reference} has no {TOKENIZER}",
                 remedy="Choose a repository that has one, or a GGUF file of the model.",
             )
-        return Choice((*(name for name in DESCRIPTION if name in names), *weights))
-    return Choice((_preferred(reference, names),))
+        return ChosenFiles((*(name for name in DESCRIPTION if name in names), *weights))
+    return ChosenFiles((_preferred(reference, names),))
 
 
 def _named(reference: HubReference, names: Collection[str]) -> str:

@@ -37,7 +37,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RepositoryListing:
     commit: str
     files: Mapping[str, RemoteFile]  # by their names, "/" between folders
 
@@ -54,7 +54,7 @@ def library() -> Any:
     return huggingface_hub
 
 
-def list_files(reference: HubReference) -> Listing:
+def list_files(reference: HubReference) -> RepositoryListing:
     """One request, with the user's token where there is one (HF_TOKEN, or a login's).
 
     Raises DownloadError; UnreachableError where the network or the hub fails.
@@ -81,7 +81,9 @@ def list_files(reference: HubReference) -> Listing:
     entries = info.siblings or []
     if not COMMIT.fullmatch(info.sha or "") or len(entries) > _MAX_FILES:
         raise _distrusted(reference, "its answer is no list of files")
-    return Listing(info.sha, {entry.rfilename: _remote(reference, entry) for entry in entries})
+    return RepositoryListing(
+        info.sha, {entry.rfilename: _remote(reference, entry) for entry in entries}
+    )
 
 
 def _remote(reference: HubReference, entry: Any) -> RemoteFile:

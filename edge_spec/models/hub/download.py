@@ -19,7 +19,13 @@ from filelock import FileLock
 from edge_spec.core.model import Progress
 from edge_spec.errors import DownloadError, StorageError, UsageError
 from edge_spec.models.hub.cache import cache_root, folder
-from edge_spec.models.hub.client import Listing, RemoteFile, UnreachableError, in_words, library
+from edge_spec.models.hub.client import (
+    RemoteFile,
+    RepositoryListing,
+    UnreachableError,
+    in_words,
+    library,
+)
 from edge_spec.models.hub.reference import HubReference
 from edge_spec.storage.atomic import full_disk_told, sha256_file, sync
 from edge_spec.storage.locks import none_passed_over
@@ -49,7 +55,9 @@ def require_sane(reference: HubReference, files: Mapping[str, RemoteFile]) -> No
             )
 
 
-def fetch_blobs(reference: HubReference, listing: Listing, names: list[str], say: Progress) -> None:
+def fetch_blobs(
+    reference: HubReference, listing: RepositoryListing, names: list[str], say: Progress
+) -> None:
     """The contents of these files, each whole and with the hash that the hub states, or not there.
 
     An interrupt leaves what has arrived of large files, with which the next call goes on.

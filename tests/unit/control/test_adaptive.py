@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.adaptive import MeasuredPolicy
-from edge_spec.control.backoff import WITH_FREE, Account
+from edge_spec.control.adaptive import AdaptivePolicy
+from edge_spec.control.backoff import WITH_FREE, Backoff
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
@@ -118,14 +118,14 @@ class Simulated:
 
 def policy_of(
     clock: Clock, guess_s: dict[str, float] | None = None, free: Collection[str] = ()
-) -> MeasuredPolicy:
+) -> AdaptivePolicy:
     costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
-    return MeasuredPolicy(costs, guess_s or {}, free, branches=False, clock=clock)
+    return AdaptivePolicy(costs, guess_s or {}, free, branches=False, clock=clock)
 
 
 def simulate(
     clock: Clock,
-    policy: MeasuredPolicy,
+    policy: AdaptivePolicy,
     drafters: Sequence[Guessing],
     rounds: int = ROUNDS,
     noise: float = 0.03,
@@ -303,7 +303,7 @@ def test_nor_does_one_that_slept_outside_of_a_pass() -> None:
 
 
 def test_a_drafter_that_has_won_rests_shortly_again() -> None:
-    account = Account(0.1)
+    account = Backoff(0.1)
     rests = []
     for _ in range(3):
         account.observe(1.0, 1, 1.0)
@@ -317,7 +317,7 @@ def test_a_drafter_that_has_won_rests_shortly_again() -> None:
 
 def test_a_rest_wins_back_what_was_lost() -> None:
     """In the first round too, when the drafter reads what was written during its rest."""
-    account = Account(0.1)
+    account = Backoff(0.1)
     account.observe(11.0, 1, 1.0)  # loses 10 steps, and is not sent away for that
     assert not account.resting
     for _ in range(4):
@@ -366,7 +366,7 @@ def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
     the four before."""
     clock = Clock()
     costs = RowCosts({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0, 7: 2.0, 8: 2.0})
-    policy = MeasuredPolicy(costs, {}, {"draft"}, branches=False, clock=clock)
+    policy = AdaptivePolicy(costs, {}, {"draft"}, branches=False, clock=clock)
     drafter = Guessing(clock, 0.0, 0.7)
     drafter._acceptance = LearntAcceptance([0.7])
     assert len(policy.choose([drafter], 0, BUDGET).tree) == 4
@@ -394,7 +394,7 @@ def test_a_sampled_row_is_kept_or_dropped_whatever_comes_behind_it(sampled: bool
     costs = RowCosts({1: 1.0, 2: 1.1, 3: 1.9, 4: 1.9})
     kept = []
     for last in (0.05, 0.99):
-        policy = MeasuredPolicy(costs, {}, {"draft"}, branches=False, clock=clock)
+        policy = AdaptivePolicy(costs, {}, {"draft"}, branches=False, clock=clock)
         drafter = Saying(clock, [0.9, 0.62, last], sampled)
         kept.append(len(policy.choose([drafter], 0, BUDGET).tree) >= 3)  # the second guess is in
     assert kept == [True, True] if sampled else kept == [False, True]
@@ -415,7 +415,7 @@ def test_a_sampled_plan_is_not_held_against_another(sampled: bool) -> None:
 
 def test_a_free_drafter_that_loses_is_soon_asked_again() -> None:
     """It has nothing to catch up with, and a text may begin to repeat itself at any token."""
-    account = Account(0.0, WITH_FREE)
+    account = Backoff(0.0, WITH_FREE)
     for _ in range(100):
         account.observe(1.1, 1, 1.0)
         if account.resting:
@@ -427,7 +427,7 @@ def test_the_faster_a_drafter_loses_the_longer_it_rests() -> None:
     """One that needs rows for itself loses in every round that it is asked in."""
     rests = []
     for slower in (1.1, 1.5, 2.0):
-        account = Account(0.0, WITH_FREE)
+        account = Backoff(0.0, WITH_FREE)
         while not account.resting:
             account.observe(slower, 1, 1.0)
         rests.append(account.resting)
@@ -536,7 +536,7 @@ class Sampling(Guessing):
 
 def test_the_end_of_a_text_leaves_no_small_shape_for_the_next() -> None:
     clock = Clock()
-    policy = MeasuredPolicy(RowCosts({1: 1.0, 8: 1.1}), {"draft": 0.02}, clock=clock)
+    policy = AdaptivePolicy(RowCosts({1: 1.0, 8: 1.1}), {"draft": 0.02}, clock=clock)
     drafter = Sampling(clock, (0.6, 0.2, 0.1))
     for rows in (2, 2, 16, 2, *[16] * 64, 2, 2, 16):
         policy.choose([drafter], 0, Budget(rows - 1, rows))
@@ -548,7 +548,7 @@ def test_the_end_of_a_text_leaves_no_small_shape_for_the_next() -> None:
 def test_a_shape_follows_what_is_learnt() -> None:
     clock = Clock()
     costs = RowCosts({1: 1.0, 4: 1.0, 5: 4.0, 8: 4.0})
-    policy = MeasuredPolicy(costs, {"draft": 0.3}, clock=clock)
+    policy = AdaptivePolicy(costs, {"draft": 0.3}, clock=clock)
     drafter = Sampling(clock, (0.4, 0.3, 0.2))
     for _ in range(70):
         policy.choose([drafter], 0, BUDGET)
@@ -569,7 +569,7 @@ def test_samples_are_asked_for_in_the_best_shape_where_guesses_may_branch() -> N
     ):
         drafter = Sampling(clock, acceptance)
         drafter_s = 0.3 if acceptance[:1] == (0.4,) else 0.02
-        policy = MeasuredPolicy(costs, {"draft": drafter_s}, branches=branches, clock=clock)
+        policy = AdaptivePolicy(costs, {"draft": drafter_s}, branches=branches, clock=clock)
         policy.choose([drafter], 0, BUDGET)
         assert drafter.budgets[0].shape == shape
         policy.choose([drafter], 0, Budget(15, 3))  # the shape is larger than what fits

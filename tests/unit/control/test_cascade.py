@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.adaptive import MeasuredPolicy
-from edge_spec.control.cascade import PolicyLevel, level_of
+from edge_spec.control.adaptive import AdaptivePolicy
+from edge_spec.control.cascade import PolicyStage, stage_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import RoundStats
@@ -21,7 +21,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
-from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 24
@@ -69,7 +69,7 @@ def on_top(
     model: ScriptedModel, below: Sequence[Any] = (), policy: Any = CHAINS, vocab_size: int = VOCAB
 ) -> DraftModelDrafter:
     """A draft with these drafters below it."""
-    level = PolicyLevel(below, policy, model.capabilities.max_rows) if below else None
+    level = PolicyStage(below, policy, model.capabilities.max_rows) if below else None
     return DraftModelDrafter(model, model.open_session(), vocab_size, level)
 
 
@@ -134,7 +134,7 @@ def write(
     session = model.open_session()
     session.prefill(PROMPT[:-1])
     sampler = Sampler(params, PROMPT, sampled_drafts=sampled)
-    limits = Limits(count, frozenset(), model.config.context_length, 64)
+    limits = GenerationLimits(count, frozenset(), model.config.context_length, 64)
     decoder = Decoder(session, drafters, CHAINS)
     rounds = decoder.decode(PROMPT, sampler, limits, lambda stats: None)
     return [token.id for decoded in rounds for token in decoded]
@@ -202,9 +202,9 @@ def test_levels_save_passes_where_they_guess_well() -> None:
     assert passes_of_a_draft(on_top(small, [SuffixDrafter()])) == small.passes == 1
 
 
-def level_below(drafter: Any) -> PolicyLevel | None:
+def level_below(drafter: Any) -> PolicyStage | None:
     level = getattr(drafter, "_level", None)
-    return level if isinstance(level, PolicyLevel) else None
+    return level if isinstance(level, PolicyStage) else None
 
 
 def teach_alike(fresh: Any, used: Any) -> None:
@@ -331,11 +331,11 @@ def test_a_level_that_wins_nothing_rests(useful: bool, most: int, least: int) ->
             clock.now += 0.3 if self._counts is small else 1 + 0.1 * (len(tree) - 1)
             return super().forward(tree)
 
-    policy = MeasuredPolicy(
+    policy = AdaptivePolicy(
         RowCosts({1: 1.0, 8: 1.7}), {}, branches=False, probes=False, clock=clock
     )
     lower = DraftModelDrafter(small, Timed(small), VOCAB)
-    level = PolicyLevel([lower], policy, 64, clock)
+    level = PolicyStage([lower], policy, 64, clock)
     drafter = DraftModelDrafter(draft, Timed(draft), VOCAB, level)
     drafter.begin(PROMPT)
     tokens, written = list(PROMPT), 0
@@ -383,7 +383,7 @@ def test_a_draft_makes_its_levels_by_what_it_was_given() -> None:
     upper, lower = CountingModel(mostly(7)), CountingModel(mostly(5))
     costs = RowCosts({1: 1.0, 8: 1.5})
     drafts = [
-        Draft(model, VOCAB, level=lambda below, model=model: level_of(model, costs, below))
+        Draft(model, VOCAB, level=lambda below, model=model: stage_of(model, costs, below))
         for model in (upper, lower)
     ]
     below = drafts[1].make_drafter([SuffixDrafter()], "lower")
@@ -395,8 +395,8 @@ def test_a_draft_makes_its_levels_by_what_it_was_given() -> None:
 
 
 def test_a_snapshot_of_a_level_is_that_of_its_drafters() -> None:
-    levels = [level_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()])]
-    levels.append(level_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()]))
+    levels = [stage_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()])]
+    levels.append(stage_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()]))
     levels[0].begin(PROMPT)
     state = levels[0].snapshot()
     assert state["suffix/text"].tolist() == PROMPT

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.adaptive import MeasuredPolicy
-from edge_spec.control.concurrency import Load, SharedPolicy
+from edge_spec.control.adaptive import AdaptivePolicy
+from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.exact import ExactPolicy
-from edge_spec.control.policy import FixedPolicy, Plan
+from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import PlainReason
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.testing import ScriptedModel, random_logits
@@ -21,7 +21,7 @@ VOCAB = 12
 ALL = Budget(15, 16)
 
 
-def rows(policy: SharedPolicy, drafters: Sequence[Drafter], budget: Budget = ALL) -> Plan:
+def rows(policy: SharedPolicy, drafters: Sequence[Drafter], budget: Budget = ALL) -> RoundPlan:
     for drafter in drafters:
         drafter.begin([1])
     return policy.choose(drafters, 1, budget)
@@ -39,7 +39,7 @@ def chain(tree_drafter: Any) -> Any:
 
 
 def test_load_counts_who_is_inside_from_any_thread() -> None:
-    load, inside = Load(), Barrier(4, timeout=10)
+    load, inside = Concurrency(), Barrier(4, timeout=10)
 
     def enter(_: int) -> int:
         seen = 0
@@ -56,7 +56,7 @@ def test_load_counts_who_is_inside_from_any_thread() -> None:
 
 
 def test_load_forgets_who_left_by_an_error() -> None:
-    load = Load()
+    load = Concurrency()
     with pytest.raises(KeyboardInterrupt), load.entered():
         raise KeyboardInterrupt
     assert load.active == 0
@@ -68,7 +68,7 @@ def test_load_forgets_who_left_by_an_error() -> None:
 def test_all_that_are_active_have_equal_parts_of_the_rows(
     active: int, expected: int, chain: Any
 ) -> None:
-    load = Load()
+    load = Concurrency()
     load.active = active
     plan = rows(SharedPolicy(FixedPolicy(), load, 8), [chain])
     assert len(plan.tree) == expected
@@ -76,7 +76,7 @@ def test_all_that_are_active_have_equal_parts_of_the_rows(
 
 
 def test_a_budget_that_is_smaller_stays_as_it_is(chain: Any) -> None:
-    load = Load()
+    load = Concurrency()
     load.active = 2
     policy = SharedPolicy(FixedPolicy(), load, 8)
     assert len(rows(policy, [chain], Budget(2, 16)).tree) == 3
@@ -88,13 +88,13 @@ def test_where_branches_may_grow_the_rows_are_limited_too(tree_drafter: Any) -> 
     def guess(text: tuple[int, ...], budget: Budget) -> tuple[range, list[int]]:
         return range(budget.num_rows - 1), [0] * (budget.num_rows - 1)
 
-    load = Load()
+    load = Concurrency()
     load.active = 2
     assert len(rows(SharedPolicy(FixedPolicy(), load, 6), [tree_drafter(guess)]).tree) == 3
 
 
 def test_exact_mode_pads_what_is_left(chain: Any) -> None:
-    load = Load()
+    load = Concurrency()
     policy = ExactPolicy(SharedPolicy(FixedPolicy(), load, 4), (2, 4, 8))
     chain.begin([1])
     for active, width in ((1, 4), (2, 2), (4, 2)):
@@ -106,18 +106,18 @@ def test_exact_mode_pads_what_is_left(chain: Any) -> None:
 def test_a_measured_policy_says_why_it_is_plain(chain: Any) -> None:
     from edge_spec.control.cost import RowCosts
 
-    load = Load()
+    load = Concurrency()
     load.active = 9
-    measured = MeasuredPolicy(RowCosts({1: 1.0, 8: 1.2}), {})
+    measured = AdaptivePolicy(RowCosts({1: 1.0, 8: 1.2}), {})
     assert rows(SharedPolicy(measured, load, 8), [chain]).plain_reason is PlainReason.SHARED
 
 
 def test_the_text_is_the_same_however_many_are_active(decode: Any, greedy: Any, chain: Any) -> None:
     model = ScriptedModel(random_logits(VOCAB), VOCAB)
-    load = Load()
+    load = Concurrency()
 
     class Changing(FixedPolicy):
-        def choose(self, drafters: Any, pending: int, budget: Budget) -> Plan:
+        def choose(self, drafters: Any, pending: int, budget: Budget) -> RoundPlan:
             load.active = load.active % 9 + 1
             return super().choose(drafters, pending, budget)
 

@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import EXACT_WIDTHS, Numerics, measure_numerics
+from edge_spec.control.batch_invariance import (
+    EXACT_WIDTHS,
+    BatchInvariance,
+    measure_batch_invariance,
+)
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget
-from edge_spec.engine.decoder import Decoder, Limits
-from edge_spec.engine.speculation import Speculator
+from edge_spec.engine.decoder import Decoder, GenerationLimits
+from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, TOKENS, NOISE = 30, 200, 0.2
@@ -72,23 +76,25 @@ def decoded(
     session.prefill(prompt[:-1])
     rounds: list[RoundStats] = []
     sampler = Sampler(sampling, prompt, decoder.get("tie_margin", 0.0), sampled_drafts=False)
-    limits = Limits(TOKENS, frozenset(), model.config.context_length, max_rows=16)
+    limits = GenerationLimits(TOKENS, frozenset(), model.config.context_length, max_rows=16)
     decoding = Decoder(session, drafters, FixedPolicy(min_confidence=0.0), **decoder)
     text = [t.id for each in decoding.decode(prompt, sampler, limits, rounds.append) for t in each]
     assert session.committed == [*prompt, *text[:-1]]
     return text, rounds
 
 
-def speculator(numerics: Numerics) -> Speculator:
-    return Speculator(Setting(VOCAB), NoisyModel().capabilities, numerics, exact=True)
+def speculator(numerics: BatchInvariance) -> SpeculationFactory:
+    return SpeculationFactory(
+        DrafterContext(VOCAB), NoisyModel().capabilities, numerics, exact=True
+    )
 
 
 def test_a_model_of_which_no_width_is_invariant_is_replayed() -> None:
-    numerics = measure_numerics(NoisyModel(), EXACT_WIDTHS)
+    numerics = measure_batch_invariance(NoisyModel(), EXACT_WIDTHS)
     assert numerics.invariant_widths == (1,) and 0 < numerics.tie_margin < 2 * NOISE
     speculation = speculator(numerics).choose("suffix")
     assert speculation.replays and speculation.tie_margin == 2 * numerics.tie_margin
-    assert not speculator(Numerics(0.5, (1, 2))).choose("suffix").replays
+    assert not speculator(BatchInvariance(0.5, (1, 2))).choose("suffix").replays
     assert speculator(numerics).min_rows == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.control.exact import ExactPolicy
-from edge_spec.control.policy import FixedPolicy, Plan, cut
+from edge_spec.control.policy import FixedPolicy, RoundPlan, cut
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.tree import Siblings, TokenTree
 from edge_spec.drafters.protocol import Budget
@@ -158,9 +158,9 @@ class Always:
     def __init__(self, tree: TokenTree) -> None:
         self.tree = tree
 
-    def choose(self, drafters: Any, pending: int, budget: Budget) -> Plan:
+    def choose(self, drafters: Any, pending: int, budget: Budget) -> RoundPlan:
         tree = self.tree.first_rows(min(budget.num_draft_tokens + 1, budget.num_rows))
-        return Plan(tree, PlainReason.BUDGET if len(tree) == 1 else None)
+        return RoundPlan(tree, PlainReason.BUDGET if len(tree) == 1 else None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -23,7 +23,7 @@ def test_the_documented_drafter_drafts(decode: Any, scripted: Any, tmp_path: Pat
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    drafter = GuardedDrafter(module.make(Setting(9)), 9)
+    drafter = GuardedDrafter(module.make(DrafterContext(9)), 9)
     run = decode(scripted(2, [1, 2] * 6, vocab_size=9), [1, 2], [drafter], max_tokens=10)
     assert run.tokens == [1, 2] * 5 and drafter.fault is None
     assert sum(stats.num_accepted for stats in run.rounds) == 5  # a guess of 0.5 a round

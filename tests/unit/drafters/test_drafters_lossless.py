@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
@@ -35,7 +35,7 @@ policies = st.builds(
     branches=st.booleans(),
     probes=st.booleans(),
 )
-fills, seeds = st.sampled_from(Fill), st.integers(0, 100)
+fills, seeds = st.sampled_from(JacobiInit), st.integers(0, 100)
 sizes = st.builds(
     WindowSize, width=st.integers(1, 5), ngram=st.integers(2, 5), guesses=st.integers(1, 4)
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_spec.drafters.acceptance import MEMORY, PRIOR_WEIGHT, LearntAcceptance
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Guess, grow
+from edge_spec.drafters.tree_builder import Candidate, grow
 
 PRIORS = (0.9, 0.6, 0.3, 0.1)
 
@@ -19,10 +19,10 @@ PRIORS = (0.9, 0.6, 0.3, 0.1)
 def expander(seed: int) -> Any:
     """What may follow a state (a path): up to three different tokens of random kinds."""
 
-    def expand(path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
+    def expand(path: tuple[int, ...]) -> list[Candidate[tuple[int, ...]]]:
         rng = np.random.default_rng([seed, *path])
         tokens = rng.permutation(5)[: rng.integers(0, 4)].tolist()
-        return [Guess(t, int(rng.integers(len(PRIORS))), (*path, t)) for t in tokens]
+        return [Candidate(t, int(rng.integers(len(PRIORS))), (*path, t)) for t in tokens]
 
     return expand
 
@@ -69,8 +69,8 @@ def test_no_row_left_out_is_likelier_than_one_that_is_in(seed: int, num_rows: in
 def test_without_branches_the_likeliest_continuation_is_followed() -> None:
     paths = {(): [(1, 2), (2, 0)], (2,): [(3, 3), (4, 1)], (1,): [(5, 0)]}
 
-    def expand(path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
-        return [Guess(token, kind, (*path, token)) for token, kind in paths.get(path, [])]
+    def expand(path: tuple[int, ...]) -> list[Candidate[tuple[int, ...]]]:
+        return [Candidate(token, kind, (*path, token)) for token, kind in paths.get(path, [])]
 
     budget = Budget(4, 8, branches=False)
     tree = grow("test", 0, budget, LearntAcceptance(PRIORS), (), expand).tree
@@ -80,7 +80,7 @@ def test_without_branches_the_likeliest_continuation_is_followed() -> None:
 
 def test_outcomes_are_counted_by_kind_and_once() -> None:
     acceptance = LearntAcceptance(PRIORS)
-    growth = grow("test", 0, Budget(2, 8), acceptance, 0, lambda n: [Guess(7, n, n + 1)])
+    growth = grow("test", 0, Budget(2, 8), acceptance, 0, lambda n: [Candidate(7, n, n + 1)])
     growth.teach(acceptance, [7, 8])
     growth.teach(acceptance, [8, 8])
     counts = acceptance.snapshot() - LearntAcceptance(PRIORS).snapshot()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy, Plan
+from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -267,10 +267,10 @@ def test_rows_beyond_those_to_verify_are_seen_by_drafters_and_never_accepted(
             assert len(out.logits) == len(tree)
 
     class First(FixedPolicy):
-        def choose(self, drafters: Any, pending: int, budget: Budget) -> Plan:
+        def choose(self, drafters: Any, pending: int, budget: Budget) -> RoundPlan:
             guesses = SCRIPT[SCRIPT.index(pending) + 1 :] if pending in SCRIPT else SCRIPT
             tree = TokenTree.chain(pending, guesses[:3], drafter="test")
-            return Plan(tree, None, num_verified=2)
+            return RoundPlan(tree, None, num_verified=2)
 
     run = decode(scripted(2, SCRIPT), [1, 2], [Probing()], max_tokens=4, policy=First())
     assert run.tokens == SCRIPT[:4] and seen == [*SCRIPT[:3], *SCRIPT[2:5]]

@@ -9,7 +9,7 @@ import pytest
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.engine.decoder import DecodedToken, Decoder, Limits
+from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
 from edge_spec.errors import SessionError
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -34,7 +34,10 @@ def start(model: ScriptedModel, drafter: Any, on_round: Any = lambda stats: None
     session = model.open_session()
     session.prefill(PROMPT[:-1])
     rounds = Decoder(session, [drafter], FixedPolicy(min_confidence=0)).decode(
-        PROMPT, Sampler(SamplingParams(), PROMPT), Limits(30, frozenset(), 512, 64), on_round
+        PROMPT,
+        Sampler(SamplingParams(), PROMPT),
+        GenerationLimits(30, frozenset(), 512, 64),
+        on_round,
     )
     return session, rounds
 

@@ -20,8 +20,8 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Budget
-from edge_spec.engine.decoder import Decoder, Limits
-from edge_spec.engine.draft_overlap import Anticipation
+from edge_spec.engine.decoder import Decoder, GenerationLimits
+from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.engine import draft_overlap as anticipation
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -104,7 +104,7 @@ class Pair:
         self.guarded = GuardedDrafter(self.drafter, VOCAB)
         target = ScriptedModel(TARGET, VOCAB)
         self.target = TargetSession(target, self.guarded, self.drafter.done)
-        self.anticipation = Anticipation([self.guarded], trial)
+        self.anticipation = OverlappedDrafting([self.guarded], trial)
         policy = FixedPolicy(max_draft_tokens=3, branches=branches)
         self.decoder = Decoder(self.target, [self.guarded], policy, anticipation=self.anticipation)
         self.rounds: list[RoundStats] = []
@@ -112,7 +112,7 @@ class Pair:
     def decode(self, params: SamplingParams = GREEDY, count: int = 40) -> Any:
         self.target.rollback(0)
         self.target.prefill(PROMPT[:-1])
-        limits = Limits(count, frozenset(), 512, 64)
+        limits = GenerationLimits(count, frozenset(), 512, 64)
         return self.decoder.decode(PROMPT, Sampler(params, PROMPT), limits, self.rounds.append)
 
     def text(self, params: SamplingParams = GREEDY) -> list[int]:
@@ -189,7 +189,7 @@ def test_a_draft_that_dies_meanwhile_is_dropped_and_the_text_goes_on(
 
 def test_what_a_drafter_raises_that_is_not_guarded_ends_the_text() -> None:
     pair = Pair(TARGET)
-    pair.anticipation = Anticipation([pair.drafter])
+    pair.anticipation = OverlappedDrafting([pair.drafter])
 
     def on_pass() -> None:
         raise RuntimeError("the device was lost")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason, Origin
@@ -145,7 +145,7 @@ def test_within_plain_decoding_a_choice_waits(make_engine: Any, remembers_all: A
 def test_near_ties_are_told_from_the_change_on(make_engine: Any, remembers_all: Any) -> None:
     """And the cache, which may hold the noise of drafting, is not used by plain decoding after."""
     engine = make_engine(remembers_all())
-    noisy = replace(engine.parts.speculator, numerics=Numerics(100.0, (1,)))
+    noisy = replace(engine.parts.speculator, numerics=BatchInvariance(100.0, (1,)))
     engine._drafting._parts = replace(engine.parts, speculator=noisy)
     running = engine.generate(PROMPT, max_tokens=10, stream=True)
     next(running)

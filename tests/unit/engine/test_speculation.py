@@ -8,30 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import Numerics
+from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.concurrency import SharedPolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.metrics import PlainReason
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.factory import Setting
+from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.drafters.protocol import Budget
-from edge_spec.engine.draft_overlap import Anticipation
-from edge_spec.engine.speculation import Speculation, Speculator
+from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
 from edge_spec.loader import check_capabilities
 from edge_spec.models.options import LoadOptions
 from edge_spec.testing import ScriptedModel, random_logits
 
-NOISY_BRANCHES = Numerics(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)
-EXACT_BRANCHES = Numerics(0.125, (1, 4))
+NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)
+EXACT_BRANCHES = BatchInvariance(0.125, (1, 4))
 MODEL = ScriptedModel(random_logits(9), 9)
 
 
-def speculator(numerics: Numerics, exact: bool = False, **setting: Any) -> Speculator:
-    return Speculator(Setting(9, **setting), MODEL.capabilities, numerics, exact)
+def speculator(
+    numerics: BatchInvariance, exact: bool = False, **setting: Any
+) -> SpeculationFactory:
+    return SpeculationFactory(DrafterContext(9, **setting), MODEL.capabilities, numerics, exact)
 
 
 def branches(speculation: Speculation) -> bool:
@@ -54,7 +56,7 @@ def branches(speculation: Speculation) -> bool:
     ],
 )
 def test_guesses_branch_only_where_that_changes_no_number(
-    names: str, numerics: Numerics, branching: bool, margin: float
+    names: str, numerics: BatchInvariance, branching: bool, margin: float
 ) -> None:
     speculation = speculator(numerics).choose(names)
     assert branches(speculation) == branching
@@ -76,7 +78,7 @@ def test_exact_mode_has_chains_and_no_ties() -> None:
     assert isinstance(speculation.policy, ExactPolicy)
     assert not branches(speculation) and speculation.tie_margin == 0
     assert speculator(NOISY_BRANCHES, exact=True).min_rows == 1
-    assert speculator(Numerics(0.0, (2, 4)), exact=True).min_rows == 2
+    assert speculator(BatchInvariance(0.0, (2, 4)), exact=True).min_rows == 2
 
 
 def test_without_drafters_there_are_no_ties() -> None:
@@ -172,7 +174,7 @@ def test_a_draft_that_is_asked_goes_on_meanwhile_where_that_is_wanted(
 ) -> None:
     made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), draft_overlap=overlap)
     anticipation = made.choose(names).anticipation
-    assert isinstance(anticipation, Anticipation) == (overlap is not DraftOverlap.OFF)
+    assert isinstance(anticipation, OverlappedDrafting) == (overlap is not DraftOverlap.OFF)
     if anticipation is not None:
         assert (anticipation._trial is not None) == (overlap is DraftOverlap.AUTO)
     assert made.choose("suffix").anticipation is None

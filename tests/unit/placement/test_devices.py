@@ -18,7 +18,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.devices import Device, Listing, devices_of, list_devices
+from edge_spec.placement.devices import Device, DeviceListing, devices_of, list_devices
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
@@ -95,7 +95,7 @@ def test_the_processor_is_listed_by_the_reference() -> None:
 @pytest.mark.parametrize("name", ["ik", "llamacpp", "ort", "reference"])
 def test_every_runtime_here_lists_the_cpu_once(name: str) -> None:
     runtime = runtimes.load_runtime(name)
-    assert isinstance(runtime, Listing)
+    assert isinstance(runtime, DeviceListing)
     if name in ("ik", "llamacpp"):
         pytest.importorskip({"ik": "ik_llama_cpp", "llamacpp": "llama_cpp"}[name])
     devices = runtime.devices(RuntimeOptions())

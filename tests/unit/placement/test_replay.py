@@ -11,7 +11,7 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.placement.replay import Charged, DraftCost, Recording, VirtualClock, record, replay
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -35,7 +35,7 @@ def decoded(model: ScriptedModel, prompt: list[int], drafter: Drafter) -> Stats:
     session, stats = model.open_session(), Stats()
     session.prefill(prompt[:-1])
     policy = FixedPolicy(4, min_confidence=0.1, branches=False)
-    limits = Limits(TOKENS, frozenset(), 512, 64)
+    limits = GenerationLimits(TOKENS, frozenset(), 512, 64)
     sampler = Sampler(SamplingParams(), prompt)
     for _ in Decoder(session, [drafter], policy).decode(prompt, sampler, limits, stats.observe):
         pass
@@ -96,7 +96,7 @@ def test_drafters_that_read_logits_find_those_of_the_text(
     replay(recordings[:1], VOCAB, lambda clock: ([replayed], plain), lambda rows, context: 1.0)
     session = model.open_session()
     session.prefill(PROMPTS[0][:-1])
-    limits = Limits(TOKENS, frozenset(), 512, 64)
+    limits = GenerationLimits(TOKENS, frozenset(), 512, 64)
     rounds = Decoder(session, [real], plain).decode(
         PROMPTS[0], Sampler(SamplingParams(), PROMPTS[0]), limits, lambda stats: None
     )

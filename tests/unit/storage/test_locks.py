@@ -10,7 +10,7 @@ import pytest
 
 from edge_spec.errors import StorageError
 from edge_spec.storage.atomic import locks
-from edge_spec.storage.locks import in_turn, locked
+from edge_spec.storage.locks import locked, single_flight
 
 
 def test_who_waits_is_told_once_and_gives_up(
@@ -36,7 +36,7 @@ def test_a_process_that_hangs_holds_nobody_up_for_good(
     monkeypatch.setattr(locks, "TOLD_AFTER_S", 0.01)
     monkeypatch.setattr(locks, "TURN_S", 0.05)
     entered = False
-    with locked(tmp_path / "file", 1.0), in_turn(tmp_path / "file", lambda: None):
+    with locked(tmp_path / "file", 1.0), single_flight(tmp_path / "file", lambda: None):
         entered = True
     assert entered and len(caplog.messages) == 1
 

@@ -84,7 +84,7 @@ def raise_error(drafter: Any, error: Exception) -> None:
 @pytest.mark.parametrize(
     ("where", "broken", "lost"),
     [
-        ("edge_spec.core.session_errors.TargetCalls.__exit__", lambda *error: None, "target"),
+        ("edge_spec.core.session_errors.TranslatedErrors.__exit__", lambda *error: None, "target"),
         ("edge_spec.drafters.guarded.GuardedDrafter._drop", raise_error, "suffix"),
     ],
 )

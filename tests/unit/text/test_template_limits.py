@@ -15,7 +15,7 @@ import pytest
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.text import template_budget
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.template_budget import Limits
+from edge_spec.text.template_budget import TemplateLimits
 
 USER = [{"role": "user", "content": "hi"}]
 MAX_TRACED_BYTES = 100_000_000
@@ -163,7 +163,9 @@ def test_what_tools_nest_is_rendered() -> None:
 def test_a_template_that_runs_for_too_long_is_ended(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Limits, "of", lambda size: Limits(1_000_000, 32_000_000, 0.1))
+    monkeypatch.setattr(
+        TemplateLimits, "of", lambda size: TemplateLimits(1_000_000, 32_000_000, 0.1)
+    )
     before_s = time.thread_time()
     with pytest.raises(UnsupportedModelError, match="ran for more than"):
         ChatTemplate(TOO_LONG[case]).render(USER)
@@ -177,7 +179,9 @@ def test_the_clock_is_looked_at_whenever_something_long_is_read(
     looks = itertools.count()
     clock = SimpleNamespace(thread_time=lambda: next(looks))
     monkeypatch.setattr(template_budget, "time", clock)
-    monkeypatch.setattr(Limits, "of", lambda size: Limits(1_000_000, 32_000_000, 20))
+    monkeypatch.setattr(
+        TemplateLimits, "of", lambda size: TemplateLimits(1_000_000, 32_000_000, 20)
+    )
     with pytest.raises(UnsupportedModelError, match="ran for more than"):
         ChatTemplate(READ[case]).render(USER)
 

@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from edge_spec.apps.chat.commands import COMMANDS, Answer, Door, Leave, help_text, run_command
-from edge_spec.apps.chat.comparison import Comparison, compare
-from edge_spec.apps.chat.conversation import Conversation, Stop
+from edge_spec.apps.chat.commands import (
+    COMMANDS,
+    CommandAnswer,
+    Door,
+    Leave,
+    help_text,
+    run_command,
+)
+from edge_spec.apps.chat.comparison import DrafterComparison, compare
+from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
@@ -38,7 +45,7 @@ def opened() -> list[Any]:
 def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
     """Begins a conversation on a model of which every token so far decides the next."""
 
-    def begin(using: Any = None, **answering: Any) -> Conversation:
+    def begin(using: Any = None, **answering: Any) -> ChatConversation:
         def opener(model: str, *, exact: bool, report: Any) -> Any:
             if model == "missing":
                 raise ModelFileError("there is no missing", remedy="Choose another.")
@@ -47,19 +54,19 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
             return engine
 
         options: Any = {"max_tokens": 12, "sampling": SamplingParams(), **answering}
-        return Conversation(opener, "first", False, options, None)
+        return ChatConversation(opener, "first", False, options, None)
 
     return begin
 
 
-def say(conversation: Conversation, text: str) -> GenerationResult:
+def say(conversation: ChatConversation, text: str) -> GenerationResult:
     return conversation.answer(text, lambda chunk: None)
 
 
-def typed(conversation: Conversation, line: str) -> str:
+def typed(conversation: ChatConversation, line: str) -> str:
     """What a command shows."""
     outcome = run_command(conversation, line, Door())
-    assert not isinstance(outcome, Answer | Leave)
+    assert not isinstance(outcome, CommandAnswer | Leave)
     return plain(outcome)
 
 
@@ -119,7 +126,7 @@ def test_retry_answers_the_last_message_in_its_own_place(talk: Any) -> None:
     first = say(conversation, "hello")
     say(conversation, "and then?")
     answer = run_command(conversation, "/retry", Door())
-    assert answer == Answer("and then?", again=True)
+    assert answer == CommandAnswer("and then?", again=True)
     conversation.answer(answer.text, lambda chunk: None, again=answer.again)
     assert [message["role"] for message in conversation.said] == ["user", "assistant"] * 2
     assert conversation.said[1]["content"] == first.text
@@ -285,7 +292,7 @@ def result(tokens: str, origins: str = "", milliseconds: float = 1000.0) -> Gene
 
 
 def test_rates_of_a_comparison_take_both_plain_answers() -> None:
-    compared = Comparison(
+    compared = DrafterComparison(
         "suffix", (result("ab" * 5, "", 500), result("ab" * 5, "", 1500)), result("ab" * 5, "", 250)
     )
     assert (compared.plain_per_second, compared.drafted_per_second) == (10.0, 40.0)
@@ -295,7 +302,7 @@ def test_rates_of_a_comparison_take_both_plain_answers() -> None:
 def test_a_comparison_with_a_drafter_that_remembers_answers_says_so() -> None:
     same = result("text")
     shown = {
-        names: plain(comparison_text(Comparison(names, (same, same), same), 80))
+        names: plain(comparison_text(DrafterComparison(names, (same, same), same), 80))
         for names in ("suffix", "suffix,ngram-cache")
     }
     assert [" remembers answers" in text for text in shown.values()] == [False, True]
@@ -313,13 +320,13 @@ def test_the_first_token_that_differs_is_named(
     plain_text: str, drafted_text: str, index: int, told: str
 ) -> None:
     plain_result = result(plain_text)
-    compared = Comparison("suffix", (plain_result, plain_result), result(drafted_text))
+    compared = DrafterComparison("suffix", (plain_result, plain_result), result(drafted_text))
     assert compared.first_difference == index
     assert told in plain(comparison_text(compared, 80))
 
 
 def test_texts_stand_side_by_side_where_there_is_room() -> None:
-    compared = Comparison("suffix", (result("left"), result("left")), result("right"))
+    compared = DrafterComparison("suffix", (result("left"), result("left")), result("right"))
     wide = plain(comparison_text(compared, 80), 80).splitlines()
     narrow = plain(comparison_text(compared, 40), 40).splitlines()
     assert any("left" in line and "right" in line for line in wide)

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from edge_spec.apps.chat import keyboard
-from edge_spec.apps.chat.conversation import Conversation
+from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, finished_length, shown_text
@@ -222,7 +222,7 @@ def test_the_rate_is_that_of_the_last_second() -> None:
 
 
 def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> None:
-    talk = Conversation(lambda *_, **__: make_engine(remembers_all()), "test", True, {}, None)
+    talk = ChatConversation(lambda *_, **__: make_engine(remembers_all()), "test", True, {}, None)
     talk.last = GenerationResult()
     talk.last.stats.predicted_n, talk.last.stats.predicted_ms = 50, 1000.0
     talk.last.stats.plain_per_second = 25.0
@@ -238,7 +238,7 @@ def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> Non
 @pytest.fixture
 def completer(make_engine: Any, remembers_all: Any) -> CommandCompleter:
     make = lambda *_, **__: make_engine(remembers_all())  # noqa: E731
-    return CommandCompleter(Conversation(make, "test", False, {}, None))
+    return CommandCompleter(ChatConversation(make, "test", False, {}, None))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from queue import Queue
 from typing import Any
 
-from edge_spec.apps.sidecar.conversation import Conversation, Job
+from edge_spec.apps.sidecar.conversation import Job, SidecarConversation
 from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.testing import Fault, FaultKind, FaultyModel
 
@@ -16,7 +16,7 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
 ) -> None:
     faulty = FaultyModel(remembers_all(), [Fault(FaultKind.RAISES, "forward", 4)])
     sent: Queue[dict[str, Any]] = Queue()
-    conversation = Conversation(lambda: make_engine(faulty), sent.put, lambda job: None)
+    conversation = SidecarConversation(lambda: make_engine(faulty), sent.put, lambda job: None)
 
     def answer(engine: Any) -> Any:
         return engine.generate([1, 2, 3], max_tokens=6, stream=True)
@@ -52,7 +52,7 @@ def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
         json.dumps(message, allow_nan=False)
         sent.put(message)
 
-    conversation = Conversation(lambda: make_engine(remembers_all()), send, lambda job: None)
+    conversation = SidecarConversation(lambda: make_engine(remembers_all()), send, lambda job: None)
     conversation.submit(Job(1, lambda engine: {"note": float("inf")}))
     conversation.submit(Job(2, lambda engine: 2))
     failed, answered = (sent.get(timeout=10) for _ in range(2))

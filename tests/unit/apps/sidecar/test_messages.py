@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from edge_spec.apps.sidecar.messages import (
     Code,
     Params,
-    Request,
     RpcError,
+    RpcRequest,
     ToChat,
     UnreadableError,
     failure,
@@ -32,7 +32,7 @@ def request(**fields: object) -> bytes:
 
 
 def test_a_request_is_read() -> None:
-    read = Request.parse(request(params={"messages": "Hi", "options": {"max_tokens": 4}}))
+    read = RpcRequest.parse(request(params={"messages": "Hi", "options": {"max_tokens": 4}}))
     assert (read.id, read.method) == (1, "chat")
     asked = read.read(ToChat)
     assert (asked.messages, asked.conversation, asked.options.max_tokens) == ("Hi", "main", 4)
@@ -58,7 +58,7 @@ def test_a_request_is_read() -> None:
 )
 def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -> None:
     with pytest.raises(UnreadableError) as caught:
-        Request.parse(line)
+        RpcRequest.parse(line)
     assert (caught.value.code, caught.value.id) == (code, id)
 
 
@@ -74,7 +74,7 @@ def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -
 )
 def test_wrong_parameters_are_named(params: object, told: str) -> None:
     with pytest.raises(RpcError, match=told) as caught:
-        Request.parse(request(params=params)).read(ToChat)
+        RpcRequest.parse(request(params=params)).read(ToChat)
     assert caught.value.code is Code.INVALID_PARAMS
 
 
@@ -89,7 +89,7 @@ def test_an_error_that_quotes_a_file_is_fit_to_be_shown() -> None:
 def test_two_forms_of_an_answer_contradict_each_other() -> None:
     asked = {"messages": "Hi", "options": {"regex": "a", "lark": "start: A"}}
     with pytest.raises(RpcError, match="regex and lark"):
-        Request.parse(request(params=asked)).read(ToChat).options.answer_options()
+        RpcRequest.parse(request(params=asked)).read(ToChat).options.answer_options()
 
 
 @given(
@@ -98,7 +98,7 @@ def test_two_forms_of_an_answer_contradict_each_other() -> None:
 def test_any_line_is_a_request_or_unreadable(line: bytes) -> None:
     kinds: tuple[type[Params], ...] = (ToChat, Params)
     try:
-        read = Request.parse(line)
+        read = RpcRequest.parse(line)
         for kind in kinds:
             read.read(kind)
     except RpcError as error:

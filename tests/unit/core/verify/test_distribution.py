@@ -23,7 +23,7 @@ import pytest
 from edge_spec.core import sampling
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Draws, exponential
-from edge_spec.core.sampling import Choice, Sampler, SamplingParams
+from edge_spec.core.sampling import Sampler, SamplingParams, TokenChoice
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.composite import CompositeDrafter
@@ -133,19 +133,19 @@ class GivenDraws:
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers  # [draws, positions] uint64
-        self._choices: dict[tuple[int, bytes], list[Choice]] = {}
+        self._choices: dict[tuple[int, bytes], list[TokenChoice]] = {}
         self.draw = 0  # whose numbers are given
 
     def at(self, position: int) -> int:
         return int(self._numbers[self.draw, position])
 
-    def choice(self, logits: np.ndarray, params: SamplingParams, position: int) -> Choice:
+    def choice(self, logits: np.ndarray, params: SamplingParams, position: int) -> TokenChoice:
         """What `Sampler.choose` takes; found for all draws at once."""
         key = position, logits.tobytes()
         if key not in self._choices:
             tokens, probabilities = sampling._kept(logits, params)
             finish = exponential(self._numbers[:, position, None], tokens)
-            choices = [Choice(token, near_tie=False) for token in tokens.tolist()]
+            choices = [TokenChoice(token, near_tie=False) for token in tokens.tolist()]
             first = (finish / probabilities).argmin(1).tolist()
             self._choices[key] = [choices[i] for i in first]
         return self._choices[key][self.draw]
@@ -231,7 +231,7 @@ def p_value(
 def raced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same few rows are verified 200,000 times: given numbers race all at once."""
 
-    def choose(sampler: Any, logits: np.ndarray, path: Sequence[int]) -> Choice:
+    def choose(sampler: Any, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
         draws = sampler._draws
         if isinstance(draws, GivenDraws):
             return draws.choice(logits, sampler.params, sampler.num_chosen + len(path))

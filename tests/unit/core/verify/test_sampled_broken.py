@@ -19,7 +19,7 @@ import pytest
 
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Purpose
-from edge_spec.core.sampling import Choice, Sampler, SamplingParams
+from edge_spec.core.sampling import Sampler, SamplingParams, TokenChoice
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
 from edge_spec.core.verify import siblings, verify
 
@@ -116,9 +116,9 @@ def test_streams_have_to_be_independent(sampler: Any, shape: tuple[str, ...]) ->
 class UnprocessedBonus(outcomes.ExploringSampler):  # type: ignore[misc]
     """Broken: the token after a chain that is accepted comes from the logits as they are."""
 
-    def choose(self, logits: np.ndarray, path: Sequence[int]) -> Choice:
+    def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
         weights = np.exp(logits.astype(np.float64))
-        return Choice(self.draw(weights, Purpose.POSITION), near_tie=False)
+        return TokenChoice(self.draw(weights, Purpose.POSITION), near_tie=False)
 
 
 def test_the_bonus_comes_from_the_processed_distribution() -> None:

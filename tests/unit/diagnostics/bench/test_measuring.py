@@ -13,8 +13,8 @@ from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
+    BenchPlan,
     EngineSide,
-    Plan,
     Run,
     SideError,
     Task,
@@ -47,9 +47,9 @@ class FakeSide:
         return Run((1,), 1, 1.0, Stats())
 
 
-def planned(num_tasks: int, repetitions: int) -> Plan:
+def planned(num_tasks: int, repetitions: int) -> BenchPlan:
     tasks = [Task(Prompt(str(i), "any", "x"), (i, i)) for i in range(num_tasks)]
-    return Plan(tasks, [], WARM_UP, 4, repetitions, room=100)
+    return BenchPlan(tasks, [], WARM_UP, 4, repetitions, room=100)
 
 
 def quiet(what: str, fraction: float) -> None:

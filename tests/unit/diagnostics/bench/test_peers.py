@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.diagnostics.bench.measuring import Plan, SideError, Task
+from edge_spec.diagnostics.bench.measuring import BenchPlan, SideError, Task
 from edge_spec.diagnostics.bench.peers import PeerChoice, PeerProcess, open_peers, parse_choices
 from edge_spec.errors import UsageError
 from edge_spec.text.prompt_files import Prompt
@@ -28,8 +28,8 @@ def interpreter(tmp_path: Path, body: str) -> str:
     return str(path)
 
 
-def plan() -> Plan:
-    return Plan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
+def plan() -> BenchPlan:
+    return BenchPlan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
 
 
 def stat(side: PeerProcess) -> str:

@@ -15,7 +15,14 @@ import pytest
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.chart import draw_chart
 from edge_spec.diagnostics.bench.figures import Figures
-from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, Measured, Plan, Run, Task
+from edge_spec.diagnostics.bench.measuring import (
+    DRAFTING,
+    PLAIN,
+    BenchMeasurement,
+    BenchPlan,
+    Run,
+    Task,
+)
 from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
 from edge_spec.diagnostics.bench.report import document, markdown
 from edge_spec.errors import MissingDependencyError
@@ -44,11 +51,11 @@ def drafted(seconds: float, **more: Any) -> Run:
 
 
 @pytest.fixture
-def measured() -> Measured:
+def measured() -> BenchMeasurement:
     """Two passes over "a", answered twice as fast, and "b", at the same rate but for one pair."""
     prompts = [Prompt("a", "code", "x"), Prompt("b", "qa", "x")]
-    plan = Plan([Task(each, (1,)) for each in prompts], [], (2,), 8, 2, room=100)
-    return Measured(
+    plan = BenchPlan([Task(each, (1,)) for each in prompts], [], (2,), 8, 2, room=100)
+    return BenchMeasurement(
         plan,
         {
             DRAFTING: [[drafted(1.0), drafted(1.0)], [drafted(1.0), drafted(1.0)]],
@@ -59,7 +66,7 @@ def measured() -> Measured:
     )
 
 
-def test_a_category_and_the_total(measured: Measured) -> None:
+def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
     figures = Figures(measured)
     code = figures.categories()["code"]
     assert (code["speedup"], code["speedup_low"], code["speedup_high"]) == (2, 2, 2)
@@ -77,14 +84,14 @@ def test_a_category_and_the_total(measured: Measured) -> None:
     assert (total["prompts"], total["differing_texts"]) == (2, 0)
 
 
-def test_a_text_that_differs_is_counted(measured: Measured) -> None:
+def test_a_text_that_differs_is_counted(measured: BenchMeasurement) -> None:
     measured.runs[DRAFTING][1][0] = drafted(1.0, text=5)
     figures = Figures(measured)
     assert figures.total()["differing_texts"] == 1
     assert [each["equal_text"] for each in figures.prompts()] == [False, True]
 
 
-def test_our_rate_over_anothers(measured: Measured) -> None:
+def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
     measured.runs["other lookup"] = [[run(2.0), run(2.0)]] * 2
     peer = Figures(measured).peer("other lookup", "other plain")
@@ -95,7 +102,7 @@ def test_our_rate_over_anothers(measured: Measured) -> None:
     assert peer["mean_accepted_length"] is None  # it does not tell
 
 
-def test_another_without_speculation_and_one_without_anything(measured: Measured) -> None:
+def test_another_without_speculation_and_one_without_anything(measured: BenchMeasurement) -> None:
     measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
     figures = Figures(measured)
     peer = figures.peer(None, "other plain")
@@ -105,7 +112,7 @@ def test_another_without_speculation_and_one_without_anything(measured: Measured
 
 
 def test_an_answer_of_one_token_tells_nothing_of_a_library_that_counts_from_it(
-    measured: Measured,
+    measured: BenchMeasurement,
 ) -> None:
     measured.runs["other plain"] = [[run(0.0, num_tokens=0), run(2.0)]] * 2
     peer = Figures(measured).peer(None, "other plain")
@@ -116,7 +123,7 @@ def test_an_answer_of_one_token_tells_nothing_of_a_library_that_counts_from_it(
 
 
 @pytest.fixture
-def report(measured: Measured) -> dict[str, Any]:
+def report(measured: BenchMeasurement) -> dict[str, Any]:
     return document(measured, SETTINGS, [OpenPeer(PEERS[0], "tiny", note="not installed: x")])
 
 
@@ -149,7 +156,7 @@ def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
     assert not any("Partial" in line for line in lines)
 
 
-def test_a_partial_report_says_so(measured: Measured) -> None:
+def test_a_partial_report_says_so(measured: BenchMeasurement) -> None:
     partial = replace(measured, partial=True)
     assert "Partial" in markdown(document(partial, SETTINGS, []))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.always_verify import EagerPolicy
+from edge_spec.control.always_verify import AlwaysVerifyPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -22,9 +22,9 @@ from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove, try_exact
 from edge_spec.diagnostics.lossless_check.report import document, html_page, print_report, summary
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
-from edge_spec.diagnostics.lossless_check.texts import Comparison, Difference
+from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
@@ -254,7 +254,7 @@ def test_the_margin_of_a_seeded_choice_is_that_of_its_race(with_drafter: Any) ->
     """The token that a seed chose won by it: other tokens' keys are smaller by as much."""
     engine, prompt = with_drafter("suffix"), list(b"red green")
     params = SamplingParams(temperature=0.7, seed=1)
-    comparison = Comparison(engine, params, 1, noise=0.0)
+    comparison = TextComparison(engine, params, 1, noise=0.0)
     chosen = engine.generate(prompt, max_tokens=1, sampling=params).tokens[0].id
     scores = LIKED(tuple(prompt)).astype(float)
     key = Draws(1, Purpose.POSITION).at(0)
@@ -267,10 +267,10 @@ def test_the_margin_of_a_seeded_choice_is_that_of_its_race(with_drafter: Any) ->
 
 def test_eager_drafters_take_turns() -> None:
     """Otherwise only the first of them would ever be verified."""
-    drafters: list[Any] = [SuffixDrafter(), RecyclingDrafter(), JacobiDrafter(Fill.RANDOM, 4)]
+    drafters: list[Any] = [SuffixDrafter(), RecyclingDrafter(), JacobiDrafter(JacobiInit.RANDOM, 4)]
     asked: list[str] = []
 
-    class Noting(EagerPolicy):
+    class Noting(AlwaysVerifyPolicy):
         def __init__(self) -> None:
             super().__init__(4, branches=False, probes=False)
             self._all.choose = lambda given, *rest: asked.append(given[0].name)  # type: ignore

@@ -17,7 +17,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.draft.ahead import Ahead, Choice, Reading
+from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -220,13 +220,13 @@ def test_the_likeliest_paths_are_read_first() -> None:
 
     def reading(path: tuple[int, ...]) -> Reading:
         read.append(path)
-        return Reading(Choice(1, 0, None), lambda: [(1, 0), (2, 1)])
+        return Reading(AheadChoice(1, 0, None), lambda: [(1, 0), (2, 1)])
 
-    Ahead().grow(reading, lambda kind: (0.7, 0.25)[kind], 2, passes(5))
+    DraftAheadCache().grow(reading, lambda kind: (0.7, 0.25)[kind], 2, passes(5))
     assert read == [(), (1,), (1, 1), (2,), (1, 2)]  # 1, 0.7, 0.49, 0.25, 0.175
 
 
-class Selecting(Ahead):
+class Selecting(DraftAheadCache):
     """Broken: a sample is used only where it is a likely one, and drawn anew elsewhere."""
 
     def get(self, path: Sequence[int]) -> Reading | None:
@@ -235,7 +235,7 @@ class Selecting(Ahead):
         return reading if likely else None
 
 
-def sampled_p_value(ahead: Ahead, draws: int) -> float:
+def sampled_p_value(ahead: DraftAheadCache, draws: int) -> float:
     """Of the first tokens of texts whose guesses are sampled, mostly ahead of the text."""
     vocab, prompt = 3, (1, 2)
     params = SamplingParams(temperature=1.0)
@@ -270,7 +270,7 @@ def sampled_p_value(ahead: Ahead, draws: int) -> float:
 
 
 def test_samples_drawn_ahead_leave_the_text_its_distribution() -> None:
-    assert sampled_p_value(Ahead(), 2500) > text.SMALLEST_P
+    assert sampled_p_value(DraftAheadCache(), 2500) > text.SMALLEST_P
 
 
 def test_samples_that_are_used_for_their_value_fail_the_same_check() -> None:

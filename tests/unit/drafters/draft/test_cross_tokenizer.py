@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.cross_tokenizer import RetokenizedDrafter, TextCounts
+from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter, TextCounts
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
@@ -47,9 +47,9 @@ def languages(byte_tokenizer_json: str) -> Languages:
     return made
 
 
-def drafting(target: Any, draft: Any, model: ScriptedModel) -> RetokenizedDrafter:
+def drafting(target: Any, draft: Any, model: ScriptedModel) -> CrossTokenizerDrafter:
     inner = DraftModelDrafter(model, model.open_session(), draft.size)
-    return RetokenizedDrafter(inner, target.codec, draft.codec)
+    return CrossTokenizerDrafter(inner, target.codec, draft.codec)
 
 
 def prompt_of(target: Any, num_tokens: int = 8) -> list[int]:
@@ -109,7 +109,7 @@ def test_a_guess_to_the_end_is_all_of_the_targets_own_tokens(
 def test_a_guess_ends_before_the_drafts_special_tokens(languages: Languages) -> None:
     target, draft = languages["target"], languages["small"]
     inner, prompt = HELP.Recording(), target.codec.encode("They said")
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     for before, after in ((" nothing at all", " and more"), ("", " and more")):
         guess = draft.codec.encode(before)
         inner.guesses = [*guess, draft.eos, *draft.codec.encode(after)]
@@ -131,7 +131,7 @@ def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
     inner.guesses = [*draft.codec.encode(guess), draft.eos]
     chances = np.random.default_rng(1).uniform(0.5, 1, len(inner.guesses))
     inner.confidence = chances.tolist()
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     drafter.begin(prompt)
     tree = drafter.propose(prompt[-1], Budget(99, 100))
     stream, starts = draft.codec.stream(), [0]
@@ -159,7 +159,7 @@ def test_the_last_token_of_an_open_guess_is_less_certain_the_more_often_it_is_jo
         inner = HELP.Recording()
         inner.guesses = draft.codec.encode(" othe")
         inner.confidence = [1.0] * len(inner.guesses)
-        drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+        drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         for _ in range(30):
             drafter.begin(prompt)
             tree = drafter.propose(prompt[-1], Budget(20, 21))
@@ -182,7 +182,7 @@ def test_no_more_is_guessed_than_the_budget_allows(
     inner, prompt = HELP.Recording(), target.codec.encode("They said")
     inner.guesses = draft.codec.encode(" nothing at all " * 9)
     inner.confidence = [0.9] * len(inner.guesses)
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     drafter.begin(prompt)
     tree = drafter.propose(prompt[-1], Budget(count, rows))
     most = min(count, rows - 1)
@@ -213,7 +213,7 @@ def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None
     inner.confidence = [1.0] * len(inner.guesses)
 
     def counts(change: Callable[[TokenTree], TokenTree], text: list[int]) -> TextCounts:
-        drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+        drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         drafter.begin(prompt)
         tree = change(drafter.propose(prompt[-1], Budget(20, 21)))
         verdict = HELP.outcome(tree, text)
@@ -262,7 +262,7 @@ def test_any_tokens_and_guesses_give_a_chain_below_the_pending_token(
     )
     guesses = st.lists(st.integers(0, draft.size - 1), max_size=8)
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     text: list[int] = []
     tree = TokenTree.chain(0)
     for begins in (True, False, False, True, False):

@@ -18,8 +18,8 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.draft_tree import Reader, grow_levels
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Guess
-from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.drafters.tree_builder import Candidate
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 16
@@ -144,9 +144,9 @@ def test_a_level_is_read_in_one_pass_of_its_likeliest_rows() -> None:
         passes.append(len(tree))
         return np.zeros((len(tree), 1))
 
-    def expand(logits: np.ndarray, path: tuple[int, ...]) -> list[Guess[tuple[int, ...]]]:
+    def expand(logits: np.ndarray, path: tuple[int, ...]) -> list[Candidate[tuple[int, ...]]]:
         expanded.append(path)
-        return [Guess(token, token, (*path, token)) for token in range(3)]
+        return [Candidate(token, token, (*path, token)) for token in range(3)]
 
     acceptance: Any = Fixed()
     reader = Reader(score, 2, 64)
@@ -181,7 +181,7 @@ def sampled_run(
     session.prefill(PROMPT[:-1])
     params = SamplingParams(temperature=1.0, seed=seed)
     sampler = Sampler(params, PROMPT, sampled_drafts=True)
-    limits = Limits(count, frozenset(), 512, 64)
+    limits = GenerationLimits(count, frozenset(), 512, 64)
     rounds: list[Any] = []
     decoded = Decoder(session, [drafter], policy).decode(PROMPT, sampler, limits, rounds.append)
     text = [token.id for tokens in decoded for token in tokens]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.adaptive import MeasuredPolicy
-from edge_spec.control.cascade import PolicyLevel
+from edge_spec.control.adaptive import AdaptivePolicy
+from edge_spec.control.cascade import PolicyStage
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Forward
@@ -20,7 +20,7 @@ from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
-from edge_spec.engine.decoder import Decoder, Limits
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 12
@@ -91,7 +91,7 @@ def failing(
     drafter = DraftModelDrafter(model, session, VOCAB, width=width)
     if below:
         policy = FixedPolicy(branches=False)
-        level = PolicyLevel([drafter, SuffixDrafter()], policy, 64)
+        level = PolicyStage([drafter, SuffixDrafter()], policy, 64)
         drafter = DraftModelDrafter(model, model.open_session(), VOCAB, level)
     return GuardedDrafter(drafter, VOCAB)
 
@@ -161,7 +161,7 @@ def test_a_level_that_dies_takes_only_its_drafts_with_it(
 
 def test_a_policy_that_measures_goes_on_without_it(decode: Any, caplog: Any) -> None:
     guarded = failing("forward", 9)
-    policy = MeasuredPolicy(RowCosts({1: 1.0, 8: 1.1}), {}, clock=lambda: 0.0)
+    policy = AdaptivePolicy(RowCosts({1: 1.0, 8: 1.1}), {}, clock=lambda: 0.0)
     held_to_plain(guarded, SEEDED, policy, decode, caplog)
     assert guarded.sibling_acceptance() == ()
 
@@ -190,7 +190,9 @@ def test_a_draft_that_samples_and_dies_leaves_a_whole_text(
     rounds: list[Any] = []
     decoder = Decoder(session, [guarded], Shaped(min_confidence=0.0))
     sampler = Sampler(SEEDED, PROMPT, sampled_drafts=True)
-    decoded = decoder.decode(PROMPT, sampler, Limits(40, frozenset(), 512, 64), rounds.append)
+    decoded = decoder.decode(
+        PROMPT, sampler, GenerationLimits(40, frozenset(), 512, 64), rounds.append
+    )
     text = [token.id for tokens in decoded for token in tokens]
     assert len(text) == 40 and session.committed == [*PROMPT, *text][:-1]
     assert guarded.fault

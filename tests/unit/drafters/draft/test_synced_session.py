@@ -14,7 +14,7 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Capabilities, Forward, require_rollback
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.draft.synced_session import MAX_CATCH_UP, InStep
+from edge_spec.drafters.draft.synced_session import MAX_CATCH_UP, SyncedSession
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import ContextFullError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -112,7 +112,7 @@ class Follower:
         self.session = (
             SharedSession(self.model, self.target) if shared else CountingSession(self.model)
         )
-        self.in_step = InStep(self.session, context, max_rows, shared)
+        self.in_step = SyncedSession(self.session, context, max_rows, shared)
         self.text: list[int] = []
         self.guesses: list[int] = []
 
@@ -297,7 +297,7 @@ def test_room_is_what_fits_the_context(shared: bool) -> None:
     follower.score()
     follower.retract(0)
     assert follower.in_step.room == 6
-    assert InStep(follower.session, 10, 4).max_rows == 4
+    assert SyncedSession(follower.session, 10, 4).max_rows == 4
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -379,7 +379,7 @@ def test_a_draft_in_its_targets_cache_guesses_like_one_with_its_own(decode: Any)
 def test_a_restored_session_goes_on_with_the_text_that_it_holds() -> None:
     model = model_of()
     first, second = CountingSession(model), CountingSession(model)
-    text, other = InStep(first, CONTEXT, 64), InStep(second, CONTEXT, 64)
+    text, other = SyncedSession(first, CONTEXT, 64), SyncedSession(second, CONTEXT, 64)
     text.begin(TEXT)
     text.catch_up()
     text.guess([9, 2])
@@ -402,7 +402,7 @@ def test_a_restored_session_goes_on_with_the_text_that_it_holds() -> None:
 @pytest.mark.parametrize("wrong", [{}, {"held": np.zeros((1, 5), np.int32)}, {"held": np.ones(5)}])
 def test_what_is_no_snapshot_of_a_session_changes_nothing(wrong: dict[str, Any]) -> None:
     session = CountingSession(model_of())
-    text = InStep(session, CONTEXT, 64)
+    text = SyncedSession(session, CONTEXT, 64)
     text.begin(TEXT)
     text.catch_up()
     state = text.snapshot()
@@ -417,6 +417,6 @@ def test_what_is_no_snapshot_of_a_session_changes_nothing(wrong: dict[str, Any])
 
 def test_a_shared_session_has_no_state_of_its_own() -> None:
     model = model_of()
-    text = InStep(SharedSession(model, Target(model)), CONTEXT, 64, shared=True)
+    text = SyncedSession(SharedSession(model, Target(model)), CONTEXT, 64, shared=True)
     text.begin(TEXT)
     assert text.snapshot() == {}

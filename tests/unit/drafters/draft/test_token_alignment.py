@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.cross_tokenizer import RetokenizedDrafter
+from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.token_alignment import MAX_OPEN, PartCodec
 from edge_spec.drafters.protocol import Budget
 from edge_spec.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
     """Round by round, some of them drafted by others, and with guesses of every kind."""
     target, draft = languages["target"], languages[name]
     ids, inner = target.codec.encode(HELP.STORY * 2), HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     rng = np.random.default_rng(1)
     drafter.begin(ids[:5])
     at = 5
@@ -79,7 +79,7 @@ def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Lang
     text = "".join(f"{line}. {HELP.STORY}" for line in range(100))
     ids, inner = of_target.encode(text), HELP.Recording()
     assert len(ids) > 10_000
-    drafter = RetokenizedDrafter(inner, of_target, of_draft)
+    drafter = CrossTokenizerDrafter(inner, of_target, of_draft)
     inner.guesses, inner.confidence = of_draft.encode("nothing at all"), [0.9] * 20
     drafter.begin(ids[:10_000])
     tree = drafter.propose(ids[9_999], Budget(6, 7))
@@ -107,7 +107,7 @@ def test_any_long_text_is_encoded_bit_by_bit(
 ) -> None:
     target, draft = languages["target"], languages["small"]
     counting, inner = HELP.Counting(draft.codec), HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, counting)
+    drafter = CrossTokenizerDrafter(inner, target.codec, counting)
     alone = {piece: id for id, piece in enumerate(target.pieces)}
     ids = target.codec.encode(text)
     if longest == 1:
@@ -127,7 +127,7 @@ def test_a_draft_that_normalizes_reads_all_of_the_text(languages: Languages) -> 
     draft, inner = Tokenizer(described.to_str()), HELP.Recording()
     text = "So\u2026 half a line, \u00bd, and no more\u2026 " * 30
     ids = target.codec.encode(text)
-    drafter = RetokenizedDrafter(inner, target.codec, draft)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     drafter.begin(ids[:1])
     for at in range(1, len(ids)):
         drafter.observe(TokenTree.chain(0), HELP.OUT, Verdict((ids[at],), (), False))
@@ -138,7 +138,7 @@ def test_a_draft_that_normalizes_reads_all_of_the_text(languages: Languages) -> 
 def test_another_turn_of_a_chat_encodes_what_is_new(languages: Languages) -> None:
     target, draft = languages["target"], HELP.Counting(languages["small"].codec)
     inner, ids = HELP.Recording(), target.codec.encode(HELP.STORY * 3)
-    drafter = RetokenizedDrafter(inner, target.codec, draft)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     for prompt, most in (
         (ids[:-20], 3 * len(HELP.STORY) + 200),
         (ids, 20 * 8 + 3 * MAX_OPEN),  # goes on
@@ -165,7 +165,7 @@ def test_chat_markers_that_both_know_become_the_drafts(bos: bool, languages: Lan
     draft, target = chatty(languages, bos)
     ids = target.codec.encode("<|user|>Hi there\n<|end|>\n<|end|> Caf\u00e9")
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     drafter.begin(ids)
     drafter.propose(ids[-1], Budget(6, 7))
     expected = draft.encode("Hi there\n<|end|>\n<|end|> Caf\u00e9")
@@ -178,7 +178,7 @@ def test_a_marker_ends_an_unfinished_character(languages: Languages) -> None:
     part = target.codec.encode("\U0001f680")[:1]
     ids = [*target.codec.encode("Hi"), *part, *target.codec.encode("<|end|>there you")]
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     drafter.begin(ids)
     drafter.propose(ids[-1], Budget(6, 7))
     assert inner.ids == draft.codec.encode("Hi<|end|>there you")
@@ -187,7 +187,7 @@ def test_a_marker_ends_an_unfinished_character(languages: Languages) -> None:
 def test_a_beginning_that_both_have_is_written_once(languages: Languages) -> None:
     draft, _ = chatty(languages, bos=True)
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, draft, draft)
+    drafter = CrossTokenizerDrafter(inner, draft, draft)
     for text in ("<s>Hi", "<s>", "Hi <s> there"):
         drafter.begin(draft.encode(text))
         drafter.propose(0, Budget(6, 7))
@@ -197,7 +197,7 @@ def test_a_beginning_that_both_have_is_written_once(languages: Languages) -> Non
 def test_a_text_without_ids_is_not_guessed_after(languages: Languages) -> None:
     draft, target = chatty(languages, bos=False)
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     prompts: tuple[list[int], ...] = (
         [],
         target.codec.encode("<|user|>"),
@@ -220,7 +220,7 @@ def test_a_guess_alone_is_encoded_behind_tokens_that_are_not_canonical(
         inner = HELP.Recording()
         inner.guesses = draft.codec.encode(guess)
         inner.confidence = [1.0] * len(inner.guesses)
-        drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+        drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         drafter.begin(prompt)
         tree = drafter.propose(prompt[-1], Budget(20, 21))
         assert tree.tokens[1:].tolist() == target.codec.encode(guess), said
@@ -233,7 +233,7 @@ def test_an_unfinished_character_is_finished_or_left_alone(
     target, draft = languages["target"], languages["large"]
     ids = target.codec.encode(f"They said {emoji}!")
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     for count in range(len(ids) - len(emoji.encode()), len(ids)):
         drafter.begin(ids[:count])
         rest = f"They said {emoji}!"[len(HELP.complete(target, ids[:count])) :]
@@ -270,7 +270,7 @@ def test_bytes_that_are_no_character_are_read_as_they_are_shown(languages: Langu
     they, said = target.codec.encode("They"), target.codec.encode("said so")
     prompt = [*they, *wrong, *said]
     inner = HELP.Recording()
-    drafter = RetokenizedDrafter(inner, target.codec, draft.codec)
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     inner.guesses = [*draft.codec.encode(" nothing"), draft.eos]
     inner.confidence = [1.0] * len(inner.guesses)
     drafter.begin(prompt)
@@ -292,7 +292,7 @@ def test_after_an_interrupt_the_draft_reads_the_same(
         inner = HELP.Recording()
         inner.guesses = draft.codec.encode(" and more")
         inner.confidence = [1.0] * len(inner.guesses)
-        drafter = RetokenizedDrafter(inner, codecs["target"], codecs["draft"])
+        drafter = CrossTokenizerDrafter(inner, codecs["target"], codecs["draft"])
         drafter.begin(ids[:30])
         drafter.propose(ids[29], Budget(5, 6))
         drafter.observe(TokenTree.chain(ids[29]), HELP.OUT, Verdict(tuple(ids[30:80]), (), False))

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.drafters.jacobi.initial_guesses import Fill, Filler
+from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
 from edge_spec.errors import UsageError
 
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=30)
 aheads = st.lists(st.integers(0, 4), max_size=5)
 
 
-def filler(fill: Fill, text: Sequence[int], seed: int = 0) -> Filler:
+def filler(fill: JacobiInit, text: Sequence[int], seed: int = 0) -> Filler:
     filler = Filler(fill, seed)
     filler.begin(text)
     return filler
@@ -43,14 +43,14 @@ def by_search(text: Sequence[int], ahead: Sequence[int], count: int) -> list[int
 def test_ngrams_are_what_a_search_of_the_text_finds(
     text: list[int], ahead: list[int], count: int
 ) -> None:
-    assert filler(Fill.NGRAM, text).fill(ahead, count) == by_search(text, ahead, count)
+    assert filler(JacobiInit.NGRAM, text).fill(ahead, count) == by_search(text, ahead, count)
 
 
 @given(text=texts, more=texts, ahead=aheads)
 def test_a_text_that_grew_fills_as_if_it_had_been_whole(
     text: list[int], more: list[int], ahead: list[int]
 ) -> None:
-    for fill in Fill:
+    for fill in JacobiInit:
         grown = filler(fill, text)
         grown.extend(tuple(more))
         assert grown.fill(ahead, 6) == filler(fill, [*text, *more]).fill(ahead, 6)
@@ -58,7 +58,7 @@ def test_a_text_that_grew_fills_as_if_it_had_been_whole(
 
 @given(text=texts, ahead=aheads, count=st.integers(0, 8))
 def test_the_last_token_is_repeated(text: list[int], ahead: list[int], count: int) -> None:
-    found = filler(Fill.REPEAT_LAST, text).fill(ahead, count)
+    found = filler(JacobiInit.REPEAT_LAST, text).fill(ahead, count)
     assert found == [[*text, *ahead][-1]] * count
 
 
@@ -66,24 +66,24 @@ def test_the_last_token_is_repeated(text: list[int], ahead: list[int], count: in
 def test_random_tokens_are_of_the_text_and_follow_the_seed(
     text: list[int], ahead: list[int], seed: int
 ) -> None:
-    one, other = filler(Fill.RANDOM, text, seed), filler(Fill.RANDOM, text, seed)
+    one, other = filler(JacobiInit.RANDOM, text, seed), filler(JacobiInit.RANDOM, text, seed)
     first, second = one.fill(ahead, 20), one.fill(ahead, 20)
     assert len(first) == 20 and set(first) <= set(text)
     assert [other.fill(ahead, 20), other.fill(ahead, 20)] == [first, second]
     if len(set(text)) > 1:
-        assert set(filler(Fill.RANDOM, text, seed).fill([], 1000)) == set(text)
+        assert set(filler(JacobiInit.RANDOM, text, seed).fill([], 1000)) == set(text)
 
 
 def test_another_seed_gives_other_guesses_and_so_does_another_draw() -> None:
     text = list(range(100))
-    one = filler(Fill.RANDOM, text, 1)
+    one = filler(JacobiInit.RANDOM, text, 1)
     first = one.fill([], 20)
     assert first != one.fill([], 20)
-    assert first != filler(Fill.RANDOM, text, 2).fill([], 20)
+    assert first != filler(JacobiInit.RANDOM, text, 2).fill([], 20)
 
 
-@pytest.mark.parametrize("fill", Fill)
-def test_beginning_again_forgets_the_text_and_the_draws(fill: Fill) -> None:
+@pytest.mark.parametrize("fill", JacobiInit)
+def test_beginning_again_forgets_the_text_and_the_draws(fill: JacobiInit) -> None:
     used = filler(fill, [1, 2, 3, 1, 4, 1])
     used.fill([2], 7)
     used.extend([2, 9])
@@ -92,14 +92,16 @@ def test_beginning_again_forgets_the_text_and_the_draws(fill: Fill) -> None:
 
 
 def test_what_followed_lately_counts_more_and_two_tokens_count_more_than_one() -> None:
-    assert filler(Fill.NGRAM, [1, 2, 1, 3, 1]).fill([], 1) == [3]
-    assert filler(Fill.NGRAM, [7, 1, 2, 8, 1, 3, 7, 1]).fill([], 1) == [2]
-    assert filler(Fill.NGRAM, [7, 1, 2, 8, 1, 3, 9, 1]).fill([], 1) == [3]
-    assert filler(Fill.NGRAM, [1, 2, 3]).fill([], 3) == [3, 3, 3]
-    assert filler(Fill.NGRAM, [1, 2, 3]).fill([1], 3) == [2, 3, 3]
+    assert filler(JacobiInit.NGRAM, [1, 2, 1, 3, 1]).fill([], 1) == [3]
+    assert filler(JacobiInit.NGRAM, [7, 1, 2, 8, 1, 3, 7, 1]).fill([], 1) == [2]
+    assert filler(JacobiInit.NGRAM, [7, 1, 2, 8, 1, 3, 9, 1]).fill([], 1) == [3]
+    assert filler(JacobiInit.NGRAM, [1, 2, 3]).fill([], 3) == [3, 3, 3]
+    assert filler(JacobiInit.NGRAM, [1, 2, 3]).fill([1], 3) == [2, 3, 3]
 
 
 def test_a_fill_is_named_as_on_the_command_line() -> None:
-    assert [Fill.parse(name) for name in ("random", "repeat-last", "ngram")] == list(Fill)
+    assert [JacobiInit.parse(name) for name in ("random", "repeat-last", "ngram")] == list(
+        JacobiInit
+    )
     with pytest.raises(UsageError, match="Choose: random, repeat-last, ngram"):
-        Fill.parse("dice")
+        JacobiInit.parse("dice")

@@ -15,7 +15,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi.initial_guesses import Fill, Filler
+from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import NextLogits, ScriptedModel, random_logits
@@ -73,11 +73,11 @@ budgets = st.builds(
     model=models,
     prompt=prompts,
     block=st.integers(1, 6),
-    fill=st.sampled_from(Fill),
+    fill=st.sampled_from(JacobiInit),
     limits=st.lists(budgets, min_size=10, max_size=10),
 )
 def test_guesses_are_the_argmax_of_the_round_before(
-    model: ScriptedModel, prompt: list[int], block: int, fill: Fill, limits: list[Budget]
+    model: ScriptedModel, prompt: list[int], block: int, fill: JacobiInit, limits: list[Budget]
 ) -> None:
     """Every guess by its position in the text: refined where the row before it was scored."""
     filler = Filler(fill, seed=3)
@@ -139,15 +139,15 @@ def constant(tokens: tuple[int, ...]) -> np.ndarray:
     return logits
 
 
-@pytest.mark.parametrize("fill", Fill)
-def test_a_block_converges_at_once_where_its_guesses_do_not_matter(fill: Fill) -> None:
+@pytest.mark.parametrize("fill", JacobiInit)
+def test_a_block_converges_at_once_where_its_guesses_do_not_matter(fill: JacobiInit) -> None:
     """All wrong, then the whole block right, since every row wrote its position's token."""
     accepted = written(by_place, 2, fill=fill, block=6)
     assert accepted == [0, 6]
 
 
-@pytest.mark.parametrize("fill", [Fill.NGRAM, Fill.REPEAT_LAST])
-def test_a_constant_text_is_accepted_whole_from_the_second_round_on(fill: Fill) -> None:
+@pytest.mark.parametrize("fill", [JacobiInit.NGRAM, JacobiInit.REPEAT_LAST])
+def test_a_constant_text_is_accepted_whole_from_the_second_round_on(fill: JacobiInit) -> None:
     assert written(constant, 6, fill=fill, block=5) == [0, 5, 5, 5, 5, 5]
 
 
@@ -164,7 +164,7 @@ def test_a_text_that_depends_on_its_last_token_converges_one_token_a_round() -> 
         logits[tokens[-1] * 5 % 64] = 5.0
         return logits
 
-    drafter = JacobiDrafter(Fill.RANDOM, block=3)
+    drafter = JacobiDrafter(JacobiInit.RANDOM, block=3)
     made = list(rounds(drafter, ScriptedModel(chain, 64), [33, 11, 3], [AMPLE] * 6))
     for before, after in pairwise(made):
         if len(before.verdict.tokens) > 1:
@@ -178,12 +178,12 @@ def test_a_text_that_depends_on_its_last_token_converges_one_token_a_round() -> 
 @pytest.mark.parametrize(
     ("fill", "expected"),
     [
-        (Fill.REPEAT_LAST, [1, 1, 1, 1]),
-        (Fill.NGRAM, [2, 3, 4, 1]),
-        (Fill.RANDOM, None),
+        (JacobiInit.REPEAT_LAST, [1, 1, 1, 1]),
+        (JacobiInit.NGRAM, [2, 3, 4, 1]),
+        (JacobiInit.RANDOM, None),
     ],
 )
-def test_first_guesses_by_fill(fill: Fill, expected: list[int] | None) -> None:
+def test_first_guesses_by_fill(fill: JacobiInit, expected: list[int] | None) -> None:
     drafter, prompt = JacobiDrafter(fill, block=4), [1, 2, 3, 4, 1]
     drafter.begin(prompt)
     found = drafter.propose(1, AMPLE).tokens[1:].tolist()
@@ -194,14 +194,14 @@ def test_the_seed_decides_random_guesses() -> None:
     model, prompt = ScriptedModel(random_logits(50), 50), list(range(50))
 
     def proposed(seed: int) -> list[list[int]]:
-        made = rounds(JacobiDrafter(Fill.RANDOM, 4, seed), model, prompt, [AMPLE] * 8)
+        made = rounds(JacobiDrafter(JacobiInit.RANDOM, 4, seed), model, prompt, [AMPLE] * 8)
         return [each.tree.tokens.tolist() for each in made]
 
     assert proposed(1) == proposed(1) != proposed(2)
 
 
 def test_guesses_that_were_not_scored_are_kept() -> None:
-    drafter = JacobiDrafter(Fill.RANDOM, block=5)
+    drafter = JacobiDrafter(JacobiInit.RANDOM, block=5)
     drafter.begin(list(range(10)))
     guesses = drafter.propose(9, AMPLE).tokens[1:].tolist()
     drafter.observe(TokenTree.chain(9), OUT, Verdict((0,), (), False))
@@ -211,7 +211,7 @@ def test_guesses_that_were_not_scored_are_kept() -> None:
 
 
 def test_only_the_rows_that_were_scored_refine_guesses() -> None:
-    drafter = JacobiDrafter(Fill.RANDOM, block=5)
+    drafter = JacobiDrafter(JacobiInit.RANDOM, block=5)
     drafter.begin(list(range(10)))
     tree = drafter.propose(9, AMPLE)
     logits = np.zeros((3, 20), np.float32)
@@ -222,7 +222,7 @@ def test_only_the_rows_that_were_scored_refine_guesses() -> None:
 
 
 def test_the_rows_may_lie_anywhere_in_a_tree_of_several_drafters(make_tree: Any) -> None:
-    drafter = JacobiDrafter(Fill.REPEAT_LAST, block=2)
+    drafter = JacobiDrafter(JacobiInit.REPEAT_LAST, block=2)
     drafter.begin([1])
     assert drafter.propose(1, AMPLE).tokens.tolist() == [1, 1, 1]
     tree = make_tree(1, [5, 1, 6, 1], [0, 0, 1, 2])
@@ -247,13 +247,13 @@ def test_beginning_again_forgets_guesses_and_interrupted_rounds() -> None:
 
 
 def test_confidence_is_learnt_by_how_a_guess_came_about() -> None:
-    drafter = JacobiDrafter(Fill.REPEAT_LAST, block=4)
+    drafter = JacobiDrafter(JacobiInit.REPEAT_LAST, block=4)
     made = list(rounds(drafter, ScriptedModel(constant, 64), [1, 2], [AMPLE] * 3))
     stable = made[1].tree.confidence
     # The first round refined every guess to 7, the second found them as they were.
     assert made[1].tree.tokens.tolist() == [7, 7, 7, 7, 7]
     assert made[2].tree.confidence[1] > stable[1]  # by now one such guess was right
-    before = JacobiDrafter(Fill.REPEAT_LAST).snapshot()["acceptance"]
+    before = JacobiDrafter(JacobiInit.REPEAT_LAST).snapshot()["acceptance"]
     (seen, right) = (drafter.snapshot()["acceptance"] - before)[:2]
     # Filled wrong once and right in the third round; refined right in the second.
     np.testing.assert_allclose(seen, [2, 3, 1, 3, 0, 0], atol=1e-9)
@@ -261,7 +261,7 @@ def test_confidence_is_learnt_by_how_a_guess_came_about() -> None:
 
 
 def test_a_round_without_a_proposal_teaches_nothing() -> None:
-    drafter = JacobiDrafter(Fill.REPEAT_LAST)
+    drafter = JacobiDrafter(JacobiInit.REPEAT_LAST)
     drafter.begin([1])
     drafter.observe(drafter.propose(1, AMPLE), Forward(np.zeros((4, 10))), Verdict((2,), (), False))
     learnt = drafter.snapshot()["acceptance"]

@@ -16,7 +16,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi.initial_guesses import Fill
+from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
@@ -325,7 +325,7 @@ def cycle(tokens: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("budget", [AMPLE, NO_WINDOW, Budget(4, 20), Budget(1, 2)])
 def test_filled_positions_are_guessed_for_where_they_stand(budget: Budget) -> None:
     """By what followed in a periodic text, every cell of the window is right."""
-    drafter = LookaheadDrafter(WindowSize(4, 4, 2), Fill.NGRAM)
+    drafter = LookaheadDrafter(WindowSize(4, 4, 2), JacobiInit.NGRAM)
     for text, levels, _, _ in rounds(drafter, ScriptedModel(cycle, 8), CYCLE * 2, [budget] * 9):
         for (_, position), token in cells_of(levels, len(text) - 1).items():
             assert token == CYCLE[position % 6]

@@ -17,7 +17,7 @@ from edge_spec.drafters.lookup.corpus_index import (
     MAX_MATCH,
     SEPARATOR,
     CorpusIndex,
-    Match,
+    CorpusMatch,
 )
 
 VOCAB_SIZE = 4
@@ -60,7 +60,7 @@ def longest_end(documents: Sequence[Sequence[int]], text: Sequence[int]) -> list
     return []
 
 
-def places(documents: Sequence[Sequence[int]], match: Match) -> list[tuple[int, int]]:
+def places(documents: Sequence[Sequence[int]], match: CorpusMatch) -> list[tuple[int, int]]:
     """Document and place of each occurrence that a match of one token or more stands for."""
     _, suffixes, _ = stored(documents)
     begins = list(itertools.accumulate((len(document) + 1 for document in documents), initial=0))
@@ -118,7 +118,7 @@ def test_following_again_and_again_leads_to_the_end_of_a_document(
     documents: list[list[int]],
 ) -> None:
     index = index_of(documents)
-    match, path = Match(0, 0, index.num_tokens), []
+    match, path = CorpusMatch(0, 0, index.num_tokens), []
     while found := index.following(match):
         token, match = found[0]
         path.append(token)
@@ -138,13 +138,13 @@ def test_no_match_spans_documents(text: list[int]) -> None:
 def test_a_token_that_no_corpus_has_ends_the_match(unknown: int) -> None:
     index = index_of([[1, 2, 3], [0, 1]])
     assert index.match([0, unknown, 1, 2]) == index.match([1, 2])
-    assert index.match([1, 2, unknown]) == Match(0, 0, index.num_tokens)
+    assert index.match([1, 2, unknown]) == CorpusMatch(0, 0, index.num_tokens)
 
 
 def test_numpy_tokens_are_tokens() -> None:
     index = index_of([[1, 2, 3]])
     text = np.array([1, 2], np.int64)
-    assert index.match(text.tolist()) == index.match(list(text)) == Match(2, 0, 1)
+    assert index.match(text.tolist()) == index.match(list(text)) == CorpusMatch(2, 0, 1)
 
 
 def test_only_the_last_tokens_are_looked_up() -> None:
@@ -183,7 +183,7 @@ def test_a_token_beyond_the_vocabulary_is_never_returned() -> None:
 def test_damaged_data_costs_guesses_only(data: bytes, text: list[int]) -> None:
     num_tokens = len(data) // 8
     index = CorpusIndex(data, 0, num_tokens, VOCAB_SIZE)
-    matches = [index.match(text), Match(0, 0, num_tokens)]
+    matches = [index.match(text), CorpusMatch(0, 0, num_tokens)]
     for _ in range(20):
         if not matches:
             break
@@ -208,7 +208,7 @@ def test_suffixes_that_lie_outside_cost_guesses_only(places: list[int], text: li
 def test_suffixes_out_of_order_give_no_token_twice() -> None:
     data = np.array([0, 1], ">u4").tobytes() * 3 + np.array([0, 1] * 3, "<i4").tobytes()
     index = CorpusIndex(data, 0, 6, VOCAB_SIZE)
-    assert sorted(token for token, _ in index.following(Match(0, 0, 6))) == [0, 1]
+    assert sorted(token for token, _ in index.following(CorpusMatch(0, 0, 6))) == [0, 1]
 
 
 class CountedBytes(bytes):
@@ -234,6 +234,6 @@ def test_a_look_up_reads_a_logarithm_of_the_corpus() -> None:
     # Five lengths and the end of the interval, each a bisection of 17 steps at most.
     assert CountedBytes.num_reads <= 6 * 18
     CountedBytes.num_reads = 0
-    index.following(Match(0, 0, num_tokens))
+    index.following(CorpusMatch(0, 0, num_tokens))
     # A sample, and two bisections of the gaps beside it, of 2**10, for each token returned.
     assert CountedBytes.num_reads <= 64 + MAX_FOLLOWING * 2 * 11
