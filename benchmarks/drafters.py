@@ -97,7 +97,7 @@ class FixedRows(SpeculationFactory):
         policy = FixedPolicy(
             num_rows,
             min_confidence=float(confidence or 0.0),
-            branches=self.branches or self.numerics.branch_invariant,
+            branches=self.branches or self.batch_invariance.branch_invariant,
         )
         return self._recorded(case, replace(speculation, policy=policy))
 
@@ -200,16 +200,16 @@ def main() -> None:
         TemporaryDirectory() as folder,
         open_engine(arguments.model, runtime=arguments.runtime, corpora=corpora) as engine,
     ):
-        own = engine.parts.speculator
+        own = engine.parts.speculation_factory
         fixed = FixedRows(
             own.setting,
             own.capabilities,
-            own.numerics,
+            own.batch_invariance,
             costs=own.costs,
             branches=arguments.branches,
             folder=Path(folder),
         )
-        engine.parts = replace(engine.parts, speculator=fixed)
+        engine.parts = replace(engine.parts, speculation_factory=fixed)
         for category, entries in by_category.items():
             repetitions = measure(engine, cases, entries, arguments)
             summaries[category] = {case: summary(repetitions, case) for case in cases}

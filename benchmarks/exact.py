@@ -45,11 +45,11 @@ def main() -> None:
         open_engine(arguments.model, exact=True, **options) as exact,
     ):
         found = measure(default, exact, prompts, arguments.tokens)
-        speculator = exact.parts.speculator
+        speculation_factory = exact.parts.speculation_factory
         found["runtime"] = exact.runtime
-        found["replays"] = speculator.replays
-        found["invariant_widths"] = list(speculator.numerics.invariant_widths)
-        found["tie_margin"] = speculator.numerics.tie_margin
+        found["replays"] = speculation_factory.replays
+        found["invariant_widths"] = list(speculation_factory.batch_invariance.invariant_widths)
+        found["tie_margin"] = speculation_factory.batch_invariance.tie_margin
     print(summary(found), flush=True)
     report(found, arguments.json)
 

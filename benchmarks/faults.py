@@ -59,17 +59,17 @@ def tiny_model(folder: Path) -> Path:
 
 def parts_of(parts: EngineComponents, runtime: str) -> EngineComponents:
     """The draft guesses on while the target verifies, and for "scripted" both are."""
-    speculator = replace(parts.speculator, draft_overlap=DraftOverlap.ON)
+    speculation_factory = replace(parts.speculation_factory, draft_overlap=DraftOverlap.ON)
     if runtime != "scripted":
-        return replace(parts, speculator=speculator)
+        return replace(parts, speculation_factory=speculation_factory)
     config = parts.model.config
     model = ScriptedModel(random_logits(config.vocab_size, scale=6.0), config.vocab_size)
     draft = type(parts.drafts[0])(model, config.vocab_size, anticipates=True)
-    setting = replace(speculator.setting, drafts=[draft])
-    speculator = replace(
-        speculator, setting=setting, capabilities=model.capabilities, parallel_rows=None
+    setting = replace(speculation_factory.setting, drafts=[draft])
+    speculation_factory = replace(
+        speculation_factory, setting=setting, capabilities=model.capabilities, parallel_rows=None
     )
-    return replace(parts, model=model, drafts=[draft], speculator=speculator)
+    return replace(parts, model=model, drafts=[draft], speculation_factory=speculation_factory)
 
 
 def injected_into(runtime: str, model: Path, tokens: int) -> FaultReport:

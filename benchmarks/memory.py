@@ -73,8 +73,8 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
     del prepared
     with open_engine(model, **options) as engine:
         # Or a draft that does not pay would not be asked, and its cache would stay empty.
-        speculator = replace(engine.parts.speculator, costs=None)
-        engine._drafting._parts = replace(engine.parts, speculator=speculator)
+        speculation_factory = replace(engine.parts.speculation_factory, costs=None)
+        engine._drafting._parts = replace(engine.parts, speculation_factory=speculation_factory)
         engine.set_drafter(loaded.drafter)
         text = engine.parts.text.tokenizer.encode(TEXT * (context // 8))
         stats = engine.generate(

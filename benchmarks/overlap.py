@@ -69,7 +69,9 @@ def open_arms(arguments: argparse.Namespace, threads: int, draft_threads: int) -
         providers=tuple(arguments.device.split(",")) if arguments.device else (),
         draft_providers=tuple(arguments.draft_device.split(",")) if arguments.draft_device else (),
     )
-    engine.parts = replace(engine.parts, speculator=Arms(**vars(engine.parts.speculator)))
+    engine.parts = replace(
+        engine.parts, speculation_factory=Arms(**vars(engine.parts.speculation_factory))
+    )
     return engine
 
 

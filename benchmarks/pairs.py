@@ -54,9 +54,9 @@ class Arms(SpeculationFactory):
         if arm in ("plain", "none"):
             return super().choose("none")
         method, _, guesses = arm.partition("@")
-        branching = replace(self.numerics, branch_invariant=method == "tree")
+        branching = replace(self.batch_invariance, branch_invariant=method == "tree")
         drafter = "cascade" if method == "cascade" else "draft-model"
-        speculation = SpeculationFactory.choose(replace(self, numerics=branching), drafter)
+        speculation = SpeculationFactory.choose(replace(self, batch_invariance=branching), drafter)
         if guesses:
             fixed = FixedPolicy(int(guesses), min_confidence=0.0, branches=False)
             speculation = replace(speculation, policy=fixed)
@@ -83,7 +83,9 @@ def pair_options(name: str) -> tuple[str, dict[str, Any]]:
 def open_pair(name: str) -> Engine:
     target, options = pair_options(name)
     engine = open_engine(target, **options)
-    engine.parts = replace(engine.parts, speculator=Arms(**vars(engine.parts.speculator)))
+    engine.parts = replace(
+        engine.parts, speculation_factory=Arms(**vars(engine.parts.speculation_factory))
+    )
     return engine
 
 
@@ -199,10 +201,10 @@ def main() -> None:
     for pair in arguments.pairs or PAIRS:
         with open_pair(pair) as engine:
             results[pair] = measure(engine, arms, prompts, arguments)
-            numerics = engine.parts.numerics
+            batch_invariance = engine.parts.batch_invariance
         show(pair, results[pair], len(prompts))
         print(
-            f"noise of widths {numerics.tie_margin:.3f}, of branches {numerics.branch_margin:.3f}"
+            f"noise of widths {batch_invariance.tie_margin:.3f}, of branches {batch_invariance.branch_margin:.3f}"
         )
     report({"pairs": results, "temperature": arguments.temperature}, arguments.json)
 

@@ -60,8 +60,8 @@ def run(
 ) -> list[Answers]:
     limit = arguments.parallel_rows if arm == "shared" else None
     parts = engine.parts
-    speculator = replace(parts.speculator, parallel_rows=limit)
-    engine.parts = replace(parts, speculator=speculator)
+    speculation_factory = replace(parts.speculation_factory, parallel_rows=limit)
+    engine.parts = replace(parts, speculation_factory=speculation_factory)
     forks = [engine.fork() for _ in range(num)]
     engine.parts = parts
     start = Barrier(num)

@@ -80,22 +80,22 @@ def load_engine(
         check_capabilities(target.name, target.runtime.name, loaded, options)
         if drafts:
             _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
-        speculator = _speculator(setting, loaded, costs, options)
-        speculation = speculator.compose(drafters)
+        speculation_factory = _speculator(setting, loaded, costs, options)
+        speculation = speculation_factory.compose(drafters)
         speculation.relearn(load_learnt(key))
         parts = EngineComponents(
             name=target.name,
             runtime=target.runtime.name,
             model=_watched(loaded, options.call_timeout_s),
             text=target.text,
-            numerics=speculator.numerics,
+            batch_invariance=speculation_factory.batch_invariance,
             speculation=speculation,
-            speculator=speculator,
+            speculation_factory=speculation_factory,
             grammars=GrammarCompiler(
                 target.text.tokenizer, target.config.vocab_size, target.text.eos_ids
             ),
             drafter=options.drafter,
-            min_rows=speculator.min_rows,
+            min_rows=speculation_factory.min_rows,
             drafts=drafts,
             history=_history(source, options, progress),
             keep_learnt=partial(_keep_learnt, key),
@@ -103,7 +103,7 @@ def load_engine(
             computing=key.digest,
         )
         if measure_when_idle and profile is None:
-            profiler = profile_when_idle(loaded, key, speculator.branches)
+            profiler = profile_when_idle(loaded, key, speculation_factory.branches)
             opened.callback(profiler.close)
             parts = replace(parts, idle_work=profiler)
         engine = Engine(parts)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_spec.core.model import Progress
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 
 _LOADING = "Model and drafting"
 _LLAMACPP = "llama.cpp"

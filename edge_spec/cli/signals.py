@@ -30,7 +30,7 @@ class EndSignals:
         self._taken: list[int] = []
         self._unheard = 0  # those that came since Python last called a handler
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """From now on, but for those that whoever started the process has turned off, as nohup
         does."""
         for name in _NAMES:
@@ -63,7 +63,7 @@ class EndSignals:
         """Of a process that a signal ended; None where none came."""
         return None if self._came is None else _BY_SIGNAL + self._came
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """What comes from now on does what the system has it do: nothing is left to clean up."""
         for number in self._taken:
             signal.signal(number, signal.SIG_DFL)

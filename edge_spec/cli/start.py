@@ -18,7 +18,7 @@ def main() -> None:
     """Ends the process with the exit status of `edge_spec.cli.main.run`."""
     signals = EndSignals()
     try:
-        signals.take()
+        signals.acquire()
         prepare_streams()
         signals.watch()
         from edge_spec.cli.main import run
@@ -29,7 +29,7 @@ def main() -> None:
     except BaseException:  # to debug
         _end_soon(1)
         raise
-    signals.give_back()
+    signals.release()
     if any(
         each.daemon and each.name.startswith(_WITHIN_LIBRARIES) for each in threading.enumerate()
     ):

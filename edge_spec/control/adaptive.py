@@ -67,7 +67,7 @@ class AdaptivePolicy:
         self._clock = clock
         self._guess_s = {**dict.fromkeys(free, 0.0), **guess_s}
         self._free = free
-        self._accounts: dict[str, Backoff] = {}
+        self._backoffs: dict[str, Backoff] = {}
         self._baseline = Baseline()
         self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, guesses
         self._chosen: str | None = None
@@ -90,17 +90,17 @@ class AdaptivePolicy:
             return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
         best, best_rate, reason = None, 0.0, PlainReason.NO_CANDIDATE
         for drafter in drafters:
-            account = self._account(drafter)
-            if account.resting:
-                account.resting -= 1
+            backoff = self._backoff(drafter)
+            if backoff.resting:
+                backoff.resting -= 1
                 reason = PlainReason.COOLDOWN
                 continue
-            if best is not None and not account.rate > best_rate:
+            if best is not None and not backoff.rate > best_rate:
                 continue
-            worth = self._worth(account.guess_s)
+            worth = self._worth(backoff.guess_s)
             if worth >= 1:
                 _log.info("%s rests: a guess costs %.2f of a token's time", drafter.name, worth)
-                account.rest(self._plain_s)
+                backoff.rest(self._plain_s)
                 reason = PlainReason.BELOW_BREAK_EVEN
                 continue
             tree = self._ask(drafter, pending, limits, worth)
@@ -117,8 +117,8 @@ class AdaptivePolicy:
         return best or RoundPlan(TokenTree.chain(pending), reason)
 
     def wants(self, drafter: Drafter) -> bool:
-        account = self._account(drafter)
-        return not account.resting and self._worth(account.guess_s) < 1
+        backoff = self._backoff(drafter)
+        return not backoff.resting and self._worth(backoff.guess_s) < 1
 
     def observe(self, round_stats: RoundStats) -> None:
         self._baseline.observe(round_stats, self.costs.at(1))
@@ -136,12 +136,12 @@ class AdaptivePolicy:
         rows_s = self.costs.at(round_stats.num_rows) + self._around_s
         for name, (draft_s, tree) in self._asked.items():
             learn(self._acceptance_of(name), tree, round_stats.tokens)
-            account = self._accounts[name]
+            backoff = self._backoffs[name]
             if self._chosen in (None, name):
-                account.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
+                backoff.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
             else:  # it has cost its time, and another one has guessed
-                account.observe(self._plain_s + draft_s, 1, self._plain_s)
-            if account.resting:
+                backoff.observe(self._plain_s + draft_s, 1, self._plain_s)
+            if backoff.resting:
                 _log.info("%s rests: its rounds were slower than plain steps", name)
         self._asked.clear()  # the next round may be plain without asking this policy
 
@@ -171,7 +171,7 @@ class AdaptivePolicy:
         if not tree.is_chain:
             reach[1:] = sorted(reach[1:], reverse=True)
         num_rows = self._best_rows(reach[: limits.num_rows])
-        if tree.is_chain and not tree.needed:  # most rounds
+        if tree.is_chain and not tree.required:  # most rounds
             return RoundPlan(tree.first_rows(num_rows), None) if num_rows > 1 else None
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
 
@@ -194,26 +194,26 @@ class AdaptivePolicy:
 
     def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
         """For one guess where it is not known what that takes."""
-        account = self._account(drafter)
+        backoff = self._backoff(drafter)
         asked = Budget(
-            limits.num_draft_tokens if account.measured else 1,
+            limits.num_draft_tokens if backoff.measured else 1,
             limits.num_rows,
             limits.branches,
             limits.probes,
             min_reach=worth,
-            shape=self._shape(drafter, limits) if account.measured else (),
+            shape=self._shape(drafter, limits) if backoff.measured else (),
         )
         start = self._clock()
         tree = drafter.propose(pending, asked)
-        taken_s = account.drafted(len(tree) - 1, self._clock() - start)
+        taken_s = backoff.drafted(len(tree) - 1, self._clock() - start)
         self._asked[drafter.name] = taken_s, tree
         return tree
 
-    def _account(self, drafter: Drafter) -> Backoff:
-        if drafter.name not in self._accounts:
+    def _backoff(self, drafter: Drafter) -> Backoff:
+        if drafter.name not in self._backoffs:
             patience = WITH_FREE if drafter.name in self._free else WITH_COSTLY
-            self._accounts[drafter.name] = Backoff(self._guess_s.get(drafter.name), patience)
-        return self._accounts[drafter.name]
+            self._backoffs[drafter.name] = Backoff(self._guess_s.get(drafter.name), patience)
+        return self._backoffs[drafter.name]
 
     def _acceptance_of(self, name: str) -> Acceptance:
         return self.acceptance.setdefault(name, Acceptance())
@@ -226,7 +226,7 @@ class AdaptivePolicy:
         room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))
         old = self._shape_age >= _SHAPE_ROUNDS and room == self._shape_room
         if old or room > self._shape_room:  # not at a text's end, where little fits
-            pass_s = self._guess_s.get(drafter.name, self._account(drafter).guess_s)
+            pass_s = self._guess_s.get(drafter.name, self._backoff(drafter).guess_s)
             self._best = best_shape(acceptance, self.costs, pass_s, *room)
             self._shape_age, self._shape_room = 0, room
         self._shape_age += 1

@@ -33,7 +33,7 @@ def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
     Sampled rows stay, since dropping one for what it is would change the distribution, and so do
     trees with rows that are needed, which are scored for what their drafter learns from them.
     """
-    if len(tree) == 1 or tree.needed or any(probs is not None for probs in tree.draft_probs):
+    if len(tree) == 1 or tree.required or any(probs is not None for probs in tree.draft_probs):
         return tree
     if tree.is_chain:
         return tree.first_rows(1 + constraint.num_allowed(tree.tokens[1:].tolist()))
@@ -43,4 +43,4 @@ def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
             path = tree.tokens[tree.path(row)[1:]].tolist()
             if constraint.num_allowed(path) == len(path):
                 kept.append(row)
-    return tree.only(kept)
+    return tree.select(kept)

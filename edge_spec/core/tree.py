@@ -30,9 +30,9 @@ class TokenTree:
     from the same one in their order, as `siblings` says. A sampled row's confidence may depend on
     its ancestors and on the distributions, never on its own token, and does not rise from one
     sibling to the next: a policy that drops unlikely rows would change what is written.
-    `lone[i]` says whether row i had no siblings when it was drafted, whatever was dropped since.
+    `only_child[i]` says whether row i had no siblings when it was drafted, whatever was dropped since.
     `proposed_by[i]` names the drafter of row i, several joined by "+" ("" for the pending token).
-    `needed[i]` marks a row that is scored for what its drafter learns from it, however unlikely it
+    `required[i]` marks a row that is scored for what its drafter learns from it, however unlikely it
     is to be right; so are its ancestors. Raises ValueError unless parents precede their children
     and every array has one entry a row.
     """
@@ -42,9 +42,9 @@ class TokenTree:
     confidence: np.ndarray  # [rows] float32: estimated P(row accepted | its parent is)
     draft_probs: tuple[np.ndarray | None, ...] = ()  # per row [vocab]; empty: no row was sampled
     proposed_by: tuple[str, ...] = ()
-    needed: tuple[bool, ...] = ()  # empty: no row is
+    required: tuple[bool, ...] = ()  # empty: no row is
     siblings: Siblings = Siblings.WITHOUT_REPLACEMENT
-    lone: tuple[bool, ...] = ()  # empty: as in this tree
+    only_child: tuple[bool, ...] = ()  # empty: as in this tree
     is_chain: bool = field(init=False)  # whether each row is the only child of the one before it
 
     def __post_init__(self) -> None:
@@ -54,8 +54,8 @@ class TokenTree:
         for name, entries in (
             ("draft_probs", self.draft_probs),
             ("proposed_by", self.proposed_by),
-            ("needed", self.needed),
-            ("lone", self.lone),
+            ("required", self.required),
+            ("only_child", self.only_child),
         ):
             if entries and len(entries) != rows:
                 raise ValueError(f"a token tree needs no {name} or one entry a row")
@@ -73,7 +73,7 @@ class TokenTree:
         tokens: Sequence[int] = (),
         confidence: Sequence[float] = (),
         drafter: str = "",
-        needed: bool = False,
+        required: bool = False,
     ) -> TokenTree:
         """The pending token followed by `tokens`, each the only child of the one before it."""
         if not len(tokens):  # every plain round
@@ -84,7 +84,7 @@ class TokenTree:
             parents=np.arange(-1, rows - 1, dtype=np.int32),
             confidence=np.array([1.0, *(confidence or [1.0] * len(tokens))], np.float32),
             proposed_by=("", *(drafter,) * len(tokens)),
-            needed=(True,) * rows if needed else (),
+            required=(True,) * rows if required else (),
         )
 
     def __len__(self) -> int:
@@ -138,16 +138,16 @@ class TokenTree:
         while (
             len(children) == 1
             and self.draft_probs[children[0]] is not None
-            and self._lone[children[0]]
+            and self._only_child[children[0]]
         ):
             chain.append(children[0])
             children = self.children(children[0])
         return chain
 
     @cached_property
-    def _lone(self) -> tuple[bool, ...]:
-        if self.lone:
-            return self.lone
+    def _only_child(self) -> tuple[bool, ...]:
+        if self.only_child:
+            return self.only_child
         parents = self.parents.tolist()
         return tuple(len(self.children(parent)) == 1 if parent >= 0 else True for parent in parents)
 
@@ -210,7 +210,7 @@ class TokenTree:
             np.append(self.confidence, np.zeros(extra, np.float32)),
         )
 
-    def behind(self, tokens: Sequence[int]) -> TokenTree:
+    def prepend(self, tokens: Sequence[int]) -> TokenTree:
         """This tree below a chain of `tokens`, which hold its first rows; neither sampled nor
         proposed by anyone."""
         if not tokens:
@@ -231,10 +231,10 @@ class TokenTree:
 
     def chain_first(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
         """The best chain, as far as its rows are reached with `min_reach` or more, and behind it
-        the other rows that are needed; `num_rows` at most. Rows that can do without are left out.
+        the other rows that are required; `num_rows` at most. Rows that can do without are left out.
         """
         reach: list[float] = self.reach.tolist()
-        if self.is_chain and not self.needed:  # most rounds
+        if self.is_chain and not self.required:  # most rounds
             return self.first_rows(min(num_rows, sum(chance >= min_reach for chance in reach)))
         expected = reach.copy()
         for row, parent in enumerate(self.parents.tolist()):
@@ -242,26 +242,26 @@ class TokenTree:
                 expected[row] += expected[parent]
         path = self.path(expected.index(max(expected)))
         path = [row for row in path if reach[row] >= min_reach][:num_rows]
-        if self.needed:
-            others = (row for row, needed in enumerate(self.needed) if needed and row not in path)
+        if self.required:
+            others = (row for row, required in enumerate(self.required) if required and row not in path)
             path += list(others)[: num_rows - len(path)]
-        return self.only(path)
+        return self.select(path)
 
     def likeliest(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
         """The `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
-        Rows that are needed go before all others, however unlikely. Siblings of K_SEQ are kept or
+        Rows that are required go before all others, however unlikely. Siblings of K_SEQ are kept or
         dropped together, by the last of them."""
         if self.siblings is Siblings.K_SEQ and self.draft_probs and not self.is_chain:
-            return self.only(sorted(self._likeliest_groups(num_rows, min_reach)))
+            return self.select(sorted(self._likeliest_groups(num_rows, min_reach)))
         reach = self.reach
-        if not self.needed and bool((reach[1:] <= reach[:-1]).all()):
+        if not self.required and bool((reach[1:] <= reach[:-1]).all()):
             return self.first_rows(min(num_rows, int((reach >= min_reach).sum())))
-        wanted = np.array(self.needed or (False,) * len(self))
+        wanted = np.array(self.required or (False,) * len(self))
         wanted[0] = True
         # Stable, and no row is likelier than its parent: parents come before their children.
         order = np.lexsort((-reach, ~wanted))
         rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
-        return self.only(sorted(rows[:num_rows]))
+        return self.select(sorted(rows[:num_rows]))
 
     def _likeliest_groups(self, num_rows: int, min_reach: float) -> list[int]:
         """Rows whose siblings are all among them. Whether a group is depends on none of its own
@@ -289,12 +289,12 @@ class TokenTree:
             self.confidence[:rows],
             self.draft_probs[:rows],
             self.proposed_by[:rows],
-            self.needed[:rows],
+            self.required[:rows],
             self.siblings,
-            self._lone[:rows] if self.draft_probs else (),
+            self._only_child[:rows] if self.draft_probs else (),
         )
 
-    def only(self, rows: Sequence[int]) -> TokenTree:
+    def select(self, rows: Sequence[int]) -> TokenTree:
         """The tree of these rows alone, in this order, each after its parent."""
         if list(rows) == list(range(len(self))):
             return self
@@ -307,9 +307,9 @@ class TokenTree:
             self.confidence[index],
             tuple(self.draft_probs[row] for row in rows) if self.draft_probs else (),
             tuple(self.proposed_by[row] for row in rows) if self.proposed_by else (),
-            tuple(self.needed[row] for row in rows) if self.needed else (),
+            tuple(self.required[row] for row in rows) if self.required else (),
             self.siblings,
-            tuple(self._lone[row] for row in rows) if self.draft_probs else (),
+            tuple(self._only_child[row] for row in rows) if self.draft_probs else (),
         )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter

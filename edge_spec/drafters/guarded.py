@@ -205,8 +205,8 @@ class GuardedDrafter:
         if tree.draft_probs:
             _check_draft_probs(tree, self._vocab_size)
             _check_siblings(tree)
-        for needed, parent in zip(tree.needed, tree.parents.tolist(), strict=False):
-            if needed and parent > 0 and not tree.needed[parent]:
+        for needed, parent in zip(tree.required, tree.parents.tolist(), strict=False):
+            if needed and parent > 0 and not tree.required[parent]:
                 raise ValueError("a row that is needed below one that is not")
         return tree
 

@@ -17,7 +17,7 @@ class MergedRow:
         self.parent = parent
         self.sources: list[tuple[int, int]] = []  # (which tree, its row)
         self.drafters: list[str] = []
-        self.needed = False
+        self.required = False
 
 
 def merge_rows(pending: int, trees: Sequence[TokenTree]) -> list[MergedRow]:
@@ -39,7 +39,7 @@ def merge_rows(pending: int, trees: Sequence[TokenTree]) -> list[MergedRow]:
             entry.sources.append((which, row))
             if drafters[row] not in entry.drafters:
                 entry.drafters.append(drafters[row])
-            entry.needed |= bool(tree.needed and tree.needed[row])
+            entry.required |= bool(tree.required and tree.required[row])
     return merged
 
 
@@ -54,11 +54,11 @@ def tree_of(merged: Sequence[MergedRow], confidence: Sequence[float]) -> TokenTr
         confidence[row] / max(1.0, below[entry.parent]) if row else 1.0
         for row, entry in enumerate(merged)
     ]
-    needed = tuple(entry.needed for entry in merged)
+    required = tuple(entry.required for entry in merged)
     return TokenTree(
         np.array([entry.token for entry in merged], np.int32),
         np.array([entry.parent for entry in merged], np.int32),
         np.array(scaled, np.float32),
         proposed_by=tuple("+".join(entry.drafters) for entry in merged),
-        needed=needed if any(needed) else (),
+        required=required if any(required) else (),
     )

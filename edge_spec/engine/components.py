@@ -36,9 +36,9 @@ class EngineComponents:
     runtime: str
     model: Model
     text: ChatFormat
-    numerics: BatchInvariance
+    batch_invariance: BatchInvariance
     speculation: Speculation
-    speculator: SpeculationFactory  # composes it anew for other drafters
+    speculation_factory: SpeculationFactory  # composes it anew for other drafters
     grammars: GrammarCompiler
     drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode

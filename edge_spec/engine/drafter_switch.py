@@ -45,7 +45,7 @@ class DrafterSwitch:
     @property
     def possible(self) -> list[str]:
         """Drafters that are installed and that this conversation can have."""
-        setting = self._parts.speculator.setting
+        setting = self._parts.speculation_factory.setting
         missing = set() if setting.drafts else set(factory.PAIR_DRAFTERS)
         missing |= set() if setting.corpora else {"corpus"}
         missing |= set() if isinstance(self._session, SelfDrafting) else set(factory.SELF_DRAFTERS)
@@ -53,7 +53,7 @@ class DrafterSwitch:
 
     def offer(self, names: str) -> None:
         """Raises as `Engine.set_drafter` does, and then changes nothing."""
-        speculation = self._parts.speculator.choose(names)
+        speculation = self._parts.speculation_factory.choose(names)
         with self._moving:
             try:
                 self._attach(speculation)
@@ -81,20 +81,22 @@ class DrafterSwitch:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Nobody guesses within the block, and nobody learns from it."""
-        with self._instead(self._parts.speculator.choose("none")):
+        with self._instead(self._parts.speculation_factory.choose("none")):
             yield
 
     @contextmanager
-    def eager(self) -> Iterator[None]:
+    def always_verify(self) -> Iterator[None]:
         """New drafters of the same names within the block, all of whose guesses are verified.
         Those of before begin anew after it: the drafts' caches hold another text then."""
-        eager = replace(self._parts.speculator, eager=True).choose(self.names)
+        always_verify = replace(self._parts.speculation_factory, always_verify=True).choose(
+            self.names
+        )
         try:
-            self._attach(eager)
-            with self._instead(eager):
+            self._attach(always_verify)
+            with self._instead(always_verify):
                 yield
         finally:
-            eager.close()
+            always_verify.close()
             self.offer(self.names)
 
     @contextmanager

@@ -46,12 +46,12 @@ class Engine:
         self._session = parts.model.open_session()
         self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(
-            self._drafting.decoder(), PlainRate(), parts.speculator.load
+            self._drafting.decoder(), PlainRate(), parts.speculation_factory.load
         )
         self._running: Generation | None = None
         self._answering = False
         self._closed = False
-        self._models.take()
+        self._models.acquire()
 
     def __enter__(self) -> Engine:
         return self
@@ -71,7 +71,7 @@ class Engine:
             return
         self._closed = True
         with ExitStack() as rest:  # is done, last one first, whatever is raised before
-            rest.callback(self._models.give_back)
+            rest.callback(self._models.release)
             for draft in self.parts.drafts:
                 rest.callback(draft.close_session)
             rest.callback(close_quietly, self._session)
@@ -101,10 +101,15 @@ class Engine:
             for draft in parts.drafts:
                 drafts.append(draft.fork())
                 opened.callback(drafts[-1].close_session)
-            speculator = parts.speculator.forked(drafts)
-            speculation = speculator.choose(self.drafter)
+            speculation_factory = parts.speculation_factory.forked(drafts)
+            speculation = speculation_factory.choose(self.drafter)
             opened.callback(speculation.close)
-            parts = replace(parts, drafts=drafts, speculator=speculator, speculation=speculation)
+            parts = replace(
+                parts,
+                drafts=drafts,
+                speculation_factory=speculation_factory,
+                speculation=speculation,
+            )
             engine = Engine(replace(parts, drafter=self.drafter), self._models)
             opened.pop_all()
         return engine
@@ -237,7 +242,7 @@ class Engine:
         """Answers that start within the block verify every guess, whether or not that pays;
         drafters begin anew before and after it."""
         self._end_running()
-        with self._drafting.eager():
+        with self._drafting.always_verify():
             yield
             self._end_running()
 

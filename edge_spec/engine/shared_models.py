@@ -10,7 +10,7 @@ from edge_spec.engine.components import IdleWork
 
 
 class SharedModels:
-    """Models that whoever `takes` them may use until all have given them back: the last one closes
+    """Models that whoever `acquire`s them may use until all have given them back: the last one closes
     them. Any thread may call."""
 
     def __init__(self, models: Sequence[Model], work: IdleWork | None = None) -> None:
@@ -20,11 +20,11 @@ class SharedModels:
         self._users = 0
         self._lock = Lock()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         with self._lock:
             self._users += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         with self._lock:
             self._users -= 1
             last = not self._users

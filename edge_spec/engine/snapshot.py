@@ -34,7 +34,7 @@ def take_snapshot(
         fingerprint=fingerprint(parts),
         computing=parts.computing,
         drafts=_drafts(parts),
-        exact=parts.speculator.exact,
+        exact=parts.speculation_factory.exact,
         noise=conversation.noise,
         plain_s=conversation.plain_rate.seconds,
         learnt=drafting.learnt(),
@@ -173,5 +173,5 @@ def _is_usable(snapshot: Snapshot, parts: EngineComponents, decoder: Decoder) ->
     description = snapshot.description
     if not snapshot.cache or description.computing != parts.computing:
         return False
-    same_width = description.exact == parts.speculator.exact
+    same_width = description.exact == parts.speculation_factory.exact
     return description.noise <= decoder.tie_margin and (decoder.tie_margin > 0 or same_width)

@@ -82,23 +82,23 @@ class SpeculationFactory:
 
     setting: DrafterContext
     capabilities: Capabilities
-    numerics: BatchInvariance
+    batch_invariance: BatchInvariance
     exact: bool = False
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
     load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
-    eager: bool = False  # every guess is verified, whether or not that pays
+    always_verify: bool = False  # every guess is verified, whether or not that pays
 
     @property
     def replays(self) -> bool:
-        return self.exact and self.numerics.invariant_widths[-1] == 1
+        return self.exact and self.batch_invariance.invariant_widths[-1] == 1
 
     @property
     def min_rows(self) -> int:
         """Of a pass."""
-        return self.numerics.invariant_widths[0] if self.exact else 1
+        return self.batch_invariance.invariant_widths[0] if self.exact else 1
 
     def forked(self, drafts: Sequence[Draft]) -> SpeculationFactory:
         """For another conversation on the same target, with these drafts: its rounds correct row
@@ -118,20 +118,20 @@ class SpeculationFactory:
         trees, branches = self.capabilities.trees, self.branches
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
-        if self.eager:
+        if self.always_verify:
             policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees)
         elif self.costs is not None and guarded:
             guess_s = {name: self._step_s for name in factory.PAIR_DRAFTERS if self._step_s}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
             if self.exact and not self.replays:
-                costs = costs.padded(self.numerics.invariant_widths)
+                costs = costs.padded(self.batch_invariance.invariant_widths)
             policy = AdaptivePolicy(costs, guess_s, free, limit, branches, trees)
         if self.parallel_rows is not None:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if self.exact and not self.replays:
-            policy = ExactPolicy(policy, self.numerics.invariant_widths)
-        tie_margin = self.numerics.tie_margin if guarded else 0.0
+            policy = ExactPolicy(policy, self.batch_invariance.invariant_widths)
+        tie_margin = self.batch_invariance.tie_margin if guarded else 0.0
         if self.exact:
             tie_margin *= _REPLAY_SAFETY if self.replays else 0
         anticipation = self._anticipation(guarded)
@@ -147,7 +147,7 @@ class SpeculationFactory:
     @property
     def branches(self) -> bool:
         """Whether guesses may branch without changing a number."""
-        return self.capabilities.trees and self.numerics.branch_invariant
+        return self.capabilities.trees and self.batch_invariance.branch_invariant
 
     @property
     def _step_s(self) -> float:

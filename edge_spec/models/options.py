@@ -10,7 +10,7 @@ from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import missing_draft
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.errors import UsageError
 

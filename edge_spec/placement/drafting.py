@@ -77,13 +77,13 @@ def replay_drafters(
             tokens=prepared.vocabulary,
             ngram_file=Path(scratch) / "ngrams",
         )
-        speculator = SpeculationFactory(
+        speculation_factory = SpeculationFactory(
             setting,
             Capabilities(MAX_ROWS, trees=True, rollback=True, hidden_states=False),
             BatchInvariance(0.0, (), branch_invariant=profile.branches),
             costs=lambda: profile.costs(TYPICAL_TOKENS),
         )
-        speculation = speculator.compose(factory.load_drafters(names, setting))
+        speculation = speculation_factory.compose(factory.load_drafters(names, setting))
 
         def speculate(clock: VirtualClock) -> tuple[Sequence[Drafter], Policy]:
             drafters = [RealTime(drafter, clock) for drafter in speculation.drafters]

@@ -60,7 +60,7 @@ def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
     before = resident_bytes()
     model = place.prepared.open(place.options)
     try:
-        numerics = measure_batch_invariance(model)
+        batch_invariance = measure_batch_invariance(model)
         profile = measure(model, effort, lambda fraction: progress(what, fraction))
         after = resident_bytes()
     finally:
@@ -68,7 +68,7 @@ def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
     progress(what, 1.0)
     # Memory that another model has left behind may be used again: then less than it takes is seen.
     grown = None if before is None or after is None else max(0, after - before)
-    branches = model.capabilities.trees and numerics.branch_invariant
+    branches = model.capabilities.trees and batch_invariance.branch_invariant
     profile = replace(profile, resident_bytes=grown, branches=branches)
     try:
         save_profile(place.key, profile)

@@ -61,7 +61,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     """
     if final.is_symlink():
         final = final.resolve()  # the link stays: what it leads to is replaced
-    with refusal_told(final):
+    with as_storage_error(final, refusals=True):
         is_free = final.is_dir() or final.is_file() or not final.exists()
     _refuse_unless(is_free, final)
     recover(final)
@@ -81,8 +81,8 @@ def scratch_directory(final: Path) -> Iterator[Path]:
 
     What a kill leaves and what is raised is as with `atomic_directory`.
     """
-    with full_disk_told(final):
-        with refusal_told(final):
+    with as_storage_error(final):
+        with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
             work = Path(tempfile.mkdtemp(_WORK, f".{final.name}.", final.parent))
@@ -101,11 +101,11 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     What a kill leaves and what is raised is as with `atomic_directory`; StorageError also where a
     device, a pipe or a directory is in its place. mode: of the new file.
     """
-    with full_disk_told(final):
-        with refusal_told(final):
+    with as_storage_error(final):
+        with as_storage_error(final, refusals=True):
             is_free = final.is_file() or not final.exists()
         _refuse_unless(is_free, final)
-        with refusal_told(final):
+        with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
             handle, name = tempfile.mkstemp(_WORK, f".{final.name}.", final.parent)
@@ -130,28 +130,18 @@ def _refuse_unless(is_free: bool, final: Path) -> None:
 
 
 @contextmanager
-def full_disk_told(final: Path) -> Iterator[None]:
-    """Where the block writes `final` and there is no space for it, raises StorageError."""
+def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
+    """Where the block writes `final` and there is no space for it, raises StorageError; with
+    `refusals`, also where it cannot make a file beside `final` for another reason."""
     try:
         yield
-    except StorageError:
+    except (StorageError, TimeoutError):  # the latter of a lock
         raise
     except OSError as error:
-        told = _full_disk(error, final)
-        if told is None:
-            raise
-        raise told from error
-
-
-@contextmanager
-def refusal_told(final: Path) -> Iterator[None]:
-    """Where the block cannot make a file beside `final`, raises StorageError."""
-    try:
-        yield
-    except TimeoutError:  # of a lock
-        raise
-    except OSError as error:
-        if error.errno in _FULL:
+        full = _full_disk(error, final)
+        if full is not None:
+            raise full from error
+        if not refusals:
             raise
         raise StorageError(
             f"cannot write in {final.parent}: {error.strerror or error}",

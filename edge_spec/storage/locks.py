@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from edge_spec.storage.atomic import full_disk_told, refusal_told
+from edge_spec.storage.atomic import as_storage_error
 
 TOLD_AFTER_S = 1.0
 TURN_S = 1800.0
@@ -32,7 +32,7 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
     lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
     told_s = timeout_s if waits is None else min(timeout_s, TOLD_AFTER_S)
     with ExitStack() as held:
-        with full_disk_told(path), refusal_told(path), none_passed_over():
+        with as_storage_error(path, refusals=True), none_passed_over():
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 held.enter_context(lock.acquire(told_s))

@@ -103,7 +103,7 @@ class _Matrix:
     ) -> None:
         self._parts = parts
         # Without costs: every drafter is asked, whether or not that pays.
-        self._speculator = replace(parts.speculator, costs=None)
+        self._speculator = replace(parts.speculation_factory, costs=None)
         self._prompts = prompts
         self._max_tokens = max_tokens
         self._hang_limit_s = hang_limit_s
@@ -123,7 +123,7 @@ class _Matrix:
 
     def draft(self, names: str, at: int) -> Iterator[FaultCase]:
         """The session of the first draft, for drafters that have one."""
-        speculator = self._speculator
+        speculation_factory = self._speculator
         if not set(names.split(",")) & set(factory.PAIR_DRAFTERS):
             return
         hangs = _faults(_WATCHED, (FaultKind.HANGS,), at)
@@ -132,8 +132,8 @@ class _Matrix:
             drafts = [each.fork() for each in self._parts.drafts]
             drafts[0].close_session()
             drafts[0] = _faulty(self._parts.drafts[0], fault, limit_s)
-            setting = replace(speculator.setting, drafts=drafts)
-            speculation = replace(speculator, setting=setting).choose(names)
+            setting = replace(speculation_factory.setting, drafts=drafts)
+            speculation = replace(speculation_factory, setting=setting).choose(names)
             try:
                 yield self._survives(names, "draft", fault, speculation)
             finally:

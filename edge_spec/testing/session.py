@@ -22,7 +22,7 @@ class SessionReport:
     """What `check_session` measured of a model that passed."""
 
     max_difference: float  # of a logit, between two ways to score the same row
-    numerics: BatchInvariance
+    batch_invariance: BatchInvariance
 
 
 def check_session(model: Model, tolerance: float) -> SessionReport:

@@ -19,7 +19,7 @@ from edge_spec.exporters.gguf.metadata import gguf_architecture, model_metadata,
 from edge_spec.exporters.gguf.tensors import gguf_tensors
 from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf.writer import write_gguf
-from edge_spec.exporters.gguf_published import open_model_info
+from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check
 from edge_spec.exporters.truncate import first_layers

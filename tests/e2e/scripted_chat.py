@@ -112,10 +112,13 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
         while model == "endless" and os.read(pace, 1):
             report("Downloading", 0.5)
         scripted = AnsweringModel(answers, pace)
-        numerics = BatchInvariance(0, (1,) if exact else ())
+        batch_invariance = BatchInvariance(0, (1,) if exact else ())
         text = ChatFormat(scripted.text, TEMPLATE, (scripted.eos,), None)
-        speculator = SpeculationFactory(
-            DrafterContext(scripted.config.vocab_size), scripted.capabilities, numerics, exact=exact
+        speculation_factory = SpeculationFactory(
+            DrafterContext(scripted.config.vocab_size),
+            scripted.capabilities,
+            batch_invariance,
+            exact=exact,
         )
         return Engine(
             EngineComponents(
@@ -124,9 +127,9 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
                 model=scripted,
                 text=text,
                 grammars=GrammarCompiler(text.tokenizer, scripted.config.vocab_size, text.eos_ids),
-                numerics=numerics,
-                speculation=speculator.choose("suffix"),
-                speculator=speculator,
+                batch_invariance=batch_invariance,
+                speculation=speculation_factory.choose("suffix"),
+                speculation_factory=speculation_factory,
                 drafter="suffix",
             )
         )

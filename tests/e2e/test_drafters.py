@@ -67,8 +67,8 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
 def test_drafting_is_bit_identical_where_chains_are(demo_gguf, names):
     """Although branches are not, on this runtime: none of them is accepted."""
     with load_engine("smollm2", LoadOptions(drafter=names), lambda what, fraction: None) as engine:
-        numerics = engine.parts.numerics
-        if numerics.branch_invariant or numerics.tie_margin:
+        batch_invariance = engine.parts.batch_invariance
+        if batch_invariance.branch_invariant or batch_invariance.tie_margin:
             pytest.skip("measured otherwise on this machine")
         prompts = SOME * 2  # the second time the cache holds the first
         drafted = [engine.chat(prompt, max_tokens=48) for prompt in prompts]

@@ -37,9 +37,11 @@ def test_int4_rows_are_bit_identical_at_every_width(demo_gguf):
     if not cpuinfo.exists() or "avx512_vnni" not in cpuinfo.read_text():
         pytest.skip("measured on AVX-512 VNNI only: other kernels may do otherwise")
     with edge_spec.load(exact=True) as engine:
-        numerics = engine.parts.numerics
-    assert numerics.tie_margin == 0 and numerics.invariant_widths == EXACT_WIDTHS
-    assert numerics.branch_margin > 0 and not numerics.branch_invariant  # see docs/lossless.md
+        batch_invariance = engine.parts.batch_invariance
+    assert batch_invariance.tie_margin == 0 and batch_invariance.invariant_widths == EXACT_WIDTHS
+    assert (
+        batch_invariance.branch_margin > 0 and not batch_invariance.branch_invariant
+    )  # see docs/lossless.md
 
 
 def test_exact_mode_is_bit_identical_on_int4(demo_gguf):
@@ -55,7 +57,7 @@ def test_fp32_text_is_equal(demo_gguf):
 def test_int4_text_differs_at_near_ties_only(demo_gguf):
     drafted = answers("suffix", SOME, 64)
     with edge_spec.load(drafter="none") as engine:
-        noise = engine.parts.numerics.tie_margin
+        noise = engine.parts.batch_invariance.tie_margin
         for prompt, other in zip(SOME, drafted, strict=True):
             plain = [token.id for token in engine.chat(prompt, max_tokens=64).tokens]
             if plain == other:

@@ -37,7 +37,9 @@ def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def always_draft(engine: Engine) -> None:
     """Whether or not it pays on this machine."""
-    policy = ExactPolicy(FixedPolicy(branches=False), engine.parts.numerics.invariant_widths)
+    policy = ExactPolicy(
+        FixedPolicy(branches=False), engine.parts.batch_invariance.invariant_widths
+    )
     engine._drafting.speculation = replace(engine._drafting.speculation, policy=policy)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_published import open_model_info
+from edge_spec.exporters.gguf_model_info import open_model_info
 
 Refusal = Callable[..., EdgeSpecError]
 pytestmark = pytest.mark.usefixtures("bounded_memory")

@@ -148,7 +148,7 @@ def test_float_rows_hardly_depend_on_the_width(
         OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions(threads=1)),
         ReferenceModel(checkpoint("llama")),
     ):
-        numerics = measure_batch_invariance(model)
-        assert 0 <= numerics.tie_margin < 1e-4
-        assert max(MARGIN_WIDTHS) in numerics.invariant_widths  # compared with itself
-        assert measure_batch_invariance(model) == numerics
+        batch_invariance = measure_batch_invariance(model)
+        assert 0 <= batch_invariance.tie_margin < 1e-4
+        assert max(MARGIN_WIDTHS) in batch_invariance.invariant_widths  # compared with itself
+        assert measure_batch_invariance(model) == batch_invariance

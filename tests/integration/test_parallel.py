@@ -71,8 +71,10 @@ def open_engine(
         )
         engine = load_engine(str(hf()), load_options, lambda what, fraction: None)
         opened.append(engine)
-        speculator = Always(**vars(engine.parts.speculator))
-        engine.parts = engine._drafting._parts = replace(engine.parts, speculator=speculator)
+        speculation_factory = Always(**vars(engine.parts.speculation_factory))
+        engine.parts = engine._drafting._parts = replace(
+            engine.parts, speculation_factory=speculation_factory
+        )
         return engine
 
     yield load

@@ -171,7 +171,7 @@ def test_an_idle_engine_is_measured_and_the_next_one_knows(
     assert profile is not None and profile.contexts[0].seconds[1] > 0
     with load_engine(model, options, quiet, measure_when_idle=True) as engine:
         assert engine.parts.idle_work is None
-        costs = engine.parts.speculator.costs
+        costs = engine.parts.speculation_factory.costs
         assert costs is not None
         assert costs().at(1) == profile.costs(256).at(1)
 

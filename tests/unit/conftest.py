@@ -193,9 +193,9 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
         min_rows: int = 1,
         **parts: Any,
     ) -> Engine:
-        numerics = BatchInvariance(0, ())
-        speculator = SpeculationFactory(
-            DrafterContext(model.config.vocab_size), model.capabilities, numerics
+        batch_invariance = BatchInvariance(0, ())
+        speculation_factory = SpeculationFactory(
+            DrafterContext(model.config.vocab_size), model.capabilities, batch_invariance
         )
         return Engine(
             EngineComponents(
@@ -203,9 +203,9 @@ def make_engine(byte_tokenizer: Tokenizer) -> Any:
                 runtime="scripted",
                 model=model,
                 text=text,
-                numerics=numerics,
+                batch_invariance=batch_invariance,
                 speculation=Speculation(drafters, policy or FixedPolicy()),
-                speculator=speculator,
+                speculation_factory=speculation_factory,
                 grammars=GrammarCompiler(text.tokenizer, model.config.vocab_size, text.eos_ids),
                 min_rows=min_rows,
                 **parts,

@@ -109,14 +109,16 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         )
     plan = make_plan(engine, _spread(prompts, extent.num_prompts), extent.max_tokens, 1)
     progress("Measuring the numerics", 0.0)
-    numerics = _measured(engine)
-    exact = engine.parts.speculator.exact
-    noise = 0.0 if exact else max(numerics.tie_margin, engine.parts.numerics.tie_margin)
+    batch_invariance = _measured(engine)
+    exact = engine.parts.speculation_factory.exact
+    noise = (
+        0.0 if exact else max(batch_invariance.tie_margin, engine.parts.batch_invariance.tie_margin)
+    )
     comparison = _comparison(engine, extent, noise)
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
     differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
     seeded, sampling = None, None
-    if extent.num_draws and not engine.parts.speculator.replays:
+    if extent.num_draws and not engine.parts.speculation_factory.replays:
         seeded = replace(comparison, params=_SEEDED).half_eager(
             "Comparing sampled texts", plan.tasks[::2], progress
         )
@@ -133,9 +135,9 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
             runs=extent.num_runs,
             differing=tuple(differing),
             widths=tuple(measured_widths(engine.parts.model, EXACT_WIDTHS)),
-            invariant_widths=numerics.invariant_widths,
+            invariant_widths=batch_invariance.invariant_widths,
             tie_margin=noise,
-            branch_invariant=numerics.branch_invariant,
+            branch_invariant=batch_invariance.branch_invariant,
         ),
         skipped=tuple(prompt.id for prompt in plan.skipped),
     )

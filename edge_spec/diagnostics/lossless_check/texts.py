@@ -76,8 +76,8 @@ class TextComparison:
         """Of every other task from the first on, all guesses are verified; the others are answered
         as the engine is set up, which may leave out what does not pay."""
         with self.engine.verifying_all_guesses():
-            eager = self.texts(what, tasks[::2], progress)
-        return eager + self.texts(f"{what}, as set up", tasks[1::2], progress)
+            always_verify = self.texts(what, tasks[::2], progress)
+        return always_verify + self.texts(f"{what}, as set up", tasks[1::2], progress)
 
     def texts(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
         """Each prompt's answer against the plain one, which is written right before it."""

@@ -45,13 +45,13 @@ class Rows:
             row = self.parents[row]
         return tuple(path[::-1])
 
-    def only(self, rows: Sequence[int]) -> TokenTree:
+    def select(self, rows: Sequence[int]) -> TokenTree:
         """What the draft has to read: these rows, which contain the parents of each."""
         return TokenTree(
             np.array(self.tokens, np.int32),
             np.array(self.parents, np.int32),
             np.ones(len(self.tokens), np.float32),
-        ).only(rows)
+        ).select(rows)
 
     def grown(self, drafter: str, num_rows: int, sampled: bool = False) -> Growth:
         """The `num_rows` rows that are most likely to be reached and right."""
@@ -65,7 +65,7 @@ class Rows:
         )
         # Stable, and no row is likelier than its parent: parents come before their children.
         best = sorted(np.argsort(-np.array(self.reach), kind="stable")[:num_rows].tolist())
-        return Growth(tree.only(best), [self.kinds[row] for row in best])
+        return Growth(tree.select(best), [self.kinds[row] for row in best])
 
 
 class Reader(NamedTuple):
@@ -98,7 +98,7 @@ def grow_levels(
         if not level:
             break
         read = sorted([*read, *level])
-        logits = reader.score(rows.only(read))
+        logits = reader.score(rows.select(read))
         below: list[int] = []
         for row in level:
             left = 1.0  # siblings exclude each other
@@ -142,7 +142,7 @@ def sample_shape(
         if not inner:
             return rows.grown(drafter, budget.num_rows, sampled=True)
         read = sorted([*read, *inner.values()])
-        logits = reader.score(rows.only(read))
+        logits = reader.score(rows.select(read))
         level = {}
         for node, row in inner.items():
             drawn = draw(logits[read.index(row)], rows.path(row), len(children[node]))

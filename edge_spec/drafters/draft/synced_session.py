@@ -84,7 +84,7 @@ class SyncedSession:
             self._session.prefill(missing)
             self._held += missing
             missing = []
-        out = self._session.forward(tree.behind(missing))
+        out = self._session.forward(tree.prepend(missing))
         self._before = len(missing)
         self._scored = [*missing, *tree.tokens.tolist()]
         return out.logits[self._before :]

@@ -15,7 +15,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth, nothing
 
@@ -67,7 +67,7 @@ class JacobiDrafter:
             [token for token, _ in self._guesses[:count]],
             [self._acceptance.estimate(kind) for kind in kinds[1:]],
             self.name,
-            needed=True,
+            required=True,
         )
         self._growth = Growth(chain, kinds)
         return chain

@@ -20,7 +20,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import continues, restored_prompt
-from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
 from edge_spec.drafters.jacobi.pool import NgramPool
 from edge_spec.drafters.merge import MergedRow, tree_of
 from edge_spec.drafters.protocol import Budget
@@ -159,11 +159,11 @@ class LookaheadDrafter:
         feet = [0]  # each column's last row
         for token in self._levels[0][1:]:
             kind = min(len(feet), _WINDOW_DEPTHS) - 1
-            feet.append(rows.add(feet[-1], token, kind, needed=True))
+            feet.append(rows.add(feet[-1], token, kind, required=True))
         for r, level in enumerate(self._levels[1:], start=1):
             for column, token in enumerate(level):
                 kind = min(column + r, _WINDOW_DEPTHS) - 1
-                feet[column] = rows.add(feet[column], token, kind, needed=True)
+                feet[column] = rows.add(feet[column], token, kind, required=True)
 
     def _newest_level(self, tree: TokenTree, out: Forward) -> list[int] | None:
         """The target's choice below each column, None where the window was not scored."""
@@ -209,7 +209,7 @@ class _Rows:
         self._kinds = [0]
         self._places: dict[tuple[int, int], int] = {}
 
-    def add(self, parent: int, token: int, kind: int, needed: bool = False) -> int:
+    def add(self, parent: int, token: int, kind: int, required: bool = False) -> int:
         """The row of this guess."""
         row = self._places.setdefault((parent, token), len(self._merged))
         if row == len(self._merged):
@@ -219,7 +219,7 @@ class _Rows:
         estimate = self._acceptance.estimate
         if estimate(kind) > estimate(self._kinds[row]):
             self._kinds[row] = kind
-        self._merged[row].needed |= needed
+        self._merged[row].required |= required
         return row
 
     def growth(self) -> Growth:

@@ -27,7 +27,7 @@ from edge_spec.models.hub.client import (
     library,
 )
 from edge_spec.models.hub.reference import HubReference
-from edge_spec.storage.atomic import full_disk_told, sha256_file, sync
+from edge_spec.storage.atomic import as_storage_error, sha256_file, sync
 from edge_spec.storage.locks import none_passed_over
 
 MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
@@ -124,7 +124,7 @@ class _Store:
             if not self.num_arrived(file):
                 partial.unlink(missing_ok=True)
             try:
-                with full_disk_told(blob.with_name(name)), partial.open("ab") as out:
+                with as_storage_error(blob.with_name(name)), partial.open("ab") as out:
                     self._receive(name, file, _Counted(out, file.num_bytes, say))
                     out.flush()
                     os.fsync(out.fileno())

@@ -303,28 +303,28 @@ def test_nor_does_one_that_slept_outside_of_a_pass() -> None:
 
 
 def test_a_drafter_that_has_won_rests_shortly_again() -> None:
-    account = Backoff(0.1)
+    backoff = Backoff(0.1)
     rests = []
     for _ in range(3):
-        account.observe(1.0, 1, 1.0)
-        account.rest(1.0)
-        rests.append(account.resting)
-    account.observe(2.0, 1, 1.0)
-    account.observe(1.0, 3, 1.0)
-    account.rest(1.0)
-    assert [*rests, account.resting] == [32, 64, 128, 32]
+        backoff.observe(1.0, 1, 1.0)
+        backoff.rest(1.0)
+        rests.append(backoff.resting)
+    backoff.observe(2.0, 1, 1.0)
+    backoff.observe(1.0, 3, 1.0)
+    backoff.rest(1.0)
+    assert [*rests, backoff.resting] == [32, 64, 128, 32]
 
 
 def test_a_rest_wins_back_what_was_lost() -> None:
     """In the first round too, when the drafter reads what was written during its rest."""
-    account = Backoff(0.1)
-    account.observe(11.0, 1, 1.0)  # loses 10 steps, and is not sent away for that
-    assert not account.resting
+    backoff = Backoff(0.1)
+    backoff.observe(11.0, 1, 1.0)  # loses 10 steps, and is not sent away for that
+    assert not backoff.resting
     for _ in range(4):
-        account.observe(5.0, 1, 1.0)  # loses 4
-        assert not account.resting
-    account.observe(1.5, 1, 1.0)
-    assert account.resting == 50 * (10 + 16.5)
+        backoff.observe(5.0, 1, 1.0)  # loses 4
+        assert not backoff.resting
+    backoff.observe(1.5, 1, 1.0)
+    assert backoff.resting == 50 * (10 + 16.5)
 
 
 def test_a_free_drafter_without_candidates_does_not_rest() -> None:
@@ -408,29 +408,29 @@ def test_a_sampled_plan_is_not_held_against_another(sampled: bool) -> None:
     free = Saying(clock, [0.9, 0.9, 0.9], sampled=False)
     costly = Saying(clock, [0.5], sampled)
     free.name, costly.name = "free", "costly"
-    policy._account(costly).observe(0.1, 8, 1.0)  # its rounds have been the best
+    policy._backoff(costly).observe(0.1, 8, 1.0)  # its rounds have been the best
     plan = policy.choose([free, costly], 0, BUDGET)
     assert plan.tree.proposed_by[1] == ("costly" if sampled else "free")
 
 
 def test_a_free_drafter_that_loses_is_soon_asked_again() -> None:
     """It has nothing to catch up with, and a text may begin to repeat itself at any token."""
-    account = Backoff(0.0, WITH_FREE)
+    backoff = Backoff(0.0, WITH_FREE)
     for _ in range(100):
-        account.observe(1.1, 1, 1.0)
-        if account.resting:
+        backoff.observe(1.1, 1, 1.0)
+        if backoff.resting:
             break
-    assert 0 < account.resting <= 64
+    assert 0 < backoff.resting <= 64
 
 
 def test_the_faster_a_drafter_loses_the_longer_it_rests() -> None:
     """One that needs rows for itself loses in every round that it is asked in."""
     rests = []
     for slower in (1.1, 1.5, 2.0):
-        account = Backoff(0.0, WITH_FREE)
-        while not account.resting:
-            account.observe(slower, 1, 1.0)
-        rests.append(account.resting)
+        backoff = Backoff(0.0, WITH_FREE)
+        while not backoff.resting:
+            backoff.observe(slower, 1, 1.0)
+        rests.append(backoff.resting)
     assert rests == sorted(rests) and rests[-1] > 5 * rests[0]
 
 

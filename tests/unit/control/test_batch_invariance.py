@@ -43,16 +43,18 @@ class NoisySession(ScriptedSession):
 
 @pytest.mark.parametrize("widths", [MARGIN_WIDTHS, EXACT_WIDTHS])
 def test_a_model_without_noise_has_no_margin_and_every_width(widths: tuple[int, ...]) -> None:
-    numerics = measure_batch_invariance(NoisyModel(lambda width: 0), widths)
-    assert numerics.tie_margin == 0
-    assert numerics.invariant_widths == widths
+    batch_invariance = measure_batch_invariance(NoisyModel(lambda width: 0), widths)
+    assert batch_invariance.tie_margin == 0
+    assert batch_invariance.invariant_widths == widths
 
 
 def test_the_margin_is_the_largest_change_between_likely_tokens() -> None:
-    numerics = measure_batch_invariance(NoisyModel(lambda width: -0.25 if width == 1 else 0.0))
+    batch_invariance = measure_batch_invariance(
+        NoisyModel(lambda width: -0.25 if width == 1 else 0.0)
+    )
     # Logits of about 5 in float32: six digits.
-    assert numerics.tie_margin == pytest.approx(0.25, abs=1e-5)
-    assert numerics.invariant_widths == (8,)
+    assert batch_invariance.tie_margin == pytest.approx(0.25, abs=1e-5)
+    assert batch_invariance.invariant_widths == (8,)
 
 
 def test_a_shift_of_all_logits_changes_no_margin() -> None:
@@ -68,8 +70,10 @@ def test_a_shift_of_all_logits_changes_no_margin() -> None:
 
 
 def test_only_the_widths_equal_to_the_widest_are_invariant() -> None:
-    numerics = measure_batch_invariance(NoisyModel(lambda width: 0.1 * (width < 4)), EXACT_WIDTHS)
-    assert numerics.invariant_widths == (4, 6, 8, 12, 16)
+    batch_invariance = measure_batch_invariance(
+        NoisyModel(lambda width: 0.1 * (width < 4)), EXACT_WIDTHS
+    )
+    assert batch_invariance.invariant_widths == (4, 6, 8, 12, 16)
 
 
 @pytest.mark.parametrize("context_length", [1, 2, 3, 5, 16, 20, 31, 40])
@@ -78,17 +82,17 @@ def test_a_small_context_leaves_at_least_one_width(
     context_length: int, widths: tuple[int, ...]
 ) -> None:
     model = NoisyModel(lambda width: 0.01 * width, context_length)
-    numerics = measure_batch_invariance(model, widths)
-    [width] = numerics.invariant_widths  # every width differs
+    batch_invariance = measure_batch_invariance(model, widths)
+    [width] = batch_invariance.invariant_widths  # every width differs
     assert width in widths and (width == 1) == (max(1, context_length // 2) < widths[1])
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8])
 def test_no_pass_is_wider_than_the_model_accepts(max_rows: int) -> None:
-    numerics = measure_batch_invariance(
+    batch_invariance = measure_batch_invariance(
         NoisyModel(lambda width: 0, max_rows=max_rows), EXACT_WIDTHS
     )
-    assert max(numerics.invariant_widths) <= max_rows
+    assert max(batch_invariance.invariant_widths) <= max_rows
 
 
 def test_the_session_is_closed() -> None:
@@ -133,10 +137,10 @@ def test_branches_are_measured_as_they_are_scored_and_after_their_commit(
     monkeypatch.setattr(BranchNoise, "added_after", after)
     model: Any = NoisyModel(lambda width: 0)
     model.open_session = lambda: BranchNoise(model)
-    numerics = measure_batch_invariance(model)
-    assert numerics.tie_margin == 0 and numerics.invariant_widths == MARGIN_WIDTHS
-    assert numerics.branch_margin == pytest.approx(margin, abs=1e-5)
-    assert numerics.branch_invariant == (margin == 0)
+    batch_invariance = measure_batch_invariance(model)
+    assert batch_invariance.tie_margin == 0 and batch_invariance.invariant_widths == MARGIN_WIDTHS
+    assert batch_invariance.branch_margin == pytest.approx(margin, abs=1e-5)
+    assert batch_invariance.branch_invariant == (margin == 0)
 
 
 def test_noise_that_comes_with_the_third_branch_is_seen() -> None:
@@ -160,9 +164,9 @@ def test_noise_that_comes_with_the_third_branch_is_seen() -> None:
 
     model: Any = NoisyModel(lambda width: 0)
     model.open_session = lambda: LateNoise(model)
-    numerics = measure_batch_invariance(model)
-    assert numerics.tie_margin == 0 and not numerics.branch_invariant
-    assert numerics.branch_margin == pytest.approx(0.5, abs=1e-5)
+    batch_invariance = measure_batch_invariance(model)
+    assert batch_invariance.tie_margin == 0 and not batch_invariance.branch_invariant
+    assert batch_invariance.branch_margin == pytest.approx(0.5, abs=1e-5)
 
 
 def test_a_model_without_trees_is_scored_in_chains() -> None:
@@ -197,15 +201,15 @@ def with_row_noise(noise: Any) -> Any:
 
 def test_widths_whose_rows_depend_on_their_place_are_not_invariant() -> None:
     """Padded plain steps score every token in row 0, guesses are scored in the rows behind it."""
-    numerics = measure_batch_invariance(
+    batch_invariance = measure_batch_invariance(
         with_row_noise(lambda row, width: 0.1 * row if width > 1 else 0.3), EXACT_WIDTHS
     )
-    assert numerics.invariant_widths == (1,)
+    assert batch_invariance.invariant_widths == (1,)
 
 
 def test_the_largest_group_of_equal_widths_is_chosen_not_the_widest() -> None:
     """Kernels may change with the width twice; padding to the widest would cost most."""
-    numerics = measure_batch_invariance(
+    batch_invariance = measure_batch_invariance(
         with_row_noise(lambda row, width: 0.3 * (width == 1) + 0.1 * (width > 6)), EXACT_WIDTHS
     )
-    assert numerics.invariant_widths == (2, 3, 4, 6)
+    assert batch_invariance.invariant_widths == (2, 3, 4, 6)

@@ -83,19 +83,19 @@ def decoded(
     return text, rounds
 
 
-def speculator(numerics: BatchInvariance) -> SpeculationFactory:
+def speculation_factory(batch_invariance: BatchInvariance) -> SpeculationFactory:
     return SpeculationFactory(
-        DrafterContext(VOCAB), NoisyModel().capabilities, numerics, exact=True
+        DrafterContext(VOCAB), NoisyModel().capabilities, batch_invariance, exact=True
     )
 
 
 def test_a_model_of_which_no_width_is_invariant_is_replayed() -> None:
-    numerics = measure_batch_invariance(NoisyModel(), EXACT_WIDTHS)
-    assert numerics.invariant_widths == (1,) and 0 < numerics.tie_margin < 2 * NOISE
-    speculation = speculator(numerics).choose("suffix")
-    assert speculation.replays and speculation.tie_margin == 2 * numerics.tie_margin
-    assert not speculator(BatchInvariance(0.5, (1, 2))).choose("suffix").replays
-    assert speculator(numerics).min_rows == 1
+    batch_invariance = measure_batch_invariance(NoisyModel(), EXACT_WIDTHS)
+    assert batch_invariance.invariant_widths == (1,) and 0 < batch_invariance.tie_margin < 2 * NOISE
+    speculation = speculation_factory(batch_invariance).choose("suffix")
+    assert speculation.replays and speculation.tie_margin == 2 * batch_invariance.tie_margin
+    assert not speculation_factory(BatchInvariance(0.5, (1, 2))).choose("suffix").replays
+    assert speculation_factory(batch_invariance).min_rows == 1
 
 
 def test_replayed_text_is_plain_text_and_mostly_guessed() -> None:

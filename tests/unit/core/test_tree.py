@@ -65,7 +65,7 @@ def rated_trees(draw: st.DrawFn) -> TokenTree:
         np.array([-1, *parents], np.int32),
         np.array([1.0, *(draw(tenths) for _ in parents)], np.float32),
         proposed_by=("", *(f"row {row}" for row in range(1, rows))),
-        needed=tuple(needed) if draw(st.booleans()) else (),
+        required=tuple(needed) if draw(st.booleans()) else (),
     )
 
 
@@ -102,7 +102,7 @@ def test_the_likeliest_rows_are_needed_or_likelier_than_all_others(
         assert kept.tokens[new] == tree.tokens[row]
         assert kept.confidence[new] == tree.confidence[row]
         assert new == 0 or names[kept.parents[new]] == tree.proposed_by[tree.parents[row]]
-    needed = tree.needed or (False,) * len(tree)
+    needed = tree.required or (False,) * len(tree)
     left = [row for row in range(1, len(tree)) if row not in rows]
     for row in left:
         if needed[row]:
@@ -137,7 +137,7 @@ def test_the_chain_with_most_expected_guesses_comes_first(
     assert any(rows[: len(path)] == path[:num_rows] for path in paths)
     # Behind it all rows that are needed, as far as there is room, and no others.
     chain = max(len(path) for path in paths if rows[: len(path)] == path[:num_rows])
-    needed = {row for row, wanted in enumerate(tree.needed) if wanted}
+    needed = {row for row, wanted in enumerate(tree.required) if wanted}
     assert set(rows[chain:]) <= needed
     if len(rows) < num_rows:
         assert needed <= set(rows)
@@ -175,7 +175,7 @@ def test_rows_keep_what_they_were_sampled_from(tree: TokenTree, num_rows: int, l
         tree.likeliest(num_rows, limit / 10),
         tree.chain_first(num_rows, limit / 10),
         tree.first_rows(num_rows),
-        tree.only(tree.path(len(tree) - 1)),
+        tree.select(tree.path(len(tree) - 1)),
     ):
         assert cut.siblings is tree.siblings
         rows = [tree.proposed_by.index(name) for name in cut.proposed_by]

@@ -53,7 +53,7 @@ def proposals(draw: st.DrawFn) -> list[TokenTree]:
                 np.array([-1, *(draw(st.integers(0, row)) for row in range(rows))], np.int32),
                 np.array([1.0, *rated], np.float32),
                 proposed_by=("", *(f"drafter{which}",) * rows),
-                needed=(True, *(draw(st.booleans()) for _ in range(rows))),
+                required=(True, *(draw(st.booleans()) for _ in range(rows))),
             )
         )
     return trees
@@ -82,8 +82,8 @@ def test_a_merged_tree_has_every_path_once_and_remembers_who_proposed_it(
         assert merged[row].sources == [(which, r) for which, _, r in theirs]
         names = dict.fromkeys(each.proposed_by[r] for _, each, r in theirs)
         assert tree.proposed_by[row] == "+".join(names)
-        if row and tree.needed:
-            assert tree.needed[row] == any(each.needed[r] for _, each, r in theirs)
+        if row and tree.required:
+            assert tree.required[row] == any(each.required[r] for _, each, r in theirs)
     for row in range(len(tree)):
         assert tree.confidence[tree.children(row)].sum() <= 1 + 1e-6
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter

@@ -83,7 +83,7 @@ def named_by_nobody(tree: TokenTree) -> TokenTree:
 
 def needed_below_what_is_not(tree: TokenTree) -> TokenTree:
     pending = int(tree.tokens[0])
-    return replace(TokenTree.chain(pending, [1, 2], [0.1, 0.1]), needed=(True, False, True))
+    return replace(TokenTree.chain(pending, [1, 2], [0.1, 0.1]), required=(True, False, True))
 
 
 FAULTS = [

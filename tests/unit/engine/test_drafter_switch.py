@@ -145,8 +145,8 @@ def test_within_plain_decoding_a_choice_waits(make_engine: Any, remembers_all: A
 def test_near_ties_are_told_from_the_change_on(make_engine: Any, remembers_all: Any) -> None:
     """And the cache, which may hold the noise of drafting, is not used by plain decoding after."""
     engine = make_engine(remembers_all())
-    noisy = replace(engine.parts.speculator, numerics=BatchInvariance(100.0, (1,)))
-    engine._drafting._parts = replace(engine.parts, speculator=noisy)
+    noisy = replace(engine.parts.speculation_factory, batch_invariance=BatchInvariance(100.0, (1,)))
+    engine._drafting._parts = replace(engine.parts, speculation_factory=noisy)
     running = engine.generate(PROMPT, max_tokens=10, stream=True)
     next(running)
     engine.set_drafter("suffix")
@@ -180,7 +180,10 @@ def test_all_guesses_are_verified_for_a_while_and_plain_answers_may_lie_within(
         with engine.without_drafting():
             assert engine.generate(PROMPT, max_tokens=8).stats.draft_n == 0
         engine.set_drafter("none")  # from the end of the block on
-        eager = engine.generate(PROMPT, max_tokens=8)
-        assert eager.text == expected.text and eager.stats.draft_n > expected.stats.draft_n
+        always_verify = engine.generate(PROMPT, max_tokens=8)
+        assert (
+            always_verify.text == expected.text
+            and always_verify.stats.draft_n > expected.stats.draft_n
+        )
     assert engine.drafter == "none"
     assert engine.generate(PROMPT, max_tokens=8).stats.draft_n == 0

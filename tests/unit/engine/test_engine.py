@@ -187,8 +187,8 @@ def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any
 
 def test_plain_decoding_does_not_use_a_cache_with_the_noise_of_drafting(make_engine: Any) -> None:
     engine = make_engine(ScriptedModel(random_logits(260), 260))
-    noisy = replace(engine.parts.speculator, numerics=BatchInvariance(0.5, (1,)))
-    engine._drafting._parts = replace(engine.parts, speculator=noisy)
+    noisy = replace(engine.parts.speculation_factory, batch_invariance=BatchInvariance(0.5, (1,)))
+    engine._drafting._parts = replace(engine.parts, speculation_factory=noisy)
     cached = []
     for names in ("none", "auto", "lookahead", "none", "none", "suffix"):
         engine.set_drafter(names)

@@ -65,12 +65,16 @@ def engine(make_engine: Any, models: tuple[Model, Model]) -> Engine:
     target, smaller = models
     made: Engine = make_engine(target)
     draft = Draft(smaller, VOCAB)
-    speculator = made.parts.speculator
-    speculator = replace(speculator, setting=replace(speculator.setting, drafts=[draft]))
+    speculation_factory = made.parts.speculation_factory
+    speculation_factory = replace(
+        speculation_factory, setting=replace(speculation_factory.setting, drafts=[draft])
+    )
     made.close()
     target.num_closed = 0
-    parts = replace(made.parts, drafts=[draft], speculator=speculator, drafter="cascade")
-    return Engine(replace(parts, speculation=speculator.choose("cascade")))
+    parts = replace(
+        made.parts, drafts=[draft], speculation_factory=speculation_factory, drafter="cascade"
+    )
+    return Engine(replace(parts, speculation=speculation_factory.choose("cascade")))
 
 
 def test_forks_write_at_the_same_time_what_each_writes_alone(engine: Engine) -> None:
@@ -150,7 +154,7 @@ def test_a_fork_that_cannot_be_made_leaves_nothing_open(
 
 
 def test_active_generations_of_all_forks_are_counted(engine: Engine) -> None:
-    load = engine.parts.speculator.load
+    load = engine.parts.speculation_factory.load
     seen: list[int] = []
     inside = Barrier(3, timeout=10)
 
@@ -173,14 +177,14 @@ def test_active_generations_of_all_forks_are_counted(engine: Engine) -> None:
 
 
 def test_rows_are_shared_among_forks(engine: Engine) -> None:
-    speculator = replace(engine.parts.speculator, parallel_rows=4)
-    engine.parts = replace(engine.parts, speculator=speculator)
+    speculation_factory = replace(engine.parts.speculation_factory, parallel_rows=4)
+    engine.parts = replace(engine.parts, speculation_factory=speculation_factory)
     fork = engine.fork()
     fork.set_drafter("suffix")
     prompt = [*PROMPTS[3]] * 3
     text = tokens(engine, prompt)
     assert tokens(fork, prompt) == text
-    load = speculator.load
+    load = speculation_factory.load
     load.active = 3  # others
     result = fork.generate(prompt, max_tokens=20)
     assert [token.id for token in result.tokens] == text

@@ -86,8 +86,10 @@ def make(make_engine: Any) -> Callable[..., Engine]:
         if draft is not None:
             drafters = [draft.make_drafter()]
         speculation = Speculation(drafters, speculation.policy, tie_margin)
-        speculator = replace(made.parts.speculator, exact=exact)
-        made.parts = replace(made.parts, speculator=speculator, speculation=speculation)
+        speculation_factory = replace(made.parts.speculation_factory, exact=exact)
+        made.parts = replace(
+            made.parts, speculation_factory=speculation_factory, speculation=speculation
+        )
         return Engine(replace(made.parts, drafts=[] if draft is None else [draft]))
 
     return make

@@ -30,10 +30,12 @@ EXACT_BRANCHES = BatchInvariance(0.125, (1, 4))
 MODEL = ScriptedModel(random_logits(9), 9)
 
 
-def speculator(
-    numerics: BatchInvariance, exact: bool = False, **setting: Any
+def speculation_factory(
+    batch_invariance: BatchInvariance, exact: bool = False, **setting: Any
 ) -> SpeculationFactory:
-    return SpeculationFactory(DrafterContext(9, **setting), MODEL.capabilities, numerics, exact)
+    return SpeculationFactory(
+        DrafterContext(9, **setting), MODEL.capabilities, batch_invariance, exact
+    )
 
 
 def branches(speculation: Speculation) -> bool:
@@ -56,16 +58,16 @@ def branches(speculation: Speculation) -> bool:
     ],
 )
 def test_guesses_branch_only_where_that_changes_no_number(
-    names: str, numerics: BatchInvariance, branching: bool, margin: float
+    names: str, batch_invariance: BatchInvariance, branching: bool, margin: float
 ) -> None:
-    speculation = speculator(numerics).choose(names)
+    speculation = speculation_factory(batch_invariance).choose(names)
     assert branches(speculation) == branching
     assert speculation.tie_margin == margin
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_window_is_scored_beside_the_chain_but_not_in_exact_mode(exact: bool) -> None:
-    speculation = speculator(NOISY_BRANCHES, exact).choose("lookahead")
+    speculation = speculation_factory(NOISY_BRANCHES, exact).choose("lookahead")
     [drafter] = speculation.drafters
     drafter.begin([1, 2, 3])
     plan = speculation.policy.choose([drafter], 3, Budget(20, 16))
@@ -74,23 +76,25 @@ def test_a_window_is_scored_beside_the_chain_but_not_in_exact_mode(exact: bool) 
 
 
 def test_exact_mode_has_chains_and_no_ties() -> None:
-    speculation = speculator(NOISY_BRANCHES, exact=True).choose("suffix,lookahead")
+    speculation = speculation_factory(NOISY_BRANCHES, exact=True).choose("suffix,lookahead")
     assert isinstance(speculation.policy, ExactPolicy)
     assert not branches(speculation) and speculation.tie_margin == 0
-    assert speculator(NOISY_BRANCHES, exact=True).min_rows == 1
-    assert speculator(BatchInvariance(0.0, (2, 4)), exact=True).min_rows == 2
+    assert speculation_factory(NOISY_BRANCHES, exact=True).min_rows == 1
+    assert speculation_factory(BatchInvariance(0.0, (2, 4)), exact=True).min_rows == 2
 
 
 def test_without_drafters_there_are_no_ties() -> None:
-    speculation = speculator(EXACT_BRANCHES).choose("none")
+    speculation = speculation_factory(EXACT_BRANCHES).choose("none")
     assert list(speculation.drafters) == [] and speculation.tie_margin == 0
 
 
 def test_free_drafters_share_a_tree_and_a_draft_comes_after_them() -> None:
     draft = Draft(MODEL, 9)
-    chosen = speculator(EXACT_BRANCHES, drafts=[draft]).choose("draft-model,suffix,recycling")
+    chosen = speculation_factory(EXACT_BRANCHES, drafts=[draft]).choose(
+        "draft-model,suffix,recycling"
+    )
     assert [drafter.name for drafter in chosen.drafters] == ["suffix+recycling", "draft-model"]
-    chosen = speculator(EXACT_BRANCHES, drafts=[draft]).choose("suffix,draft-model")
+    chosen = speculation_factory(EXACT_BRANCHES, drafts=[draft]).choose("suffix,draft-model")
     assert [drafter.name for drafter in chosen.drafters] == ["suffix", "draft-model"]
 
 
@@ -106,13 +110,13 @@ def test_free_drafters_share_a_tree_and_a_draft_comes_after_them() -> None:
 def test_a_round_has_room_for_the_window_that_was_asked_for(
     setting: dict[str, Any], num_rows: int
 ) -> None:
-    policy: Any = speculator(EXACT_BRANCHES, **setting).choose("lookahead").policy
+    policy: Any = speculation_factory(EXACT_BRANCHES, **setting).choose("lookahead").policy
     assert policy.max_draft_tokens == num_rows - 1
 
 
 def test_a_snapshot_goes_on_in_drafters_of_the_same_names() -> None:
     used, fresh, other = (
-        speculator(EXACT_BRANCHES).choose(names)
+        speculation_factory(EXACT_BRANCHES).choose(names)
         for names in ("suffix,lookahead", "suffix,lookahead", "jacobi")
     )
     for drafter in used.drafters:
@@ -172,7 +176,9 @@ def test_an_option_that_would_do_nothing_is_refused(options: dict[str, Any], tol
 def test_a_draft_that_is_asked_goes_on_meanwhile_where_that_is_wanted(
     names: str, overlap: DraftOverlap
 ) -> None:
-    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), draft_overlap=overlap)
+    made = replace(
+        speculation_factory(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), draft_overlap=overlap
+    )
     anticipation = made.choose(names).anticipation
     assert isinstance(anticipation, OverlappedDrafting) == (overlap is not DraftOverlap.OFF)
     if anticipation is not None:
@@ -206,7 +212,9 @@ def test_threads_of_a_draft_are_those_of_its_target_if_not_its_own() -> None:
 
 def test_a_fork_learns_for_itself_what_rows_cost() -> None:
     measured = RowCosts({1: 1.0, 8: 2.0})
-    made = replace(speculator(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), costs=lambda: measured)
+    made = replace(
+        speculation_factory(EXACT_BRANCHES, drafts=[Draft(MODEL, 9)]), costs=lambda: measured
+    )
     for _ in range(40):
         measured.observe(1, 1.5)
     draft = Draft(MODEL, 9)
@@ -223,7 +231,7 @@ def test_a_fork_learns_for_itself_what_rows_cost() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_conversations_share_rows_where_a_limit_is_given(exact: bool) -> None:
     """Within the widths of exact mode, which pads what is left."""
-    limited = replace(speculator(EXACT_BRANCHES, exact), parallel_rows=4)
+    limited = replace(speculation_factory(EXACT_BRANCHES, exact), parallel_rows=4)
     limited.load.active = 4
     speculation = limited.choose("suffix")
     [drafter] = speculation.drafters
@@ -231,14 +239,16 @@ def test_conversations_share_rows_where_a_limit_is_given(exact: bool) -> None:
     plan = speculation.policy.choose([drafter], 2, Budget(8, 16))
     assert plan.plain_reason is PlainReason.SHARED and len(plan.tree) == 1
     assert isinstance(speculation.policy, ExactPolicy if exact else SharedPolicy)
-    unlimited = speculator(EXACT_BRANCHES, exact)
+    unlimited = speculation_factory(EXACT_BRANCHES, exact)
     unlimited.load.active = 4
     assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1
 
 
 def test_what_one_session_learnt_is_where_the_next_begins() -> None:
     """Through a drafter that is guarded and joined with others, as floats in a file."""
-    first, second = (speculator(EXACT_BRANCHES).choose("suffix,recycling") for _ in range(2))
+    first, second = (
+        speculation_factory(EXACT_BRANCHES).choose("suffix,recycling") for _ in range(2)
+    )
     counts = first.learnt()
     assert set(counts) == {"suffix", "recycling", "suffix+recycling"}
     raised = {name: [2 * value for value in values] for name, values in counts.items()}
@@ -247,7 +257,7 @@ def test_what_one_session_learnt_is_where_the_next_begins() -> None:
 
 
 def test_what_was_learnt_by_another_version_is_left_out() -> None:
-    speculation = speculator(EXACT_BRANCHES).choose("suffix")
+    speculation = speculation_factory(EXACT_BRANCHES).choose("suffix")
     before = speculation.learnt()
     speculation.relearn({"suffix": [1.0, 2.0], "other": [3.0]})
     assert speculation.learnt() == before

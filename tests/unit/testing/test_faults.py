@@ -44,10 +44,10 @@ def model() -> ScriptedModel:
 
 def paired(engine: Engine, draft: Draft, overlap: DraftOverlap = DraftOverlap.OFF) -> Any:
     """The engine's parts, with a draft."""
-    speculator = engine.parts.speculator
-    setting = replace(speculator.setting, drafts=[draft])
-    speculator = replace(speculator, setting=setting, draft_overlap=overlap)
-    return replace(engine.parts, drafts=[draft], speculator=speculator)
+    speculation_factory = engine.parts.speculation_factory
+    setting = replace(speculation_factory.setting, drafts=[draft])
+    speculation_factory = replace(speculation_factory, setting=setting, draft_overlap=overlap)
+    return replace(engine.parts, drafts=[draft], speculation_factory=speculation_factory)
 
 
 def ids(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[int]:
@@ -293,7 +293,7 @@ def test_a_draft_that_hangs_is_never_touched_again(
         draft = draft.fork()
     with make_engine(model()) as engine:
         parts, right = paired(engine, draft, overlap), ids(engine)
-    engine = Engine(replace(parts, speculation=parts.speculator.choose("draft-model")))
+    engine = Engine(replace(parts, speculation=parts.speculation_factory.choose("draft-model")))
     assert ids(engine) == right and ids(engine) == right
     (drafter,) = engine.parts.speculation.drafters
     assert drafter.fault is not None and "a pass hung for" in drafter.fault

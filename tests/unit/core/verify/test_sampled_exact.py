@@ -154,7 +154,7 @@ CUTS: dict[str, Callable[[TokenTree], TokenTree]] = {
     "likeliest rows": lambda tree: tree.likeliest(4),
     "likely rows": lambda tree: tree.likeliest(20, 0.4),
     "first rows": lambda tree: tree.first_rows(3),
-    "first of each": lambda tree: tree.only([0, 1, *tree.children(1)[:1]]),
+    "first of each": lambda tree: tree.select([0, 1, *tree.children(1)[:1]]),
     "fixed policy": lambda tree: FixedPolicy(3, 0.4).choose([Proposing(tree)], 0, BUDGET).tree,
 }
 CHAIN_CUTS = CUTS | {

@@ -24,8 +24,8 @@ from edge_spec.diagnostics.lossless_check.report import document, html_page, pri
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
@@ -70,15 +70,15 @@ def with_drafter(make_engine: Any) -> Any:
     def make(names: str, model: ScriptedModel | None = None) -> Engine:
         parts = make_engine(model or wordy()).parts
         drafts = [Draft(wordy(seed=1), VOCAB)]
-        setting = replace(parts.speculator.setting, drafts=drafts)
-        speculator = replace(parts.speculator, setting=setting)
+        setting = replace(parts.speculation_factory.setting, drafts=drafts)
+        speculation_factory = replace(parts.speculation_factory, setting=setting)
         return Engine(
             replace(
                 parts,
                 drafter=names,
                 drafts=drafts,
-                speculator=speculator,
-                speculation=speculator.choose(names),
+                speculation_factory=speculation_factory,
+                speculation=speculation_factory.choose(names),
             )
         )
 

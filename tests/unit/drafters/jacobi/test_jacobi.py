@@ -15,8 +15,8 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
+from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import NextLogits, ScriptedModel, random_logits
 
@@ -107,7 +107,7 @@ def test_the_block_keeps_the_budget_and_all_of_it_is_scored(
     for each in rounds(JacobiDrafter(block=block), model, prompt, [budget] * 6):
         tree = each.tree
         assert len(tree) == 1 + max(0, min(block, budget.num_draft_tokens, budget.num_rows - 1))
-        assert len(tree) == 1 or (tree.needed == (True,) * len(tree))
+        assert len(tree) == 1 or (tree.required == (True,) * len(tree))
         assert tree.proposed_by == ("", *["jacobi"] * (len(tree) - 1))
         assert tree.likeliest(64, 0.99) is tree
         assert ((tree.confidence > 0) & (tree.confidence <= 1)).all()

@@ -16,7 +16,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi.initial_guesses import JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
@@ -128,7 +128,7 @@ def test_the_window_is_a_tree_of_lookaheads_shape(width: int, ngram: int) -> Non
             # their column, and of the rows up to their own their column.
             sees = k <= j if s == 0 else (k == j and s <= r)
             assert tree.ancestors[row, other] == sees
-    assert tree.needed == (() if len(tree) == 1 else (False, *(True,) * (len(tree) - 1)))
+    assert tree.required == (() if len(tree) == 1 else (False, *(True,) * (len(tree) - 1)))
     assert tree.proposed_by == ("", *["lookahead"] * (len(tree) - 1))
 
 
@@ -225,9 +225,9 @@ def test_a_round_keeps_its_budget_and_has_no_equal_siblings(
             children = tree.children(row)
             assert len(set(tree.tokens[children].tolist())) == len(children)
             assert tree.confidence[children].sum() <= 1 + 1e-6
-            if row and tree.needed and tree.needed[row]:
+            if row and tree.required and tree.required[row]:
                 parent = int(tree.parents[row])
-                assert parent == 0 or tree.needed[parent]
+                assert parent == 0 or tree.required[parent]
 
 
 @given(model=models, prompt=prompts, size=sizes)
@@ -255,7 +255,7 @@ def test_matches_come_from_the_prompt_in_the_first_round() -> None:
     assert follow(tree, [7, 8, 9]) is not None and follow(tree, [4, 5, 6]) is not None
     assert follow(tree, [1, 2]) is None
     chain = drafter.propose(9, NO_WINDOW)
-    assert chain.tokens.tolist() == [9, 7, 8, 9] and not chain.needed
+    assert chain.tokens.tolist() == [9, 7, 8, 9] and not chain.required
     assert drafter.propose(9, Budget(2, 20, branches=False, probes=False)).tokens.tolist() == [
         9,
         7,
@@ -352,7 +352,7 @@ def test_a_window_that_does_not_fit_is_left_out_and_comes_back(decode: Any, gree
     limits = [AMPLE] * 5 + [Budget(1, 9)] * 5 + [Budget(50, 8)] * 5 + [NO_WINDOW] * 5 + [AMPLE] * 5
     drafter = LookaheadDrafter(WindowSize(3, 4, 3))
     made = list(rounds(drafter, model, [1, 2, 3], limits))
-    needed = [any(each.tree.needed) for each in made]
+    needed = [any(each.tree.required) for each in made]
     assert needed == [True] * 5 + [False] * 15 + [True] * 5
     assert [token for each in made for token in each.verdict.tokens] == greedy(
         model, [1, 2, 3], sum(len(each.verdict.tokens) for each in made)
@@ -460,7 +460,7 @@ def test_a_guess_of_window_and_pool_counts_as_the_likelier() -> None:
     estimates = acceptance(drafter)
     assert tree.confidence[1] == pytest.approx(max(estimates[0], estimates[3]))
     assert tree.confidence[[2, 3]].tolist() == pytest.approx([estimates[1], estimates[4]])
-    assert tree.needed == (False, True, True, False)
+    assert tree.required == (False, True, True, False)
     assert tree.likeliest(3).tokens.tolist() == [1, 2, 7]
 
 

@@ -221,7 +221,7 @@ def test_rows_come_in_falling_reach_within_the_budget(seed: int, num_rows: int, 
         tokens = tree.tokens[tree.children(row)].tolist()
         assert len(set(tokens)) == len(tokens) <= TOP_TOKENS
         assert set(tokens) <= best(random_logits(40, order=1), int(tree.tokens[row]))
-    assert set(tree.proposed_by[1:]) <= {"recycling"} and not tree.needed
+    assert set(tree.proposed_by[1:]) <= {"recycling"} and not tree.required
 
 
 def test_without_branches_the_best_tokens_follow_each_other() -> None:

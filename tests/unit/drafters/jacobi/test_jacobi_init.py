@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.drafters.jacobi.initial_guesses import Filler, JacobiInit
+from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
 from edge_spec.errors import UsageError
 
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=30)
