@@ -7,9 +7,9 @@
 
 With --rows each round scores so many of the likeliest rows, however unlikely they are: what a
 drafter does with a budget. NAMES@ROWS:CONFIDENCE is a fixed policy that scores at most so many
-rows, each reached with this chance at least. Guesses branch only where the runtime was measured to
-allow it, or with --branches. Prompt by prompt, interleaved with plain decoding in one process, each
-case keeping what it learns; times are of decoding alone, the median over repetitions.
+rows, each reached with this chance at least. Draft tokens branch only where the runtime was
+measured to allow it, or with --branches. Prompt by prompt, interleaved with plain decoding in one
+process, each case keeping what it learns; times are of decoding alone, the median over repetitions.
 Reliability counts every row that a drafter proposed and the text decided: Brier
 score, and expected calibration error over ten bins.
 """
@@ -41,7 +41,7 @@ from edge_spec.engine.speculation import Speculation, SpeculationFactory
 DRAFTERS = ("suffix", "recycling", "lookahead", "jacobi", "suffix,recycling")
 NUM_BINS = 10
 
-Outcomes = list[tuple[float, bool]]  # confidence, and whether the guess was right
+Outcomes = list[tuple[float, bool]]  # confidence, and whether the draft token was right
 Repetitions = dict[str, list[list[Stats]]]  # by case: for each repetition, of each prompt
 
 
@@ -108,7 +108,7 @@ class FixedRows(SpeculationFactory):
 
 def reliability(outcomes: Outcomes) -> dict[str, Any]:
     """Brier score, expected calibration error, and of each bin its mean confidence and frequency
-    of right guesses."""
+    of right draft tokens."""
     if not outcomes:
         return {"rows": 0}
     confidence, right = np.array(outcomes, np.float64).T
@@ -137,17 +137,17 @@ def rate(stats: Sequence[Stats]) -> float:
 def summary(repetitions: Repetitions, case: str) -> dict[str, float]:
     drafted, plain = repetitions[case], repetitions["none"]
     stats = drafted[-1]
-    guessed = sum(s.draft_n for s in stats)
+    draft_n = sum(s.draft_n for s in stats)
     num_rounds = sum(s.rounds for s in stats)
     return {
         "mean_accepted_length": sum(s.predicted_n for s in stats) / num_rounds,
-        "acceptance_rate": sum(s.draft_n_accepted for s in stats) / guessed if guessed else 0.0,
+        "acceptance_rate": sum(s.draft_n_accepted for s in stats) / draft_n if draft_n else 0.0,
         "predicted_per_second": median(map(rate, drafted)),
         "plain_per_second": median(map(rate, plain)),
         "speedup": median(rate(d) / rate(p) for d, p in zip(drafted, plain, strict=True)),
         "draft_ms_a_round": sum(s.draft_ms for s in stats) / num_rounds,
         "near_ties": sum(s.near_ties for s in stats),
-        "rows_a_round": guessed / num_rounds,
+        "rows_a_round": draft_n / num_rounds,
     }
 
 

@@ -90,7 +90,8 @@ def summary(found: dict[str, Any]) -> str:
     how = "near ties replayed" if found["replays"] else f"widths {found['invariant_widths']}"
     return (
         f"{found['runtime']}: {found['differing']} of {found['num_prompts']} texts differ in exact "
-        f"mode ({found['num_tokens']} tokens, {found['num_accepted']} accepted guesses, {how}), "
+        f"mode ({found['num_tokens']} tokens, {found['num_accepted']} accepted "
+        f"draft tokens, {how}), "
         f"{found['differing_by_default']} by default; exact against default: plain "
         f"{found['plain_ratio']:.2f}, speculative {found['speculative_ratio']:.2f}; speculative "
         f"against plain: exact {found['speedup']:.2f}, default {found['speedup_by_default']:.2f}"

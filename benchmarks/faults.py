@@ -58,7 +58,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 def parts_of(parts: EngineComponents, runtime: str) -> EngineComponents:
-    """The draft guesses on while the target verifies, and for "scripted" both are."""
+    """The draft drafts on while the target verifies, and for "scripted" both are."""
     speculation_factory = replace(parts.speculation_factory, draft_overlap=DraftOverlap.ON)
     if runtime != "scripted":
         return replace(parts, speculation_factory=speculation_factory)

@@ -4,8 +4,8 @@
     python benchmarks/forms.py --drafter none,auto,lookahead --repeat 5
 
 Prints tokens a second of each, the median over the repeats, their ratio to the first, and whether
-all texts are the same. What the schema spells out is guessed by the drafter `grammar`, which takes
-part wherever anything is guessed.
+all texts are the same. What the schema spells out is drafted by the drafter `grammar`, which takes
+part wherever anything is drafted.
 """
 
 from __future__ import annotations

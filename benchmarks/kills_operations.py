@@ -57,7 +57,7 @@ class Operation:
     """read: the version that is there, None where there is nothing; raises where it misloads.
 
     is_ordered: whether a newer version is a larger number. may_vanish: whether a kill may take the
-    old one away, as with what is made anew without loss.
+    old one away, as with what is made again without loss.
     """
 
     write: Callable[[int], object]

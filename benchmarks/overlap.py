@@ -11,8 +11,8 @@ does. Where both models share a processor, `meanwhile` and `auto` need threads t
 between them; `plain+all` and `after+all` then give each model all threads in its turn, which is
 what a split has to win against.
 
-Prints the rate of each arm and its speedup, times of a round, the share of rounds whose guesses
-were ready, and how many greedy texts are those of plain decoding.
+Prints the rate of each arm and its speedup, times of a round, the share of rounds whose draft
+tokens were ready, and how many greedy texts are those of plain decoding.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ A GGUF runs on llama.cpp, a bundle on onnxruntime, so FORMAT also names the runt
 
 All arms of a pair answer a prompt one after the other on the same two models: `plain`; `chain`,
 `tree` (branches whether or not they are bit-identical here) and `cascade` under the default policy;
-`chain@N` always N guesses, whose speedup is also forecast from t(k), the draft's step and the
-acceptance of each guess. At a temperature, drafts are sampled, or draw the same random numbers as
-the target (`chain+seed`). Prints speedups by category, times of a round, forecasts, and how many
-greedy texts are those of plain decoding.
+`chain@N` always N draft tokens, whose speedup is also forecast from t(k), the draft's step and the
+acceptance of each draft token. At a temperature, drafts are sampled, or draw the same random
+numbers as the target (`chain+seed`). Prints speedups by category, times of a round, forecasts, and
+how many greedy texts are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Arms(SpeculationFactory):
         arm = names.partition("+")[0]
         if arm in ("plain", "none"):
             return super().choose("none")
-        method, _, guesses = arm.partition("@")
+        method, _, draft_tokens = arm.partition("@")
         branching = replace(self.batch_invariance, branch_invariant=method == "tree")
         drafter = "cascade" if method == "cascade" else "draft-model"
         speculation = SpeculationFactory.choose(replace(self, batch_invariance=branching), drafter)
-        if guesses:
-            fixed = FixedPolicy(int(guesses), min_confidence=0.0, branches=False)
+        if draft_tokens:
+            fixed = FixedPolicy(int(draft_tokens), min_confidence=0.0, branches=False)
             speculation = replace(speculation, policy=fixed)
         return speculation
 
@@ -102,25 +102,30 @@ def step_ms(session: Session, tokens: Sequence[int], width: int) -> float:
     return median(times)
 
 
-def forecast(engine: Engine, tokens: Sequence[int], stats: Sequence[Stats], guesses: int) -> float:
-    """Speedup by the formula, from t(1) and t(guesses + 1) at this context, c and acceptance."""
+def forecast(
+    engine: Engine, tokens: Sequence[int], stats: Sequence[Stats], draft_tokens: int
+) -> float:
+    """Speedup by the formula, from t(1) and t(draft tokens + 1) at this context, c and
+    acceptance."""
     target = engine.parts.model.open_session()
     draft = engine.parts.drafts[0].model.open_session()
-    before = tokens[: -guesses - 1]
+    before = tokens[: -draft_tokens - 1]
     for session in (target, draft):
         session.prefill(before)
     t1, wide, step = [], [], []
     for _ in range(3):
         t1.append(step_ms(target, tokens, 1))
-        wide.append(step_ms(target, tokens, guesses + 1))
+        wide.append(step_ms(target, tokens, draft_tokens + 1))
         step.append(step_ms(draft, tokens, 1))
     target.close()
     draft.close()
-    costs = RowCosts({1: median(t1) / 1e3, guesses + 1: median(wide) / 1e3})
+    costs = RowCosts({1: median(t1) / 1e3, draft_tokens + 1: median(wide) / 1e3})
     lengths = sum((s.acceptance_histogram for s in stats), Counter[int]())
-    reached = [sum(n for length, n in lengths.items() if length >= i) for i in range(guesses + 1)]
+    reached = [
+        sum(n for length, n in lengths.items() if length >= i) for i in range(draft_tokens + 1)
+    ]
     acceptance = [b / a if a else 0.0 for a, b in pairwise(reached)]
-    return forecast_speedup(acceptance, costs, guesses * median(step) / 1e3)
+    return forecast_speedup(acceptance, costs, draft_tokens * median(step) / 1e3)
 
 
 def measure(engine: Engine, arms: Sequence[str], prompts: Any, arguments: Any) -> dict[str, Any]:
@@ -204,7 +209,8 @@ def main() -> None:
             batch_invariance = engine.parts.batch_invariance
         show(pair, results[pair], len(prompts))
         print(
-            f"noise of widths {batch_invariance.tie_margin:.3f}, of branches {batch_invariance.branch_margin:.3f}"
+            f"noise of widths {batch_invariance.tie_margin:.3f}, "
+            f"of branches {batch_invariance.branch_margin:.3f}"
         )
     report({"pairs": results, "temperature": arguments.temperature}, arguments.json)
 

@@ -4,9 +4,9 @@
     python benchmarks/self_speculation.py --exits 6 12 18 --prompts 4 --tokens 64
 
 Agreement: how often the part's likeliest token is the target's, along the target's own greedy
-answers, behind what the target has read. Cost: a part's pass over one row against the target's,
-medians of interleaved passes. Forecast: with n guesses a round, E = (1 - a^(n+1)) / (1 - a)
-tokens for agreement a, in a time of n * cost + t(n + 1) / t(1), for the best n; 0 guesses is
+answers, after what the target has read. Cost: a part's pass over one row against the target's,
+medians of interleaved passes. Forecast: with n draft tokens a round, E = (1 - a^(n+1)) / (1 - a)
+tokens for agreement a, in a time of n * cost + t(n + 1) / t(1), for the best n; 0 draft tokens is
 plain decoding. Skipped sublayers (2 * layer: attention, 2 * layer + 1: MLP) are each one of the
 middle ones, and then the least influential ones together, from one up to half of all.
 """
@@ -29,7 +29,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 
 BLOCK_ROWS = 8  # of an answer that are compared at once
-MAX_GUESSES = 8
+MAX_DRAFT_TOKENS = 8
 Text = tuple[list[int], list[int]]  # the prompt and the greedy answer
 
 
@@ -60,15 +60,15 @@ def agreements(
         text = [prompt[-1], *answer]
         for start in range(0, len(text), BLOCK_ROWS):
             block = chain(text[start : start + BLOCK_ROWS])
-            guesses = {}
+            draft_tokens = {}
             for name, skipped in sets.items():
                 part.skipped = skipped
-                guesses[name] = part.forward(block).logits.argmax(axis=1)
+                draft_tokens[name] = part.forward(block).logits.argmax(axis=1)
             chosen = target.forward(block).logits.argmax(axis=1)
             target.commit(range(len(block)))
             scored += len(block)
-            for name, guessed in guesses.items():
-                right[name] += int((guessed == chosen).sum())
+            for name, drafted in draft_tokens.items():
+                right[name] += int((drafted == chosen).sum())
     return {name: count / scored for name, count in right.items()}
 
 
@@ -97,17 +97,17 @@ def costs(
 
 
 def widths(target: Session, repetitions: int) -> list[float]:
-    """t(k) / t(1) for k = 1 to MAX_GUESSES + 1."""
-    taken: list[list[float]] = [[] for _ in range(MAX_GUESSES + 1)]
+    """t(k) / t(1) for k = 1 to MAX_DRAFT_TOKENS + 1."""
+    taken: list[list[float]] = [[] for _ in range(MAX_DRAFT_TOKENS + 1)]
     for _ in range(repetitions):
-        for guesses, times in enumerate(taken):
-            rows = chain([0] * (guesses + 1))
+        for draft_tokens, times in enumerate(taken):
+            rows = chain([0] * (draft_tokens + 1))
             times.append(seconds(partial(target.forward, rows)))
     return [median(times) / median(taken[0]) for times in taken]
 
 
 def forecast(agreement: float, cost: float, t: Sequence[float]) -> tuple[float, int]:
-    """The best speedup, and how many guesses a round reach it."""
+    """The best speedup, and how many draft tokens a round reach it."""
     speedups = [sum(agreement**i for i in range(n + 1)) / (n * cost + t[n]) for n in range(len(t))]
     best = int(np.argmax(speedups))
     return speedups[best], best
@@ -155,16 +155,16 @@ def main() -> None:
     print(f"\n{'part':12s}{'skipped':>8s}{'agreement':>10s}{'cost':>6s}{'n':>3s}{'forecast':>9s}")
     results: dict[str, dict[str, Any]] = {}
     for name, skipped in sets.items():
-        speedup, guesses = forecast(agreement[name], cost[name], t)
+        speedup, draft_tokens = forecast(agreement[name], cost[name], t)
         results[name] = {
             "skipped": sorted(skipped),
             "agreement": agreement[name],
             "cost": cost[name],
-            "num_guesses": guesses,
+            "num_guesses": draft_tokens,
             "speedup": speedup,
         }
         print(
-            f"{name:12s}{len(skipped):8d}{agreement[name]:10.1%}{cost[name]:6.2f}{guesses:3d}"
+            f"{name:12s}{len(skipped):8d}{agreement[name]:10.1%}{cost[name]:6.2f}{draft_tokens:3d}"
             f"{speedup:9.2f}"
         )
     best = max(results, key=lambda name: results[name]["speedup"])

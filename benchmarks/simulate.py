@@ -7,8 +7,8 @@
 the way, then measures t(k) and, to check the simulation against, the real ratio of the default
 drafting to plain decoding on the same prompts. `replay` runs the real round loop on the recorded
 texts, on a clock that each machine's t(k) advances: suffix lookup with every fixed number of
-guesses, other drafters, and the default policy, which knows t(k) as it would be measured there and
-nothing else. "measured" is this machine: its forecast stands beside what was measured.
+draft tokens, other drafters, and the default policy, which knows t(k) as it would be measured there
+and nothing else. "measured" is this machine: its forecast stands beside what was measured.
 
 Other machines are roofline models: a pass takes a fixed time for the call, and then the longer of
 reading the weights once and computing its rows. Their figures are assumptions, printed with the
@@ -48,7 +48,7 @@ from edge_spec.placement.replay import (
 )
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-GUESSES = (1, 2, 3, 5, 7, 15)  # of the fixed settings
+DRAFT_TOKENS = (1, 2, 3, 5, 7, 15)  # of the fixed settings
 CONTEXT_SHARE = 1 / 4000  # of a pass, more for each token of context: assumed, for both sides
 # Seconds a round in Python, measured here among passes (drafting, ms a round, of
 # benchmarks/drafters.py); other processors are charged the same.
@@ -101,8 +101,8 @@ def drafting(names: str, policy: Callable[[VirtualClock, str], Policy]) -> Calla
     return speculate
 
 
-def fixed(guesses: int) -> Callable[[VirtualClock, str], Policy]:
-    return lambda clock, name: FixedPolicy(guesses, branches=False)
+def fixed(draft_tokens: int) -> Callable[[VirtualClock, str], Policy]:
+    return lambda clock, name: FixedPolicy(draft_tokens, branches=False)
 
 
 def settings(costs: RowCosts) -> dict[str, Callable[..., Any]]:
@@ -110,7 +110,10 @@ def settings(costs: RowCosts) -> dict[str, Callable[..., Any]]:
         known = RowCosts(costs.measured)  # each run learns its own drift
         return AdaptivePolicy(known, {}, {name}, branches=False, clock=clock)
 
-    chosen = {f"suffix@{guesses}": drafting("suffix", fixed(guesses)) for guesses in GUESSES}
+    chosen = {
+        f"suffix@{draft_tokens}": drafting("suffix", fixed(draft_tokens))
+        for draft_tokens in DRAFT_TOKENS
+    }
     return {
         **chosen,
         "auto": drafting("suffix", measured),

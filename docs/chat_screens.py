@@ -37,7 +37,7 @@ SCRIPT = (
         "Write a Python function that adds two numbers, then one that multiplies them.",
         ("tokens/s", FOOTER),
     ),
-    ("chat-tokens", "/tokens", ("right guesses of",)),
+    ("chat-tokens", "/tokens", ("right draft tokens of",)),
     ("chat-compare", "/compare", ("Measured:",)),
     ("chat-stats", "/stats", ("first token after",)),
 )

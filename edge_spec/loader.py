@@ -130,7 +130,7 @@ def _watched(model: Model, call_timeout_s: float | None) -> Model:
     """A pass that takes longer than this is given up."""
     if call_timeout_s is None:
         return model
-    remedy = "Ask again: the text is then read anew. Or give a longer --call-timeout."
+    remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
     return WatchedModel(model, call_timeout_s, max(call_timeout_s, FIRST_S), 0, remedy)
 
 

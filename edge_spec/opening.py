@@ -44,8 +44,8 @@ def load(
     "hf:org/name", "hf:org/name@revision", "hf:org/name:file.gguf", which the Hugging Face hub has:
     fetched on first use, later opened from the cache without asking.
     drafter: "auto", "none", or names joined by commas.
-    draft: a smaller model that guesses, on a runtime of its own; of several, each other one
-    guesses for the one before it. None: what a pair bundle brings along; "none": no draft; "auto":
+    draft: a smaller model that drafts, on a runtime of its own; of several, each other one
+    drafts for the one before it. None: what a pair bundle brings along; "none": no draft; "auto":
     the smallest model in the caches that has the same tokens and at most half the size.
     device, draft_device: where they run, names of `edge-spec devices` joined by commas.
     exit_layer: where early exit ends; searched on the text where it is not given.

@@ -193,7 +193,7 @@ COMMANDS = (
     Command(
         "/draft",
         "auto|none|NAME",
-        "who guesses, from the next round on",
+        "who drafts, from the next round on",
         _draft,
         Runs.ANY_TIME,
         _drafters,

@@ -119,7 +119,7 @@ class ChatConversation:
         self.left_out += more
         return (
             f"The context of {engine.context_length} tokens is full: from now on the model does "
-            f"not see the oldest {self.left_out} messages. /save keeps them, /reset begins anew."
+            f"not see the oldest {self.left_out} messages. /save keeps them, /reset begins again."
         )
 
     def answer(self, text: str, on_chunk: OnChunk, *, again: bool = False) -> GenerationResult:

@@ -28,10 +28,10 @@ ORIGINS = {
     "bonus": ("cyan", "<", ">"),
 }
 MEANINGS = {
-    "plain": "written without a guess",
-    "accepted": "guessed, and right",
-    "recovered": "the model's own after a wrong guess",
-    "bonus": "the model's own after right guesses",
+    "plain": "written without a draft token",
+    "accepted": "drafted, and right",
+    "recovered": "the model's own after a wrong draft token",
+    "bonus": "the model's own after right draft tokens",
 }
 
 
@@ -42,7 +42,7 @@ def stats_text(result: GenerationResult) -> str:
         lines[0] += f", {stats.speedup:.2f}x the plain rounds of this session"
     if stats.acceptance_rate is not None:
         lines.append(
-            f"accepted {stats.draft_n_accepted} of {stats.draft_n} guesses "
+            f"accepted {stats.draft_n_accepted} of {stats.draft_n} draft tokens "
             f"({stats.acceptance_rate:.0%}), {stats.mean_accepted_length:.2f} tokens a round"
         )
     if stats.draft_characters:
@@ -67,11 +67,11 @@ def stats_text(result: GenerationResult) -> str:
 
 
 def _histogram(rounds: Counter[int]) -> list[str]:
-    """rounds: speculative ones by number of accepted guesses."""
+    """rounds: speculative ones by number of accepted draft tokens."""
     if not rounds:
         return []
     most = max(rounds.values())
-    lines = ["speculative rounds by accepted guesses:"]
+    lines = ["speculative rounds by accepted draft tokens:"]
     for accepted, count in sorted(rounds.items()):
         bar = bar_character() * max(round(count / most * _BAR_WIDTH), 1)
         lines.append(f"  {accepted:2} {bar:{_BAR_WIDTH}} {count}")
@@ -89,10 +89,10 @@ def tokens_text(result: GenerationResult, colours: bool) -> Text:
         text.append("\n")
         _append(text, origin, origin, colours)
         text.append(f" {counts[origin]}: {meaning}")
-    guessed = Counter(token.drafter for token in result.tokens if token.drafter)
-    if guessed:
-        by_drafter = ", ".join(f"{name} {count}" for name, count in guessed.most_common())
-        text.append(f"\nright guesses of: {by_drafter}")
+    drafted = Counter(token.drafter for token in result.tokens if token.drafter)
+    if drafted:
+        by_drafter = ", ".join(f"{name} {count}" for name, count in drafted.most_common())
+        text.append(f"\nright draft tokens of: {by_drafter}")
     return text
 
 
@@ -125,7 +125,7 @@ def comparison_text(compared: DrafterComparison, width: int) -> RenderableType:
         "time for the prompt."
     )
     if compared.may_be_remembered:
-        lines.append("Its drafter remembers answers: one that was given before is guessed whole.")
+        lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
     side_by_side = width >= 2 * _LEAST_COLUMN
     for panel in panels:
         panel.width = width // 2 - 1 if side_by_side else None

@@ -23,7 +23,7 @@ class Room(NamedTuple):
 
 
 class Tail:
-    """Paints anew only where it may, and shows the last painting until then."""
+    """Paints again only where it may, and shows the last painting until then."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The web page in a window of its own, behind `edge-spec desktop`."""
+"""The web page in a window of its own, after `edge-spec desktop`."""
 
 from edge_spec.apps.desktop.window import run
 

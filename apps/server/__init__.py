@@ -1,4 +1,4 @@
-"""The server behind `edge-spec serve`: OpenAI's API over engines that share their weights."""
+"""The server after `edge-spec serve`: OpenAI's API over engines that share their weights."""
 
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.running import RunningServer, run, serve

@@ -167,7 +167,7 @@ class ServerAnswer:
                 self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
         finally:
             result = generation.result
-            if result.finish_reason is not FinishReason.ERROR:  # else the cache is read anew
+            if result.finish_reason is not FinishReason.ERROR:  # else the cache is read again
                 slot.tokens = (*prompt, *(token.id for token in result.tokens))
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second

@@ -37,9 +37,9 @@ class Metrics:
         self._predicted = Counter(
             "edge_spec_predicted_tokens", "Tokens that were written.", registry=registry
         )
-        self._draft = Counter("edge_spec_draft_tokens", "Guesses verified.", registry=registry)
+        self._draft = Counter("edge_spec_draft_tokens", "Draft tokens verified.", registry=registry)
         self._accepted = Counter(
-            "edge_spec_draft_accepted_tokens", "Guesses accepted.", registry=registry
+            "edge_spec_draft_accepted_tokens", "Draft tokens accepted.", registry=registry
         )
         self._rounds = Counter(
             "edge_spec_rounds", "Rounds: speculative, or why not.", ["kind"], registry=registry

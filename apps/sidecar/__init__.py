@@ -1,4 +1,4 @@
-"""Another program's helper behind `edge-spec serve --stdio`: JSON-RPC 2.0, a line a message."""
+"""Another program's helper after `edge-spec serve --stdio`: JSON-RPC 2.0, a line a message."""
 
 from edge_spec.apps.sidecar.process import run
 

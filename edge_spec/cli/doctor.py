@@ -25,7 +25,7 @@ def doctor(
     draft: Annotated[
         str | None,
         typer.Option(
-            help="A smaller model that is to guess for it, auto, or none.  [default: a pair "
+            help="A smaller model that is to draft for it, auto, or none.  [default: a pair "
             "bundle's own]",
             metavar="MODEL",
         ),

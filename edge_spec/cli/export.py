@@ -62,7 +62,7 @@ def export(
     ] = False,
     draft: Annotated[
         str | None,
-        typer.Option(help="A smaller model that guesses for it.", rich_help_panel=_PAIR),
+        typer.Option(help="A smaller model that drafts for it.", rich_help_panel=_PAIR),
     ] = None,
     draft_layers: Annotated[
         int | None,
@@ -166,10 +166,12 @@ def _export_pair(
     draft, draft_layers = drafting
     with ProgressBar() as progress:
         target = PairMember(Source(model, progress), asked.num_layers)
-        guesses = None
+        draft_tokens = None
         if draft not in (None, "none") or draft_layers is not None:
-            guesses = PairMember(Source(model if draft is None else draft, progress), draft_layers)
-        manifest = export_pair(PairRequest(target, guesses, choices, asked), out, progress)
+            draft_tokens = PairMember(
+                Source(model if draft is None else draft, progress), draft_layers
+            )
+        manifest = export_pair(PairRequest(target, draft_tokens, choices, asked), out, progress)
     _print_pair(manifest, out.absolute(), as_json)
 
 

@@ -50,8 +50,8 @@ class ModelOptions:
         list[str] | None,
         _option(
             _LOADING,
-            "A smaller model that guesses, none, or auto: one that fits and is here; may be "
-            "repeated: each one more guesses for the one before.  [default: a pair bundle's own]",
+            "A smaller model that drafts, none, or auto: one that fits and is here; may be "
+            "repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
         ),
     ] = None
     draft_runtime: Annotated[str, _option(_LOADING, "The draft's runtime.")] = "auto"
@@ -64,7 +64,7 @@ class ModelOptions:
         _option(_LOADING, "Draft while the model verifies: auto where devices differ."),
     ] = DraftOverlap.AUTO
     draft_n_max: Annotated[
-        int | None, _option(_LOADING, "Most tokens guessed a round.", "--draft-n-max")
+        int | None, _option(_LOADING, "Most tokens drafted a round.", "--draft-n-max")
     ] = None
     exit_layer: Annotated[
         int | None, _option(_LOADING, "Layers that early exit keeps.", "--exit-layer")
@@ -76,11 +76,13 @@ class ModelOptions:
     lookahead: Annotated[
         str | None,
         _option(
-            _LOADING, "Columns, n-gram length and guesses of the lookahead window.", metavar="W,N,G"
+            _LOADING,
+            "Columns, n-gram length and draft tokens of the lookahead window.",
+            metavar="W,N,G",
         ),
     ] = None
     jacobi: Annotated[
-        JacobiInit | None, _option(_LOADING, "How Jacobi's first guesses are made.")
+        JacobiInit | None, _option(_LOADING, "How Jacobi's initial tokens are made.")
     ] = None
     exact: Annotated[
         bool,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def plan(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     draft: Annotated[
-        str | None, typer.Option(help="A smaller model that may guess for it, auto, or none.")
+        str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")

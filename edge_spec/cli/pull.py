@@ -81,7 +81,7 @@ def _compare(target: HubModel, draft: HubModel) -> None:
     if not same:
         _note(
             f"{draft.name} has other tokens than {target.name}: with --draft {draft.reference} its "
-            "guesses are passed on as text, and --draft auto does not choose it"
+            "draft tokens are passed on as text, and --draft auto does not choose it"
         )
 
 

@@ -43,7 +43,7 @@ class EndSignals:
 
     def watch(self) -> None:
         """While the main thread is in a call of a library, Python calls no handler: from now on,
-        the second signal that waits for that ends the process. Behind `prepare_streams`: it opens
+        the second signal that waits for that ends the process. After `prepare_streams`: it opens
         files."""
         reader, writer = os.pipe()
         if sys.platform != "win32":  # where it need not be so

@@ -1,7 +1,8 @@
-"""How likely a drafter's guesses are to be right, by what it says of them and by what came of it.
+"""How likely a drafter's draft tokens are to be right, by what it says of them and by what came of
+it.
 
 A drafter's confidence is learnt over its whole life. A text has its own ways: what was right nine
-times in ten may be wrong for a page. So guesses are counted once more, by drafter, depth and
+times in ten may be wrong for a page. So draft tokens are counted once more, by drafter, depth and
 confidence, with a memory of a few dozen of them: the mean of a Beta distribution whose prior is the
 drafter's own word.
 """
@@ -17,15 +18,15 @@ from edge_spec.core.tree import TokenTree
 
 _CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # the least of each bucket but the first
 _DEPTHS = (1, 2, 4, 8)  # likewise
-_PRIOR_WEIGHT = 24.0  # guesses that the drafter's word counts for
-_MEMORY = 1 - 1 / 48  # weight of the guesses before, with every further one of its bucket
+_PRIOR_WEIGHT = 24.0  # draft tokens that the drafter's word counts for
+_MEMORY = 1 - 1 / 48  # weight of the draft tokens before, with every further one of its bucket
 
 _COLUMNS = len(_CONFIDENCES) + 1
 _NUM_BUCKETS = len(_DEPTHS) * _COLUMNS
 
 
 class Acceptance:
-    """P(a guess is right | its parent is), of one drafter's guesses."""
+    """P(a draft token is right | its parent is), of one drafter's draft tokens."""
 
     def __init__(self) -> None:
         self._seen = [0.0] * _NUM_BUCKETS
@@ -33,11 +34,12 @@ class Acceptance:
         self._claimed = [0.0] * _NUM_BUCKETS  # sum of the confidences
 
     def estimate(self, depth: int, confidence: float) -> float:
-        """depth: 1 for the first guess. Between 0 and 1, and 0 or 1 where the confidence is."""
+        """depth: 1 for the first draft token. Between 0 and 1, and 0 or 1 where the confidence
+        is."""
         bucket = _bucket(depth, confidence)
         if not self._seen[bucket]:
             return confidence
-        # Within a bucket the drafter's word still tells one guess from another.
+        # Within a bucket the drafter's word still tells one draft token from another.
         surprise = self._right[bucket] - self._claimed[bucket]
         moved = confidence + surprise / (_PRIOR_WEIGHT + self._seen[bucket])
         return min(max(moved, 0.02 * confidence), 1 - 0.02 * (1 - confidence))
@@ -49,8 +51,8 @@ class Acceptance:
         self._claimed[bucket] = _MEMORY * self._claimed[bucket] + confidence
 
     def counts(self) -> np.ndarray:
-        """[3, buckets] float64: guesses, those that were right, and the sum of their confidences,
-        each weighted by age."""
+        """[3, buckets] float64: draft tokens, those that were right, and the sum of their
+        confidences, each weighted by age."""
         return np.array([self._seen, self._right, self._claimed])
 
 
@@ -74,7 +76,7 @@ def reach_of(acceptance: Acceptance, tree: TokenTree) -> list[float]:
 
 
 def learn(acceptance: Acceptance, tree: TokenTree, text: Sequence[int]) -> None:
-    """Counts the guesses that the text after the pending token decides."""
+    """Counts the draft tokens that the text after the pending token decides."""
     if tree.draft_probs:
         return
     confidence: list[float] = tree.confidence.tolist()

@@ -4,9 +4,9 @@ A round that commits n tokens in s seconds is worth n - rate * s, in tokens: rat
 last rounds, since time could have been spent on those. To choose what is worth most in each round
 maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fractional programming),
 where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
-every pass (RowCosts), tokens from what drafters say of their guesses, corrected by what came of
-them (Acceptance). Plain decoding is always among the choices; a drafter that loses against it rests
-(Account).
+every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
+of them (Acceptance). Plain decoding is always among the choices; a drafter that loses against it
+rests (Account).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Branching, Budget, Drafter
 
 _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
-# A guess is the likeliest of several, so on average its chance is overestimated a little (the
+# A draft token is the likeliest of several, so on average its chance is overestimated a little (the
 # winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
 _SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
@@ -41,10 +41,12 @@ def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
 
 
 class AdaptivePolicy:
-    """Asks drafters in their order until one has guesses that are worth their rows, and goes on to
-    those whose rounds have been better than that.
+    """Asks drafters in their order until one has draft tokens that are worth their rows, and goes
+    on to those whose rounds have been better than that.
 
-    costs: of the target's rows. guess_s: seconds a guess of drafters, where that is known. free:
+    costs: of the target's rows. draft_token_s: seconds a draft token of drafters, where that is
+    known.
+    free:
     drafters that have nothing to catch up with. The same rounds with the same times make the same
     plans.
     """
@@ -52,7 +54,7 @@ class AdaptivePolicy:
     def __init__(
         self,
         costs: RowCosts,
-        guess_s: Mapping[str, float],
+        draft_token_s: Mapping[str, float],
         free: Collection[str] = (),
         max_draft_tokens: int = DEFAULT_DRAFT_TOKENS,
         branches: bool = True,
@@ -65,11 +67,11 @@ class AdaptivePolicy:
         self.probes = probes
         self.acceptance: dict[str, Acceptance] = {}  # by drafter
         self._clock = clock
-        self._guess_s = {**dict.fromkeys(free, 0.0), **guess_s}
+        self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
         self._free = free
         self._backoffs: dict[str, Backoff] = {}
         self._baseline = Baseline()
-        self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, guesses
+        self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, draft tokens
         self._chosen: str | None = None
         self._seconds = costs.at(1)
         self._tokens = 1.0
@@ -97,9 +99,11 @@ class AdaptivePolicy:
                 continue
             if best is not None and not backoff.rate > best_rate:
                 continue
-            worth = self._worth(backoff.guess_s)
+            worth = self._worth(backoff.draft_token_s)
             if worth >= 1:
-                _log.info("%s rests: a guess costs %.2f of a token's time", drafter.name, worth)
+                _log.info(
+                    "%s rests: a draft token costs %.2f of a token's time", drafter.name, worth
+                )
                 backoff.rest(self._plain_s)
                 reason = PlainReason.BELOW_BREAK_EVEN
                 continue
@@ -118,7 +122,7 @@ class AdaptivePolicy:
 
     def wants(self, drafter: Drafter) -> bool:
         backoff = self._backoff(drafter)
-        return not backoff.resting and self._worth(backoff.guess_s) < 1
+        return not backoff.resting and self._worth(backoff.draft_token_s) < 1
 
     def observe(self, round_stats: RoundStats) -> None:
         self._baseline.observe(round_stats, self.costs.at(1))
@@ -139,7 +143,7 @@ class AdaptivePolicy:
             backoff = self._backoffs[name]
             if self._chosen in (None, name):
                 backoff.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
-            else:  # it has cost its time, and another one has guessed
+            else:  # it has cost its time, and another one has drafted
                 backoff.observe(self._plain_s + draft_s, 1, self._plain_s)
             if backoff.resting:
                 _log.info("%s rests: its rounds were slower than plain steps", name)
@@ -155,16 +159,17 @@ class AdaptivePolicy:
         """What a token takes at the better of the last rounds' rate and plain decoding's."""
         return min(self._seconds / self._tokens, self._plain_s)
 
-    def _worth(self, guess_s: float) -> float:
-        """How likely a guess has to be: what it and its row cost, over the time of a token."""
-        return (self.costs.slope + guess_s) / self._token_s
+    def _worth(self, draft_token_s: float) -> float:
+        """How likely a draft token has to be: what it and its row cost, over the time of a
+        token."""
+        return (self.costs.slope + draft_token_s) / self._token_s
 
     def _plan(self, drafter: Drafter, tree: TokenTree, limits: Budget) -> RoundPlan | None:
         """As many of the likeliest rows as are worth most together; None where that is none."""
         if len(tree) == 1:
             return None
         if tree.draft_probs or not (tree.is_chain or limits.branches):
-            # Whether a sampled row is kept must not depend on what comes behind it, which depends
+            # Whether a sampled row is kept must not depend on what comes after it, which depends
             # on its token: a bound that is the same for all rows is blind to that.
             return cut(tree, limits, self._worth(0.0))
         reach = reach_of(self._acceptance_of(drafter.name), tree)
@@ -193,7 +198,7 @@ class AdaptivePolicy:
         return best
 
     def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
-        """For one guess where it is not known what that takes."""
+        """For one draft token where it is not known what that takes."""
         backoff = self._backoff(drafter)
         asked = Budget(
             limits.num_draft_tokens if backoff.measured else 1,
@@ -212,7 +217,7 @@ class AdaptivePolicy:
     def _backoff(self, drafter: Drafter) -> Backoff:
         if drafter.name not in self._backoffs:
             patience = WITH_FREE if drafter.name in self._free else WITH_COSTLY
-            self._backoffs[drafter.name] = Backoff(self._guess_s.get(drafter.name), patience)
+            self._backoffs[drafter.name] = Backoff(self._draft_token_s.get(drafter.name), patience)
         return self._backoffs[drafter.name]
 
     def _acceptance_of(self, name: str) -> Acceptance:
@@ -226,7 +231,7 @@ class AdaptivePolicy:
         room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))
         old = self._shape_age >= _SHAPE_ROUNDS and room == self._shape_room
         if old or room > self._shape_room:  # not at a text's end, where little fits
-            pass_s = self._guess_s.get(drafter.name, self._backoff(drafter).guess_s)
+            pass_s = self._draft_token_s.get(drafter.name, self._backoff(drafter).draft_token_s)
             self._best = best_shape(acceptance, self.costs, pass_s, *room)
             self._shape_age, self._shape_room = 0, room
         self._shape_age += 1

@@ -1,4 +1,5 @@
-"""Verifies whatever is guessed, up to 7 tokens: for proofs, where a wrong guess tells as much."""
+"""Verifies whatever is drafted, up to 7 tokens: for proofs, where a wrong draft token tells as
+much."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import RoundStats
 from edge_spec.drafters.protocol import Budget, Drafter
 
-_MAX_DRAFT_TOKENS = 7  # unlikely guesses behind unlikely ones cost much and show little
+_MAX_DRAFT_TOKENS = 7  # unlikely draft tokens after unlikely ones cost much and show little
 
 
 class AlwaysVerifyPolicy:
-    """Guesses are verified however unlikely they are; several drafters take turns to go first."""
+    """Draft tokens are verified however unlikely they are; several drafters take turns to go
+    first."""
 
     def __init__(self, max_draft_tokens: int, branches: bool, probes: bool) -> None:
         self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)

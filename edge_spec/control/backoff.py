@@ -19,8 +19,8 @@ class Patience(NamedTuple):
     rest_per_loss: float  # rounds of rest for each of them
 
 
-# One that has nothing to catch up with loses only by wrong guesses, of which it makes fewer as it
-# learns: a long rest would cost more than it saves.
+# One that has nothing to catch up with loses only by wrong draft tokens, of which it makes fewer as
+# it learns: a long rest would cost more than it saves.
 WITH_FREE = Patience(8, 5)
 WITH_COSTLY = Patience(16, 50)  # 2 % of the time
 
@@ -28,12 +28,12 @@ WITH_COSTLY = Patience(16, 50)  # 2 % of the time
 class Backoff:
     """What one drafter has lost lately, and whether it rests.
 
-    guess_s: seconds a guess, where that is known. The first round after a rest tells nothing about
-    it, nor whether the drafter is of use, since it has a text to catch up with.
+    draft_token_s: seconds a draft token, where that is known. The first round after a rest tells
+    nothing about it, nor whether the drafter is of use, since it has a text to catch up with.
     """
 
-    def __init__(self, guess_s: float | None, patience: Patience = WITH_COSTLY) -> None:
-        self._guess_s = guess_s
+    def __init__(self, draft_token_s: float | None, patience: Patience = WITH_COSTLY) -> None:
+        self._draft_token_s = draft_token_s
         self._patience = patience
         self.resting = 0  # rounds left
         self._rest = _FIRST_REST
@@ -43,7 +43,7 @@ class Backoff:
 
     @property
     def measured(self) -> bool:
-        return self._guess_s is not None
+        return self._draft_token_s is not None
 
     @property
     def rate(self) -> float:
@@ -51,18 +51,18 @@ class Backoff:
         return self._tokens / self._seconds if self._seconds else 0.0
 
     @property
-    def guess_s(self) -> float:
-        """Seconds a guess; 0 before it was measured."""
-        return self._guess_s or 0.0
+    def draft_token_s(self) -> float:
+        """Seconds a draft token; 0 before it was measured."""
+        return self._draft_token_s or 0.0
 
-    def drafted(self, guesses: int, seconds: float) -> float:
+    def drafted(self, draft_tokens: int, seconds: float) -> float:
         """The seconds to charge it with: fewer where the machine was busy with something else."""
-        if self._rounds and self._guess_s is not None:
-            seconds = min(seconds, _OUTLIER * self._guess_s * max(guesses, 1))
-        if self._rounds and guesses:
-            now = seconds / guesses
-            known = now if self._guess_s is None else self._guess_s
-            self._guess_s = _MEMORY * known + (1 - _MEMORY) * now
+        if self._rounds and self._draft_token_s is not None:
+            seconds = min(seconds, _OUTLIER * self._draft_token_s * max(draft_tokens, 1))
+        if self._rounds and draft_tokens:
+            now = seconds / draft_tokens
+            known = now if self._draft_token_s is None else self._draft_token_s
+            self._draft_token_s = _MEMORY * known + (1 - _MEMORY) * now
         return seconds
 
     def observe(self, seconds: float, tokens: int, plain_s: float) -> None:
@@ -84,7 +84,7 @@ class Backoff:
 
     def rest(self, plain_s: float) -> None:
         """Twice as long each time, or as long as it takes to win back what was lost, since a text
-        may change; then it is tried again, and measured anew. For good, more or less, where it was
+        may change; then it is tried again, and measured again. For good, more or less, where it was
         too slow before it was asked: even to try it, it would have to read the whole text."""
         lost_rounds = (self._first_lost_s + self._lost_s) / plain_s
         pace = lost_rounds / max(self._rounds, 1)
@@ -94,5 +94,5 @@ class Backoff:
         rounds = max(self._rest, round(per_loss * lost_rounds))
         self.resting = min(rounds, _LONGEST_REST) if self._rounds else _LONGEST_REST
         self._rest *= 2
-        self._rounds, self._guess_s = 0, None
+        self._rounds, self._draft_token_s = 0, None
         self._first_lost_s = self._lost_s = 0.0

@@ -35,7 +35,7 @@ class BatchInvariance:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What scoring the same tokens at several widths gave, behind one prompt."""
+    """What scoring the same tokens at several widths gave, after one prompt."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]  # that were scored
@@ -117,7 +117,7 @@ def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -
     for group in sorted(groups, key=lambda group: (-len(group), group[0])):
         if group[0] == 1 and len(group) > 1:
             return tuple(group)
-        # Plain steps of this mode score every token in row 0, with meaningless rows behind it: in
+        # Plain steps of this mode score every token in row 0, with meaningless rows after it: in
         # the passes above it had its neighbours around it.
         if group[0] > 1 and all(_agrees_padded(model, each, group) for each in scores):
             return tuple(group)
@@ -161,7 +161,7 @@ def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
     Several rounds: a cache may place tokens in the holes that rejected rows leave, and order
     matters from then on.
     """
-    path = [0, *range(4, _BRANCH_ROWS)]  # behind three rows of a chain
+    path = [0, *range(4, _BRANCH_ROWS)]  # after three rows of a chain
     tokens = np.random.default_rng(1).integers(
         0, model.config.vocab_size, prompt_tokens + _BRANCH_ROUNDS * _BRANCH_ROWS
     )
@@ -174,9 +174,9 @@ def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
             session.rollback(0)
             session.prefill(prompt.tolist())
             rows = []
-            for guesses in rounds.astype(np.int32):
-                chain = TokenTree.chain(int(guesses[0]), guesses[path[1:]].tolist())
-                tree = TokenTree(guesses, parents, np.ones(_BRANCH_ROWS, np.float32))
+            for draft_tokens in rounds.astype(np.int32):
+                chain = TokenTree.chain(int(draft_tokens[0]), draft_tokens[path[1:]].tolist())
+                tree = TokenTree(draft_tokens, parents, np.ones(_BRANCH_ROWS, np.float32))
                 kept = path if branching else list(range(len(path)))
                 rows.append(session.forward(tree if branching else chain).logits[kept].copy())
                 session.commit(kept)

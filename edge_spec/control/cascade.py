@@ -1,4 +1,4 @@
-"""Levels of drafters: what guesses for a draft as the draft guesses for the target."""
+"""Levels of drafters: what drafts for a draft as the draft writes for the target."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from edge_spec.drafters.state import restore_into, snapshot_of
 
 
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Tentative]) -> PolicyStage:
-    """What guesses for a draft whose rows cost `costs`."""
+    """What drafts for a draft whose rows cost `costs`."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
     return PolicyStage(drafters, policy, model.capabilities.max_rows)
 
 
 class PolicyStage:
-    """Asks what a policy chooses among drafters, by the costs of the draft that they guess for: a
+    """Asks what a policy chooses among drafters, by the costs of the draft that they draft for: a
     level that does not win anything there is left out by the same rule as for a target.
 
     max_rows: of one pass of the draft.

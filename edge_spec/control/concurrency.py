@@ -1,4 +1,4 @@
-"""Several conversations on one target: the more of them decode at once, the less each guesses.
+"""Several conversations on one target: the more of them decode at once, the less each drafts.
 
 Rows that are spare in a pass of one conversation are not spare when others need the same machine:
 speculation wins less as a batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving

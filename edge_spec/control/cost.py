@@ -178,13 +178,15 @@ def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
-    """Of one round, the target's own token included; acceptance: of each guess of a chain, given
-    that the one before it was accepted (Leviathan et al. 2023, equation 1, where all are equal)."""
+    """Of one round, the target's own token included; acceptance: of each draft token of a chain,
+    given that the one before it was accepted (Leviathan et al. 2023, equation 1, where all are
+    equal)."""
     accepted: float = sum(accumulate(acceptance, mul))
     return 1 + accepted
 
 
 def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: float) -> float:
-    """Of a chain with this acceptance over plain decoding. draft_s: seconds for all its guesses."""
+    """Of a chain with this acceptance over plain decoding. draft_s: seconds for all its draft
+    tokens."""
     round_s = draft_s + costs.at(len(acceptance) + 1)
     return expected_tokens(acceptance) * costs.at(1) / round_s

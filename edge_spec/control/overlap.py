@@ -30,9 +30,9 @@ class OverlapTrial:
     """Runs blocks of rounds with and without it, and then the faster way, with a block of the other
     now and then, since texts and machines change.
 
-    Compared are rounds that verified as many guesses of the same drafters: what overlap changes is
-    their time, and their number would hide that. What was guessed in advance is right in some
-    rounds and useless in others, so it is the mean that counts, without outliers.
+    Compared are rounds that verified as many draft tokens of the same drafters: what overlap
+    changes is their time, and their number would hide that. What was drafted in advance is right in
+    some rounds and useless in others, so it is the mean that counts, without outliers.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class OverlapTrial:
         self._faster: bool | None = None  # with it; None: not known yet
         self._left = _BLOCK  # rounds of the block
         self._blocks_since = 0  # of the faster way, since the other was tried
-        self._first = True  # of a block: its guesses were made in the one before
+        self._first = True  # of a block: its draft tokens were made in the one before
         self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
             way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
         }
 
     def observe(self, round_stats: RoundStats) -> None:
-        """A round that ran as `on` said; rounds without a guess tell nothing."""
+        """A round that ran as `on` said; rounds without a draft token tell nothing."""
         if round_stats.plain_reason is not None:
             return
         if not self._first:

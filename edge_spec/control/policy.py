@@ -15,7 +15,7 @@ DEFAULT_DRAFT_TOKENS = 15
 
 class RoundPlan(NamedTuple):
     tree: TokenTree
-    plain_reason: PlainReason | None  # set exactly where the tree holds no guess
+    plain_reason: PlainReason | None  # set exactly where the tree holds no draft token
     num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
     num_verified: int | None = None  # leading rows that may be accepted, if fewer than the tree's
 
@@ -46,8 +46,8 @@ class FixedPolicy:
         branches: bool = True,
         probes: bool = True,
     ) -> None:
-        """branches: whether guesses may branch; probes: whether, if not, rows beside the chain may
-        be scored for what drafters learn from them."""
+        """branches: whether draft tokens may branch; probes: whether, if not, rows beside the chain
+        may be scored for what drafters learn from them."""
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
         self.branches = branches
@@ -80,7 +80,7 @@ class FixedPolicy:
 def limited(
     budget: Budget, max_draft_tokens: int, branches: bool, probes: bool, min_reach: float = 0.0
 ) -> Budget:
-    """The part of a budget that a policy uses; guesses may branch where both say so."""
+    """The part of a budget that a policy uses; draft tokens may branch where both say so."""
     return Budget(
         min(budget.num_draft_tokens, max_draft_tokens),
         min(budget.num_rows, max_draft_tokens + 1),
@@ -92,8 +92,8 @@ def limited(
 
 def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
     """The rows of a proposal that are likely enough to be reached and right, as a plan; None if
-    there are none. Where guesses may not branch but do, which branch is kept depends on what was
-    sampled there: the delta rule then verifies it, which holds for any guess."""
+    there are none. Where draft tokens may not branch but do, which branch is kept depends on what
+    was sampled there: the delta rule then verifies it, which holds for any draft token."""
     if tree.draft_probs and not (limits.branches or tree.is_chain):
         tree = replace(tree, draft_probs=())
     if limits.branches:

@@ -1,4 +1,4 @@
-"""The best static tree of sampled guesses (Chen et al. 2024, Sequoia: Scalable and Robust
+"""The best static tree of sampled draft tokens (Chen et al. 2024, Sequoia: Scalable and Robust
 Speculative Decoding, section 3.1), by dynamic programming over measured acceptance and costs."""
 
 from __future__ import annotations

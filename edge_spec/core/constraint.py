@@ -15,7 +15,7 @@ class Constraint(Protocol):
 
     def allowed(self, path: Sequence[int]) -> np.ndarray:
         """[vocab] bool: what may come after the output and `path`; everything where `path` itself
-        may not, since nothing behind it is ever written."""
+        may not, since nothing after it is ever written."""
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may be written, one after the other, after the output."""
@@ -28,7 +28,7 @@ class Constraint(Protocol):
 
 
 def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
-    """The tree without guesses that cannot be accepted, and without what is below them.
+    """The tree without draft tokens that cannot be accepted, and without what is below them.
 
     Sampled rows stay, since dropping one for what it is would change the distribution, and so do
     trees with rows that are needed, which are scored for what their drafter learns from them.

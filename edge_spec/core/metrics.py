@@ -22,13 +22,13 @@ class PlainReason(StrEnum):
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
     SHARED = "shared"  # other conversations on the same target take all rows there may be
-    BUDGET = "budget"  # no token or cache position left to guess for
+    BUDGET = "budget"  # no token or cache position left to draft for
     BASELINE = "baseline"  # to see what a plain step takes now
     REPLAY = "replay"  # exact mode: a near tie of a wider pass, decided by a plain step
 
 
 class DraftCounts(NamedTuple):
-    """Guesses of one drafter; one that several made counts for each of them."""
+    """Draft tokens of one drafter; one that several made counts for each of them."""
 
     draft_n: int
     draft_n_accepted: int
@@ -49,7 +49,9 @@ class RoundStats:
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
     tokens: tuple[int, ...] = ()  # those that were committed
-    anticipated: bool = False  # it began with guesses made while the target scored the one before
+    anticipated: bool = (
+        False  # it began with draft tokens made while the target scored the one before
+    )
 
 
 class PlainRate:
@@ -106,9 +108,9 @@ class Stats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
-    anticipated_n: int = 0  # speculative rounds whose guesses were ready when they began
+    anticipated_n: int = 0  # speculative rounds whose draft tokens were ready when they began
     plain_per_second: float | None = None
-    draft_characters: int = 0  # of verified guesses of a draft with other tokens
+    draft_characters: int = 0  # of verified draft tokens of a draft with other tokens
     draft_characters_accepted: int = 0
     staleness: str | None = None  # of the draft: one line, where it has got worse
 

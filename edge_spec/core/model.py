@@ -68,11 +68,11 @@ class Session(Protocol):
 class SkippingSession(Session, Protocol):
     """Another session's model without some of its sublayers."""
 
-    skipped: frozenset[int]  # 2 * layer: its attention; 2 * layer + 1: its MLP; may be set anew
+    skipped: frozenset[int]  # 2 * layer: its attention; 2 * layer + 1: its MLP; may be set again
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
         """[2 * layers] float: how far each sublayer turns the residual stream, 1 - cosine
-        similarity of its input and output, mean over `tokens` behind the committed ones (block
+        similarity of its input and output, mean over `tokens` after the committed ones (block
         influence: Men et al. 2024, ShortGPT). Commits nothing."""
 
 
@@ -80,7 +80,7 @@ class SkippingSession(Session, Protocol):
 class SelfDrafting(Protocol):
     """A session whose model can also be run in part, on the same KV cache.
 
-    What a part commits stands behind what this session has committed, and is overwritten when this
+    What a part commits stands after what this session has committed, and is overwritten when this
     session goes on; whatever this session commits, the part has committed too.
     """
 

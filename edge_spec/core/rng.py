@@ -29,9 +29,9 @@ class Purpose(IntEnum):
     """What random numbers are for; each has a stream of its own."""
 
     POSITION = 0  # the target's own choices
-    ACCEPTANCE = 1  # whether a sampled guess is accepted
+    ACCEPTANCE = 1  # whether a sampled draft token is accepted
     RECOVERY = 2  # what is written in its place
-    DRAFT = 3  # what is guessed
+    DRAFT = 3  # what is drafted
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:

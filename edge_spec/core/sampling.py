@@ -76,7 +76,7 @@ class Sampler:
     Each position has a race of its own, in which the token with the smallest of E / probability
     wins, E being an exponential number for this token at this position. That draws from the
     probabilities, and two models that have much the same ones mostly choose the same token, so a
-    draft that takes part in the same race guesses well without touching what the target writes
+    draft that takes part in the same race drafts well without touching what the target writes
     (Daliri et al. 2024, Coupling without Communication and Drafter-Invariant Speculative Decoding).
 
     `tie_margin` is the logit margin below which a choice may depend on how many rows were scored
@@ -124,7 +124,7 @@ class Sampler:
                 self._output.add(token)
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
-        """The token after the output and `path`, the row's own guessed tokens.
+        """The token after the output and `path`, the row's own drafted tokens.
 
         logits: [vocab] float32, not modified. Raises SessionError where they are no numbers, or
         none of them allows a token; so do `probs` and `preference`.

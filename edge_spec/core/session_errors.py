@@ -9,7 +9,7 @@ from edge_spec.core.model import Forward, Session
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 
 _REMEDY = (
-    "Ask again: the text is then read anew. If it stays, choose another --runtime or --device."
+    "Ask again: the text is then read again. If it stays, choose another --runtime or --device."
 )
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Guessed tokens as a tree, the one form in which every drafter proposes, and its verdict."""
+"""Drafted tokens as a tree, the one form in which every drafter proposes, and its verdict."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class TokenTree:
     from the same one in their order, as `siblings` says. A sampled row's confidence may depend on
     its ancestors and on the distributions, never on its own token, and does not rise from one
     sibling to the next: a policy that drops unlikely rows would change what is written.
-    `only_child[i]` says whether row i had no siblings when it was drafted, whatever was dropped since.
+    `only_child[i]` says whether row i had no siblings when it was drafted, whatever was dropped
+    since.
     `proposed_by[i]` names the drafter of row i, several joined by "+" ("" for the pending token).
-    `required[i]` marks a row that is scored for what its drafter learns from it, however unlikely it
-    is to be right; so are its ancestors. Raises ValueError unless parents precede their children
+    `required[i]` marks a row that is scored for what its drafter learns from it, however unlikely
+    it is to be right; so are its ancestors. Raises ValueError unless parents precede their children
     and every array has one entry a row.
     """
 
@@ -181,14 +182,15 @@ class TokenTree:
         return np.array(reach)
 
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
-        """Every row whose guess the text after the pending token decides, and whether it is right:
+        """Every row whose draft token the text after the pending token decides, and whether it is
+        right:
         the children of the rows that the text passes through."""
         if self.is_chain:  # most rounds
-            for child, (guess, token) in enumerate(
+            for child, (candidate, token) in enumerate(
                 zip(self.tokens[1:].tolist(), text, strict=False), start=1
             ):
-                yield child, guess == token
-                if guess != token:
+                yield child, candidate == token
+                if candidate != token:
                     return
             return
         row: int | None = 0
@@ -230,7 +232,7 @@ class TokenTree:
         return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])
 
     def chain_first(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-        """The best chain, as far as its rows are reached with `min_reach` or more, and behind it
+        """The best chain, as far as its rows are reached with `min_reach` or more, and after it
         the other rows that are required; `num_rows` at most. Rows that can do without are left out.
         """
         reach: list[float] = self.reach.tolist()
@@ -243,7 +245,9 @@ class TokenTree:
         path = self.path(expected.index(max(expected)))
         path = [row for row in path if reach[row] >= min_reach][:num_rows]
         if self.required:
-            others = (row for row, required in enumerate(self.required) if required and row not in path)
+            others = (
+                row for row, required in enumerate(self.required) if required and row not in path
+            )
             path += list(others)[: num_rows - len(path)]
         return self.select(path)
 
@@ -317,13 +321,15 @@ class TokenTree:
 class Verdict:
     """The outcome of one round: the tokens that follow the pending one.
 
-    `accepted_rows` is the path of guesses that were right, in order; the tokens are theirs and,
-    unless the text was cut before it, one more of the target's own choice.
+    `accepted_rows` is the path of draft tokens that were right, in order; the tokens are theirs
+    and, unless the text was cut before it, one more of the target's own choice.
     """
 
     tokens: tuple[int, ...]
     accepted_rows: tuple[int, ...]
-    exhausted: bool  # the path of right guesses ended for want of guesses, not by a wrong one
+    exhausted: (
+        bool  # the path of right draft tokens ended for want of draft tokens, not by a wrong one
+    )
     near_ties: int = 0
     first_tie: int | None = None  # the first of the tokens that was a near tie
 

@@ -215,7 +215,7 @@ class _Worker:
         self._wait()
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """The thread ends behind what it does now, also where that was given up, and behind `last`,
+        """The thread ends after what it does now, also where that was given up, and after `last`,
         if given. The last call."""
         if self._thread is None:
             return

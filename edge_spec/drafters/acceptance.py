@@ -1,4 +1,5 @@
-"""How likely a guess is to be right, learnt from outcomes: the confidence of every drafter."""
+"""How likely a draft token is to be right, learnt from outcomes: the confidence of every
+drafter."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ LONG_WEIGHT = 8.0  # recent outcomes that all others together count for
 
 
 class LearntAcceptance:
-    """P(a guess is right | its parent is) for each of a drafter's kinds of guess, by number.
+    """P(a draft token is right | its parent is) for each of a drafter's kinds of draft token, by
+    number.
 
     The mean of a Beta distribution per kind, twice: over all outcomes, and with that as its prior
     over the recent ones, since texts differ more than a single rate can tell: what holds for a
     translation is wrong for the summary after it, and has to be unlearnt within a few dozen tokens.
-    Drafters count every guess that the text decides, whether or not it was verified, so a kind that
-    is not worth verifying now is still learnt about.
+    Drafters count every draft token that the text decides, whether or not it was verified, so a
+    kind that is not worth verifying now is still learnt about.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:

@@ -1,7 +1,7 @@
-"""Several drafters as one: their guesses in one tree, each row remembering who proposed it.
+"""Several drafters as one: their draft tokens in one tree, each row remembering who proposed it.
 
-A guess that another drafter contradicts is right less often than its own drafter says, one that
-several make more often; how much is learnt, so that the merged tree's confidence is calibrated
+A draft token that another drafter contradicts is right less often than its own drafter says, one
+that several make more often; how much is learnt, so that the merged tree's confidence is calibrated
 too.
 """
 
@@ -22,10 +22,11 @@ from edge_spec.drafters.protocol import Budget, ChoosingAlike, Closing, Drafter
 from edge_spec.drafters.state import learnt_of, relearn_into, restore_into, snapshot_of
 from edge_spec.drafters.tree_builder import Growth, nothing
 
-# Kinds of guess: contested by a sibling that only others proposed, or made by several drafters;
-# each by steps of the chance that at least one of its drafters is right, if they were independent:
-# they are not, and agreement says less than that. Measured over greedy texts of a 135M chat model
-# (suffix and recycling). A guess that is neither keeps its drafter's own confidence.
+# Kinds of draft token: contested by a sibling that only others proposed, or made by several
+# drafters; each by steps of the chance that at least one of its drafters is right, if they were
+# independent: they are not, and agreement says less than that. Measured over greedy texts of a 135M
+# chat model (suffix and recycling). A draft token that is neither keeps its drafter's own
+# confidence.
 _STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _CONTESTED, _AGREED = range(2)
 _PRIORS = (

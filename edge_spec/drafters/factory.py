@@ -1,7 +1,7 @@
 """How drafters are made: what they may build on, and the entry points of this package's own.
 
-An entry point of the group `edge_spec.drafters` is a function that takes a `DrafterContext` and returns
-a `Drafter`.
+An entry point of the group `edge_spec.drafters` is a function that takes a `DrafterContext` and
+returns a `Drafter`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class DrafterContext:
     ngram_file: Path | None = None  # where its n-grams are kept from one run to the next
     keeps_ngrams: bool = True  # those of this run, too
     corpora: Sequence[CorpusIndex] = ()
-    draft_n_max: int | None = None  # guesses a round
+    draft_n_max: int | None = None  # draft tokens a round
     window: WindowSize | None = None
     fill: JacobiInit | None = None  # of Jacobi blocks
     searches: Mapping[str, Search] = field(default_factory=dict)  # of drafters that are a part of
     # the target, by their names
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
-    drafts: Sequence[Draft] = ()  # the first guesses for the target, each other for the one before
+    drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
 
 
 def suffix(setting: DrafterContext) -> Drafter:

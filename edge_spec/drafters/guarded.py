@@ -267,7 +267,7 @@ def _check_draft_probs(tree: TokenTree, vocab_size: int) -> None:
 
 
 def _check_siblings(tree: TokenTree) -> None:
-    """A sampled row counts only behind its siblings before it, so a policy must never find it
+    """A sampled row counts only after its siblings before it, so a policy must never find it
     likelier than these and keep it without them. Raises ValueError."""
     last: dict[int, float] = {}
     for row, parent in enumerate(tree.parents.tolist()):

@@ -1,4 +1,4 @@
-"""Several trees of guesses in one: shared beginnings once, no two equal siblings."""
+"""Several trees of draft tokens in one: shared beginnings once, no two equal siblings."""
 
 from __future__ import annotations
 

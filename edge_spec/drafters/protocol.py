@@ -1,4 +1,4 @@
-"""What a drafter is: anything that guesses tokens cheaply."""
+"""What a drafter is: anything that drafts tokens cheaply."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from edge_spec.core.tree import TokenTree, Verdict
 class Budget:
     """Limits of one round."""
 
-    num_draft_tokens: int  # guesses that can still become part of the text
+    num_draft_tokens: int  # draft tokens that can still become part of the text
     num_rows: int  # rows that fit one pass, the pending one included
-    # Whether guesses may branch: otherwise only a chain can be accepted, and samples must be one.
+    # Whether draft tokens may branch: otherwise only a chain can be accepted, and samples must be
+    # one.
     branches: bool = True
     probes: bool = True  # whether rows beside that chain may be scored for what they teach
     min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
@@ -27,7 +28,7 @@ class Budget:
 
 
 class Drafter(Protocol):
-    """Guesses what follows. It never decides what is written: only verification does."""
+    """Drafts what follows. It never decides what is written: only verification does."""
 
     name: str
 
@@ -35,7 +36,7 @@ class Drafter(Protocol):
         """Starts a generation; `prompt` ends with the pending token."""
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        """A tree below `pending`, of one row where there is no guess."""
+        """A tree below `pending`, of one row where there is no draft token."""
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         """Learns the outcome of a round, whoever proposed its tree."""
@@ -43,7 +44,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class ChoosingAlike(Protocol):
-    """A drafter that guesses better when it knows how the target's tokens are chosen."""
+    """A drafter that drafts better when it knows how the target's tokens are chosen."""
 
     def choose_like(self, sampler: Sampler) -> None:
         """Before `begin`."""
@@ -68,10 +69,11 @@ class Branching(Protocol):
 
 @runtime_checkable
 class Tentative(Drafter, Protocol):
-    """A drafter that can guess behind guesses, which may be taken back: a level of a cascade."""
+    """A drafter that can draft after draft tokens, which may be taken back: a level of a
+    cascade."""
 
     def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Like `observe`, but the tokens are guesses too."""
+        """Like `observe`, but the tokens are draft tokens too."""
 
     def retract(self, keep: int) -> None:
         """Forgets the tokens that were assumed, but for the first `keep`. `observe` forgets all."""
@@ -87,7 +89,7 @@ class Attached(Protocol):
 
 @runtime_checkable
 class Anticipating(Protocol):
-    """A drafter that can go on guessing on another thread while the target scores a tree."""
+    """A drafter that can go on drafting on another thread while the target scores a tree."""
 
     @property
     def anticipates(self) -> bool:
@@ -95,15 +97,15 @@ class Anticipating(Protocol):
 
     @property
     def was_ready(self) -> bool:
-        """Whether the last proposal began with a guess that was made meanwhile."""
+        """Whether the last proposal began with a draft token that was made meanwhile."""
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
         """Between `propose` and `observe`, for likely outcomes, until `stopped`, which is asked
-        between two passes. Proposes nothing, and changes no guess, only when it is made."""
+        between two passes. Proposes nothing, and changes no draft token, only when it is made."""
 
 
 class TextCounts(NamedTuple):
-    """Guesses in a unit that drafts with different tokenizers share."""
+    """Draft tokens in a unit that drafts with different tokenizers share."""
 
     proposed_characters: int = 0  # of the rows that were verified
     accepted_characters: int = 0
@@ -111,7 +113,7 @@ class TextCounts(NamedTuple):
 
 @runtime_checkable
 class CountingText(Protocol):
-    """A drafter whose guesses are text. `text_counts` adds up over all generations."""
+    """A drafter whose draft tokens are text. `text_counts` adds up over all generations."""
 
     @property
     def text_counts(self) -> TextCounts: ...
@@ -130,8 +132,8 @@ class Keeping(Protocol):
 
 @runtime_checkable
 class Learning(Protocol):
-    """A drafter that learns how often guesses of each kind are right: the next session may begin
-    with that. It tells nothing about the texts."""
+    """A drafter that learns how often draft tokens of each kind are right: the next session may
+    begin with that. It tells nothing about the texts."""
 
     def learnt(self) -> dict[str, np.ndarray]:
         """Counts by name."""

@@ -31,7 +31,7 @@ def part_of(state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]
 
 def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
     """For drafters of the names that the snapshot was taken of. Raises KeyError or ValueError for
-    others; one that it holds nothing of begins anew."""
+    others; one that it holds nothing of begins again."""
     known = {drafter.name for drafter in drafters}
     unknown = {name.partition("/")[0] for name in state if "/" in name} - known
     if unknown:
@@ -43,7 +43,7 @@ def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -
 
 
 def learnt_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """How often their guesses were right, of all texts."""
+    """How often their draft tokens were right, of all texts."""
     counts: dict[str, np.ndarray] = {}
     for drafter in drafters:
         if isinstance(drafter, Learning):

@@ -1,4 +1,4 @@
-"""Grows a tree of guesses best first: the rows that are likeliest to be reached and right."""
+"""Grows a tree of draft tokens best first: the rows that are likeliest to be reached and right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIKELY_ROWS = 3
 
 
 class Candidate(NamedTuple, Generic[State]):
-    """A token that may follow, the kind of guess it is, and the state that it leads to."""
+    """A token that may follow, the kind of draft token it is, and the state that it leads to."""
 
     token: int
     kind: int
@@ -31,8 +31,8 @@ Expand = Callable[[State], Iterable[Candidate[State]]]
 
 
 class Growth:
-    """What one drafter proposed in one round, and the kind of each row's guess; None for rows that
-    it learns nothing from."""
+    """What one drafter proposed in one round, and the kind of each row's draft token; None for rows
+    that it learns nothing from."""
 
     def __init__(self, tree: TokenTree, kinds: Sequence[int | None]) -> None:
         self.tree = tree
@@ -40,7 +40,7 @@ class Growth:
         self._taught = False
 
     def teach(self, acceptance: LearntAcceptance, text: Iterable[int]) -> None:
-        """Counts every guess that the text after the pending token decides, once: in a round
+        """Counts every draft token that the text after the pending token decides, once: in a round
         without a proposal the one before it says nothing."""
         if not self._taught:
             self._taught = True
@@ -77,15 +77,15 @@ def grow(
         nonlocal pushed
         if depth[row] == budget.num_draft_tokens:
             return
-        rated = [(acceptance.estimate(guess.kind), guess) for guess in expand(state)]
+        rated = [(acceptance.estimate(candidate.kind), candidate) for candidate in expand(state)]
         if len(rated) > 1:
             rated.sort(key=lambda pair: -pair[0])
         left = 1.0  # siblings exclude each other
-        for estimate, guess in rated:
+        for estimate, candidate in rated:
             estimate = min(estimate, left)
             left -= estimate
             chance = reach[row] * estimate
-            heappush(frontier, (-chance, pushed, row, estimate, guess))
+            heappush(frontier, (-chance, pushed, row, estimate, candidate))
             pushed += 1
             if chance < budget.min_reach:
                 break  # one to learn from is enough: its siblings are even less likely
@@ -93,18 +93,18 @@ def grow(
     unlikely = 0
     push(0, root)
     while frontier and len(tokens) < budget.num_rows and unlikely < _UNLIKELY_ROWS:
-        negative, _, parent, estimate, guess = heappop(frontier)
+        negative, _, parent, estimate, candidate = heappop(frontier)
         row = len(tokens)
-        tokens.append(guess.token)
+        tokens.append(candidate.token)
         parents.append(parent)
-        kinds.append(guess.kind)
+        kinds.append(candidate.kind)
         confidence.append(estimate)
         reach.append(-negative)
         depth.append(depth[parent] + 1)
         if -negative < budget.min_reach:
             unlikely += 1
         elif len(tokens) < budget.num_rows:
-            push(row, guess.state)
+            push(row, candidate.state)
     return Growth(_tree(drafter, tokens, parents, confidence), kinds)
 
 
@@ -123,10 +123,10 @@ def _grow_chain(
     state, reach = root, 1.0
     for _ in range(min(budget.num_draft_tokens, budget.num_rows - 1)):
         best, most = None, -1.0
-        for guess in expand(state):
-            estimate = acceptance.estimate(guess.kind)
+        for candidate in expand(state):
+            estimate = acceptance.estimate(candidate.kind)
             if estimate > most:
-                best, most = guess, estimate
+                best, most = candidate, estimate
         if best is None:
             break
         tokens.append(best.token)

@@ -131,7 +131,7 @@ class AsyncEngine:
                 raise
 
     async def _end(self, generation: Generation) -> None:
-        """Behind the round that the thread may still be in, however often the task is cancelled
+        """After the round that the thread may still be in, however often the task is cancelled
         meanwhile: the next answer must not find the engine busy."""
         ended = asyncio.ensure_future(self._run(generation.close))
         cancelled = False

@@ -38,7 +38,7 @@ class EngineComponents:
     text: ChatFormat
     batch_invariance: BatchInvariance
     speculation: Speculation
-    speculation_factory: SpeculationFactory  # composes it anew for other drafters
+    speculation_factory: SpeculationFactory  # composes it again for other drafters
     grammars: GrammarCompiler
     drafter: str = "auto"  # the names that `speculation` was composed by
     min_rows: int = 1  # of a pass; more in exact mode

@@ -26,16 +26,16 @@ from edge_spec.errors import EdgeSpecError
 class Origin(StrEnum):
     """How a token came about."""
 
-    PLAIN = "plain"  # the round had no guess
-    ACCEPTED = "accepted"  # guessed by a drafter and confirmed
-    RECOVERED = "recovered"  # the target's own choice after a wrong guess
-    BONUS = "bonus"  # the target's own choice after all guesses were right
+    PLAIN = "plain"  # the round had no draft token
+    ACCEPTED = "accepted"  # a draft token that the target confirmed
+    RECOVERED = "recovered"  # the target's own choice after a wrong draft token
+    BONUS = "bonus"  # the target's own choice after all draft tokens were right
 
 
 class DecodedToken(NamedTuple):
     id: int
     origin: Origin
-    drafter: str = ""  # whose guess it was, several joined by "+", where it was accepted
+    drafter: str = ""  # whose draft token it was, several joined by "+", where it was accepted
     score: Score | None = None  # where the sampler scores tokens
 
 
@@ -58,7 +58,7 @@ class Decoder:
     drafters: Sequence[Drafter]
     policy: Policy
     overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
-    anticipation: OverlappedDrafting | None = None  # drafters guess on while the target scores
+    anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
     tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
     replays: bool = False  # choices within it are left to plain steps
     vocab_size: int | None = None  # of the scores, where they are held to it
@@ -155,7 +155,7 @@ class Decoder:
         left: int,
         plain: PlainReason | None,
     ) -> tuple[list[DecodedToken], Verdict, RoundStats]:
-        """The tokens of one round, and what came of its guesses; none where the first
+        """The tokens of one round, and what came of its draft tokens; none where the first
         choice is left to the next round: nothing is committed, and no drafter learns of it."""
         start = self.clock()
         if plain is None:
@@ -221,8 +221,8 @@ def _counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
     counts: dict[str, DraftCounts] = {}
     for row, names in enumerate(tree.proposed_by[1:], start=1):
         for name in names.split("+"):
-            guessed, accepted = counts.get(name, (0, 0))
-            counts[name] = DraftCounts(guessed + 1, accepted + (row in verdict.accepted_rows))
+            drafted, accepted = counts.get(name, (0, 0))
+            counts[name] = DraftCounts(drafted + 1, accepted + (row in verdict.accepted_rows))
     return counts
 
 

@@ -13,14 +13,14 @@ from edge_spec.drafters.protocol import Anticipating, Drafter
 
 
 class OverlappedDrafting:
-    """Lets drafters guess on, in one thread for all rounds, as long as a block runs.
+    """Lets drafters draft on, in one thread for all rounds, as long as a block runs.
 
     trial: says when; None: in every round. Drafters and what they share with the target's thread,
     the sampler above all, are used by one thread at a time: the block has to leave them alone.
     """
 
     def __init__(self, drafters: Sequence[Drafter], trial: OverlapTrial | None = None) -> None:
-        self.was_ready = False  # whether guesses of this round were made in the one before
+        self.was_ready = False  # whether draft tokens of this round were made in the one before
         self._drafters = [each for each in drafters if isinstance(each, Anticipating)]
         self._trial = trial
         self._thread = ThreadPoolExecutor(1, "edge-spec-draft")

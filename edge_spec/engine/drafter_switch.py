@@ -1,4 +1,4 @@
-"""Who guesses in one conversation, and how that changes while an answer is written."""
+"""Who drafts in one conversation, and how that changes while an answer is written."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class DrafterSwitch:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Nobody guesses within the block, and nobody learns from it."""
+        """Nobody drafts within the block, and nobody learns from it."""
         with self._instead(self._parts.speculation_factory.choose("none")):
             yield
 
     @contextmanager
     def always_verify(self) -> Iterator[None]:
-        """New drafters of the same names within the block, all of whose guesses are verified.
-        Those of before begin anew after it: the drafts' caches hold another text then."""
+        """New drafters of the same names within the block, all of whose draft tokens are verified.
+        Those of before begin again after it: the drafts' caches hold another text then."""
         always_verify = replace(self._parts.speculation_factory, always_verify=True).choose(
             self.names
         )
@@ -111,7 +111,7 @@ class DrafterSwitch:
             self.speculation, self._off = before
 
     def decoder(self, *, follows_grammar: bool = False) -> Decoder:
-        """follows_grammar: what the answer's grammar spells out is guessed too, if anything is."""
+        """follows_grammar: what the answer's grammar spells out is drafted too, if anything is."""
         speculation = self.speculation
         drafters = list(speculation.drafters)
         if follows_grammar and drafters:

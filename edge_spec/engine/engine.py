@@ -238,9 +238,9 @@ class Engine:
             self._end_running()
 
     @contextmanager
-    def verifying_all_guesses(self) -> Iterator[None]:
-        """Answers that start within the block verify every guess, whether or not that pays;
-        drafters begin anew before and after it."""
+    def verifying_all_draft_tokens(self) -> Iterator[None]:
+        """Answers that start within the block verify every draft token, whether or not that pays;
+        drafters begin again before and after it."""
         self._end_running()
         with self._drafting.always_verify():
             yield
@@ -344,7 +344,9 @@ class Engine:
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         history = self.parts.history
-        if history is not None and set(stats.drafters) <= set(PAIR_DRAFTERS):  # not others' guesses
+        if history is not None and set(stats.drafters) <= set(
+            PAIR_DRAFTERS
+        ):  # not others' draft tokens
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
 

@@ -216,7 +216,7 @@ class Generation(Iterator[Chunk]):
                 pass  # the target holds the text already
 
     def _drop_behind_stop(self) -> None:
-        """A round's tokens behind the one that completes a stop string leave the cache: plain
+        """A round's tokens after the one that completes a stop string leave the cache: plain
         decoding would not have had them, and the next prompt may go on with them."""
         plain = len(self._request.prompt) - 1 + len(self.result.tokens)
         if self._conversation.decoder.target.length > plain:

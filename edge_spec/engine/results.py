@@ -40,7 +40,7 @@ class Token:
     id: int
     text: str
     origin: Origin
-    drafter: str = ""  # whose guess was accepted, several joined by "+"
+    drafter: str = ""  # whose draft token was accepted, several joined by "+"
     logprob: float | None = None  # where it was asked for
     alternatives: tuple[Alternative, ...] = ()
 

@@ -10,8 +10,8 @@ from edge_spec.engine.components import IdleWork
 
 
 class SharedModels:
-    """Models that whoever `acquire`s them may use until all have given them back: the last one closes
-    them. Any thread may call."""
+    """Models that whoever `acquire`s them may use until all have given them back: the last one
+    closes them. Any thread may call."""
 
     def __init__(self, models: Sequence[Model], work: IdleWork | None = None) -> None:
         """work: on these models, ends before they are closed."""

@@ -1,4 +1,4 @@
-"""Composes drafters with a policy: what is guessed, what of it is verified, how ties are told."""
+"""Composes drafters with a policy: what is drafted, what of it is verified, how ties are told."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Speculation:
     policy: Policy
     tie_margin: float = 0.0
     overlap: bool = False  # drafters have a device of their own
-    anticipation: OverlappedDrafting | None = None  # drafters guess on while the target scores
+    anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
     replays: bool = False  # near ties of wider passes are decided by plain steps
 
     def close(self) -> None:
@@ -53,7 +53,8 @@ class Speculation:
                 drafter.close()
 
     def learnt(self) -> dict[str, list[float]]:
-        """How often guesses of each kind were right, by drafter; of use to the next session."""
+        """How often draft tokens of each kind were right, by drafter; of use to the next
+        session."""
         return {name: counts.ravel().tolist() for name, counts in learnt_of(self.drafters).items()}
 
     def relearn(self, counts: Mapping[str, Sequence[float]]) -> None:
@@ -89,7 +90,7 @@ class SpeculationFactory:
     load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
-    always_verify: bool = False  # every guess is verified, whether or not that pays
+    always_verify: bool = False  # every draft token is verified, whether or not that pays
 
     @property
     def replays(self) -> bool:
@@ -113,7 +114,7 @@ class SpeculationFactory:
         return self.compose(factory.load_drafters(names, self.setting))
 
     def compose(self, drafters: Sequence[Drafter]) -> Speculation:
-        """Guesses branch only where that changes no number, so that the text is the one that
+        """Draft tokens branch only where that changes no number, so that the text is the one that
         plain decoding writes, bit for bit where the runtime's widths allow it."""
         trees, branches = self.capabilities.trees, self.branches
         guarded = self._merged(drafters)
@@ -121,12 +122,12 @@ class SpeculationFactory:
         if self.always_verify:
             policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees)
         elif self.costs is not None and guarded:
-            guess_s = {name: self._step_s for name in factory.PAIR_DRAFTERS if self._step_s}
+            draft_token_s = {name: self._step_s for name in factory.PAIR_DRAFTERS if self._step_s}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
             if self.exact and not self.replays:
                 costs = costs.padded(self.batch_invariance.invariant_widths)
-            policy = AdaptivePolicy(costs, guess_s, free, limit, branches, trees)
+            policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees)
         if self.parallel_rows is not None:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if self.exact and not self.replays:
@@ -146,7 +147,7 @@ class SpeculationFactory:
 
     @property
     def branches(self) -> bool:
-        """Whether guesses may branch without changing a number."""
+        """Whether draft tokens may branch without changing a number."""
         return self.capabilities.trees and self.batch_invariance.branch_invariant
 
     @property

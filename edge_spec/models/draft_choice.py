@@ -20,7 +20,7 @@ from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import same_vocabulary
 
 AUTO = "auto"
-# Of the target's parameters: a draft takes a step for each token that it guesses.
+# Of the target's parameters: a draft takes a step for each token that it drafts.
 LARGEST_SHARE = 0.5
 
 _log = logging.getLogger(__name__)

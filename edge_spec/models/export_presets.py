@@ -61,7 +61,7 @@ _METAL = ExportChoice("gguf", "Q4_0", "what apps with llama.cpp read, whose Meta
 _REPACKED = ExportChoice(
     "gguf",
     "Q4_0",
-    "llama.cpp lays it out anew at load for dot-product instructions, ARM's or AVX2's",
+    "llama.cpp lays it out again at load for dot-product instructions, ARM's or AVX2's",
 )
 _ONNX = ExportChoice(
     "onnx", "int4", "onnxruntime multiplies by 4-bit weights as they are stored (MatMulNBits)"
@@ -69,7 +69,7 @@ _ONNX = ExportChoice(
 
 _QNN = (
     "the NPU stays idle: onnxruntime's QNN provider takes graphs of static shapes only, and this "
-    "one has as many rows as a round has guesses; CPU and GPU run it"
+    "one has as many rows as a round has draft tokens; CPU and GPU run it"
 )
 _KINDS: Mapping[str, ExportChoices] = MappingProxyType(
     {

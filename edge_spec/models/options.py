@@ -21,18 +21,18 @@ class LoadOptions:
 
     runtime: str = "auto"
     drafter: str = "auto"  # "auto", "none", or names joined by commas
-    drafts: tuple[str, ...] = ()  # smaller models, named like the target: the first guesses for it,
+    drafts: tuple[str, ...] = ()  # smaller models, named like the target: the first drafts for it,
     # each other one for the one before
     draft_runtime: str = "auto"
     draft_providers: tuple[str, ...] = ()
     draft_threads: int | None = None  # None: as many as the target
     draft_overlap: DraftOverlap = DraftOverlap.AUTO  # drafting while the target verifies
-    draft_n_max: int | None = None  # guessed tokens a round; None: the policy's default
+    draft_n_max: int | None = None  # drafted tokens a round; None: the policy's default
     corpora: tuple[Path, ...] = ()  # texts that answers may quote, or their indices
     keeps_ngrams: bool = True  # of answers, for later runs, where ngram-cache is a drafter
     exit_layer: int | None = None  # of early exit; None: searched
     window: WindowSize | None = None  # of lookahead; None: its default
-    fill: JacobiInit | None = None  # how Jacobi's first guesses are made; None: its default
+    fill: JacobiInit | None = None  # how Jacobi's initial tokens are made; None: its default
     quantization: str | None = None  # of a model that has to be converted
     block_size: int | None = None
     exact: bool = False  # bit-identical to plain decoding in the same mode
@@ -82,7 +82,7 @@ class LoadOptions:
             ("the corpus", self.corpora, ["corpus"], True),
             ("the exit layer", self.exit_layer, ["early-exit"], False),
             ("the lookahead window", self.window, ["lookahead"], False),
-            ("the first guesses of Jacobi", self.fill, ["jacobi"], False),
+            ("the initial tokens of Jacobi", self.fill, ["jacobi"], False),
         ):
             if given and not set(users) & set(names) and not (auto and in_auto):
                 raise UsageError(
@@ -105,7 +105,7 @@ class LoadOptions:
             wanted = self.window.num_rows - 1
             if self.draft_n_max < wanted:
                 raise UsageError(
-                    f"a lookahead window of {self.window} guesses up to {wanted} tokens a round, "
+                    f"a lookahead window of {self.window} drafts up to {wanted} tokens a round, "
                     f"and at most {self.draft_n_max} are allowed",
                     remedy="Choose a smaller window or a larger --draft-n-max.",
                 )

@@ -1,4 +1,4 @@
-"""How often a pair's guesses were accepted when it was set up, and how often they are now.
+"""How often a pair's draft tokens were accepted when it was set up, and how often they are now.
 
 A draft that falls behind its target, say after one of the two was tuned further, costs speed and
 says nothing; this does. Kept for each pair and domain in a file of the cache.
@@ -22,7 +22,7 @@ from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, te
 if TYPE_CHECKING:
     from edge_spec.models.source import Source
 
-SETUP_ROUNDS = 400  # with a guess, that a pair is first known by
+SETUP_ROUNDS = 400  # with a draft token, that a pair is first known by
 _RECENT_ROUNDS = 400  # after which older ones count half, and so on
 _MIN_ROUNDS = 100  # of late, before anything is said
 _DROP = 0.05  # of the acceptance, below which nothing is said
@@ -33,7 +33,7 @@ _Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass
 class _Counts:
-    """Rounds with a guess, and those of them whose first guess was right."""
+    """Rounds with a draft token, and those of them whose first draft token was right."""
 
     rounds: _Count = 0.0
     right: _Count = 0.0
@@ -79,9 +79,10 @@ def history_path(target: Source, draft: Source) -> Path:
 
 
 class PairHistory:
-    """Counts rounds whose first guess was accepted, which depends least on how many were made.
+    """Counts rounds whose first draft token was accepted, which depends least on how many were
+    made.
 
-    path: of the file; one that is missing or damaged begins anew. Any thread may use it, and of
+    path: of the file; one that is missing or damaged begins again. Any thread may use it, and of
     several processes each adds its counts to the file.
     """
 
@@ -104,7 +105,7 @@ class PairHistory:
             self._unsaved.setdefault(domain, _Counts()).add(counts)
 
     def staleness(self, domain: str) -> str | None:
-        """One line where guesses are accepted less often than when the pair was set up."""
+        """One line where draft tokens are accepted less often than when the pair was set up."""
         with self._lock:
             found = self._domains.get(domain)
             if found is None or min(found.setup.rounds, found.recent.rounds) < _MIN_ROUNDS:
@@ -126,8 +127,9 @@ class PairHistory:
         return [line for line in found if line is not None]
 
     @property
-    def first_guesses(self) -> tuple[int, int]:
-        """Rounds that were counted, of all domains, and those whose first guess was accepted."""
+    def first_draft_tokens(self) -> tuple[int, int]:
+        """Rounds that were counted, of all domains, and those whose first draft token was
+        accepted."""
         with self._lock:
             counts = [each for kept in self._domains.values() for each in (kept.setup, kept.recent)]
         return round(sum(each.rounds for each in counts)), round(sum(each.right for each in counts))
@@ -164,5 +166,5 @@ def check_history(path: Path) -> None:
         read_sealed(path, _FILE)
     except DamagedError as error:
         raise ModelFileError(
-            f"{path} is no history of a pair: {error}", remedy="Delete it: it begins anew."
+            f"{path} is no history of a pair: {error}", remedy="Delete it: it begins again."
         ) from None

@@ -105,8 +105,8 @@ def find_resolved(
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> ResolvedModel | None:
-    """As `resolve_model`, for a look at the model alone: nothing is converted, written or hashed. None
-    where it would have to be converted, also since a conversion is damaged."""
+    """As `resolve_model`, for a look at the model alone: nothing is converted, written or hashed.
+    None where it would have to be converted, also since a conversion is damaged."""
     if not is_converted(source, runtime, options, providers):
         return None
     chosen = runtimes.load_runtime(runtime, source.formats)

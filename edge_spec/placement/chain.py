@@ -9,13 +9,13 @@ from edge_spec.core.model import Model, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement.replay import PassCost, Recording
 
-MOST_GUESSES = 8  # of a round
+MOST_DRAFT_TOKENS = 8  # of a round
 _ROWS = 32  # of a text that are read in one pass
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Rounds over texts, each with `num_guesses` guesses where as many fit."""
+    """Rounds over texts, each with `num_guesses` draft tokens where as many fit."""
 
     num_guesses: int
     num_tokens: int
@@ -66,8 +66,8 @@ def best_walk(
     draft_s: float,
     pass_s: PassCost,
 ) -> Walk:
-    """With the number of guesses that is fastest. draft_s: seconds a guess."""
-    walks = [walk(recordings, hits, n, draft_s, pass_s) for n in range(1, MOST_GUESSES + 1)]
+    """With the number of draft tokens that is fastest. draft_s: seconds a draft token."""
+    walks = [walk(recordings, hits, n, draft_s, pass_s) for n in range(1, MOST_DRAFT_TOKENS + 1)]
     return max(walks, key=lambda each: each.tokens_per_s)
 
 
@@ -78,20 +78,20 @@ def walk(
     draft_s: float,
     pass_s: PassCost,
 ) -> Walk:
-    """Rounds of this many guesses. At a text's end there are fewer, since its last token needs
+    """Rounds of this many draft tokens. At a text's end there are fewer, since its last token needs
     none; `pass_s` and `draft_s` are all that a round takes."""
     verified = accepted = tokens = 0
     seconds = 0.0
     for recording, right in zip(recordings, hits, strict=True):
         at = 0
         while at < len(right):
-            guesses = min(num_guesses, len(right) - at - 1)
+            draft_tokens = min(num_guesses, len(right) - at - 1)
             run = 0
-            while run < guesses and right[at + run]:
+            while run < draft_tokens and right[at + run]:
                 run += 1
             context = len(recording.prompt) + at
-            seconds += guesses * draft_s + pass_s(guesses + 1, context)
-            verified += guesses
+            seconds += draft_tokens * draft_s + pass_s(draft_tokens + 1, context)
+            verified += draft_tokens
             accepted += run
             tokens += run + 1
             at += run + 1

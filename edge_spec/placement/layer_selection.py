@@ -28,7 +28,7 @@ _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
 _NO_INFLUENCE = 1e-6
 _TIMED = 5  # passes
 _FLIPPED = 2  # sublayers that a new try changes
-_LONGEST = 8  # guesses of a round, in forecasts
+_LONGEST = 8  # draft tokens of a round, in forecasts
 
 
 @dataclass(frozen=True)

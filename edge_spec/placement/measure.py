@@ -103,7 +103,7 @@ def measuring(
 
     t(k): from the call of `forward` until its logits are there. Their values decide nothing, so
     random tokens do; those of a mixture of experts touch more experts than most texts, so that its
-    wide passes are rather overestimated. prefill_tokens_per_s: of whole passes behind the first.
+    wide passes are rather overestimated. prefill_tokens_per_s: of whole passes after the first.
     logits_row_s: to copy one row of them, float32, out of the runtime's memory. commit_s: to keep
     a row and to forget it again, which is all that a round adds outside its pass. What a runtime
     takes to begin a pass cannot be told from what it computes, and is part of t(1).

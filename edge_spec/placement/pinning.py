@@ -53,7 +53,7 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
     if placement is None:
         raise UsageError(
             f"nothing in {options.plan} can run here now: {_obstacle(plan.placements[0])}",
-            remedy="Free memory, or make the plan anew with edge-spec plan.",
+            remedy="Free memory, or make the plan again with edge-spec plan.",
         )
     _require_agreement(placement, plan, options)
     return applied(options, placement, plan.draft)
@@ -105,7 +105,7 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     if outdated:
         _log.warning(
             "the plan of %s was made with version %s of the library of %s: it is not used. "
-            "Make it anew with edge-spec plan.",
+            "Make it again with edge-spec plan.",
             source.name,
             outdated[0].library,
             outdated[0].runtime,

@@ -54,9 +54,11 @@ class Placement:
     drafter: str
     tokens_per_s: _Rate | None = None
     speedup: _Rate | None = None
-    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified guesses
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified draft tokens
     row_share: Annotated[float, Field(ge=0)] | None = None  # what one row more costs of a step
-    guess_share: Annotated[float, Field(ge=0)] | None = None  # what a guess of the draft costs
+    guess_share: Annotated[float, Field(ge=0)] | None = (
+        None  # what a draft token of the draft costs
+    )
     memory_bytes: int | None = None
     reason: str = ""  # why it is not the first
 
@@ -126,6 +128,6 @@ def _read(path: Path, *, sealed: bool) -> Plan:
     except DamagedError as error:
         raise UsageError(
             f"{path} is no plan that this version can read: {error}",
-            remedy="Make it anew with edge-spec plan --out, or delete its sha256 if you "
+            remedy="Make it again with edge-spec plan --out, or delete its sha256 if you "
             "changed it yourself.",
         ) from None

@@ -29,7 +29,7 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.vocabulary import same_vocabulary
 
 _JOINED = ("suffix,recycling",)  # drafters that may share a tree
-_FEW_RIGHT = 0.4  # of a drafter's guesses
+_FEW_RIGHT = 0.4  # of a drafter's draft tokens
 _SLOWER_STEP = 1.03  # times the best one's
 
 
@@ -129,7 +129,7 @@ class Planner:
     def _paired(self, draft: Source, recordings: Sequence[Recording]) -> Iterator[Placement]:
         """Chains of the draft, with each model at each place.
 
-        Both are measured anew for it, since some runtimes give up a little speed to take turns.
+        Both are measured again for it, since some runtimes give up a little speed to take turns.
         """
         options = LoadOptions(drafts=(draft.model,))
         targets = self._survey(self.source, options)
@@ -206,14 +206,14 @@ def _reason(each: Placement, best: Placement, free: int | None) -> str:
     if each.target != best.target and step_ms > _SLOWER_STEP * best_ms:
         return f"{slower}: a step takes {step_ms:.3g} ms, not {best_ms:.3g}"
     if each.drafter == "none":
-        return f"{slower}: nothing is guessed"
+        return f"{slower}: nothing is drafted"
     if each.acceptance is None:
-        return f"{slower}: it found nothing to guess here"
+        return f"{slower}: it found nothing to draft here"
     if each.acceptance < _FEW_RIGHT:
-        return f"{slower}: its guesses are right too seldom here ({each.acceptance:.0%})"
+        return f"{slower}: its draft tokens are right too seldom here ({each.acceptance:.0%})"
     row_share, guess_share = each.row_share or 0.0, each.guess_share or 0.0
     if guess_share > row_share:
-        return f"{slower}: a guess takes {guess_share:.2f} of a step"
+        return f"{slower}: a draft token takes {guess_share:.2f} of a step"
     return f"{slower}: a row costs {row_share:.2f} of a step"
 
 

@@ -63,7 +63,7 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class ContextCosts:
-    """t(k) behind a context of this many tokens."""
+    """t(k) after a context of this many tokens."""
 
     context_tokens: Annotated[int, Field(ge=0)]
     seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
@@ -81,7 +81,7 @@ class Profile:
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the least certain median
     num_experts: int = 0
     experts_used: int = 0
-    branches: bool = False  # whether guesses may branch without changing a number
+    branches: bool = False  # whether draft tokens may branch without changing a number
     resident_bytes: int | None = None  # by which the process grew with the model, where known
 
     @property
@@ -155,7 +155,7 @@ def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None
         return None if bundled is None else _bundled(key, bundled / key.path.name)
     if file.key != key:
         _log.warning(
-            "the profile of %s on %s is of version %s of its library, not %s: it is made anew",
+            "the profile of %s on %s is of version %s of its library, not %s: it is made again",
             key.model,
             key.runtime,
             file.key.library,

@@ -1,6 +1,6 @@
 """Recorded texts, decoded again by any drafters and policy at the row costs of any machine.
 
-What a drafter guesses and what is accepted of it depends on the text alone, and the greedy text on
+What a drafter drafts and what is accepted of it depends on the text alone, and the greedy text on
 nothing but the model. So one recording tells what speculation would gain with other drafters, under
 another policy, or on a machine whose t(k) is known: the real round loop runs on a session that
 answers from the recording and on a clock that the costs advance.
@@ -57,7 +57,7 @@ class DraftCost(NamedTuple):
     """What a drafter takes of one round."""
 
     propose_s: float = 0.0
-    a_row_s: float = 0.0  # of it, more for each guess
+    a_row_s: float = 0.0  # of it, more for each draft token
     observe_s: float = 0.0
 
 

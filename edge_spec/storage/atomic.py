@@ -20,7 +20,7 @@ CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _ABANDONED_AFTER_S = 24 * 3600.0
 _UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
 _WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
-_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end behind the one we give
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end after the one we give
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 

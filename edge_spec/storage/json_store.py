@@ -119,7 +119,7 @@ class KeptFile(Generic[_Content]):
             return None
 
     def _tell(self, error: Exception) -> None:
-        _log.warning("%s is damaged or of another version, made anew: %s", self.path, error)
+        _log.warning("%s is damaged or of another version, made again: %s", self.path, error)
 
 
 def tell_unkept(path: Path, error: Exception) -> None:

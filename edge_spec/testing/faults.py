@@ -56,7 +56,7 @@ class FaultKind(StrEnum):
     RAISES = "raises"  # RuntimeError
     MEMORY = "memory"  # MemoryError
     HANGS = "hangs"  # until `Fault.released` is set, and then goes on as if nothing had been
-    NAN = "nan"  # scores, or what a guess was sampled from, are no numbers
+    NAN = "nan"  # scores, or what a draft token was sampled from, are no numbers
     SHAPE = "shape"  # one token or row too few
 
 

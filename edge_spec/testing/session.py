@@ -55,10 +55,10 @@ class _SessionCheck:
         self._tolerance = tolerance
         vocab_size = model.config.vocab_size
         self._prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
-        self._guesses = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
+        self._draft_tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
 
     def prefill_in_chunks(self) -> None:
-        token = self._guesses[0]
+        token = self._draft_tokens[0]
         whole = self._score(self._opened(self._prompt), token)
         for size in (1, 5):
             session = self._model.open_session()
@@ -69,14 +69,16 @@ class _SessionCheck:
 
     def chain(self) -> None:
         session = self._opened(self._prompt)
-        out = session.forward(TokenTree.chain(self._guesses[0], self._guesses[1:])).logits.copy()
+        out = session.forward(
+            TokenTree.chain(self._draft_tokens[0], self._draft_tokens[1:])
+        ).logits.copy()
         assert session.length == len(self._prompt), "forward commits nothing"
-        for row, expected in enumerate(self._stepwise(self._guesses)):
+        for row, expected in enumerate(self._stepwise(self._draft_tokens)):
             self._same(f"row {row} of a chain", out[row], expected)
         session.commit(range(3))
         assert session.length == len(self._prompt) + 3, "commit keeps the rows it is given"
-        again = session.forward(TokenTree.chain(self._guesses[3])).logits[0]
-        self._same("a row after a partial commit", again, self._stepwise(self._guesses)[3])
+        again = session.forward(TokenTree.chain(self._draft_tokens[3])).logits[0]
+        self._same("a row after a partial commit", again, self._stepwise(self._draft_tokens)[3])
         session.close()
 
     def tree(self) -> None:
@@ -99,8 +101,8 @@ class _SessionCheck:
         session.commit(rows)
         assert session.length == len(self._prompt) + len(rows), "commit keeps a branch"
         path = [int(tree.tokens[row]) for row in rows]
-        expected = self._stepwise([*path, self._guesses[0]])[-1]
-        self._same("a row after a branch", self._score(session, self._guesses[0]), expected)
+        expected = self._stepwise([*path, self._draft_tokens[0]])[-1]
+        self._same("a row after a branch", self._score(session, self._draft_tokens[0]), expected)
         session.close()
 
     def rollback_and_reuse(self) -> None:
@@ -109,18 +111,18 @@ class _SessionCheck:
             session.rollback(length)
             assert session.length == length, "rollback sets the length"
             session.prefill(self._prompt[length:])
-            out = self._score(session, self._guesses[0])
-            expected = self._stepwise(self._guesses[:1])[0]
+            out = self._score(session, self._draft_tokens[0])
+            expected = self._stepwise(self._draft_tokens[:1])[0]
             self._same(f"a row after rollback to {length}", out, expected)
         session.close()
 
     def restored(self) -> None:
         """For sessions whose cache can be taken out."""
         session = self._opened(self._prompt[:6])
-        out = session.forward(TokenTree.chain(self._prompt[6], self._guesses)).logits.copy()
+        out = session.forward(TokenTree.chain(self._prompt[6], self._draft_tokens)).logits.copy()
         session.commit([0])
         session.prefill(self._prompt[7:])
-        session.forward(TokenTree.chain(*self._guesses[:1]))  # not committed
+        session.forward(TokenTree.chain(*self._draft_tokens[:1]))  # not committed
         state = session.state() if isinstance(session, Restorable) else {}
         if not state:
             session.close()
@@ -136,7 +138,7 @@ class _SessionCheck:
         self._same_text(other, "a restored session", self._prompt)
         if self._model.capabilities.rollback:
             other.rollback(6)
-            again = other.forward(TokenTree.chain(self._prompt[6], self._guesses)).logits
+            again = other.forward(TokenTree.chain(self._prompt[6], self._draft_tokens)).logits
             self._same("a chain after a restored session's rollback", again, out)
         other.close()
 
@@ -158,7 +160,7 @@ class _SessionCheck:
     def _same_text(self, session: Session, what: str, text: Sequence[int]) -> None:
         """It scores what one does that has read `text`, which it still holds then."""
         expected = self._opened(text)
-        trees = [TokenTree.chain(self._guesses[0], self._guesses[1:])]
+        trees = [TokenTree.chain(self._draft_tokens[0], self._draft_tokens[1:])]
         trees += [self._branching()] if self._model.capabilities.trees else []
         for tree in trees:
             logits = session.forward(tree).logits.copy()
@@ -167,9 +169,11 @@ class _SessionCheck:
 
     def two_sessions(self) -> None:
         first, second = self._opened(self._prompt), self._opened(self._prompt[::-1])
-        expected = self._stepwise(self._guesses[:1])[0]
-        self._score(second, self._guesses[1])
-        self._same("a row beside another session", self._score(first, self._guesses[0]), expected)
+        expected = self._stepwise(self._draft_tokens[:1])[0]
+        self._score(second, self._draft_tokens[1])
+        self._same(
+            "a row beside another session", self._score(first, self._draft_tokens[0]), expected
+        )
         first.close()
         second.close()
 
@@ -199,7 +203,7 @@ class _SessionCheck:
     def _branching(self) -> TokenTree:
         """Three paths of different lengths that leave row 0 and row 1."""
         return TokenTree(
-            np.array([*self._guesses, self._guesses[0]], np.int32),
+            np.array([*self._draft_tokens, self._draft_tokens[0]], np.int32),
             np.array([-1, 0, 1, 1, 0, 4, 5], np.int32),
             np.ones(7, np.float32),
         )

@@ -1,7 +1,7 @@
 """Answers of a given form: JSON that fits a schema, a regular expression, a grammar.
 
 A grammar says which tokens may come next, and the target chooses among these alone, whatever was
-guessed: text is as lossless as without one. llguidance, a library, follows the grammars.
+drafted: text is as lossless as without one. llguidance, a library, follows the grammars.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class _Pieces:
 
 
 class MatcherConstraint:
-    """An llguidance matcher behind the text so far, which goes ahead along guesses and back. A stop
-    token is allowed where the text may end; the matcher does not read it."""
+    """An llguidance matcher after the text so far, which goes ahead along draft tokens and back. A
+    stop token is allowed where the text may end; the matcher does not read it."""
 
     def __init__(self, matcher: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
         from llguidance.numpy import fill_next_token_bitmask

@@ -1,6 +1,7 @@
 """What a chat template may use of time and memory, and what each of its operations would take.
 
-- Every value that a template makes weighs at most `TemplateLimits.value`: its characters and items, one
+- Every value that a template makes weighs at most `TemplateLimits.value`: its characters and items,
+one
   that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
 - It is nested at most _MAX_DEPTH deep: Python hashes a tuple in a tuple on the stack of C.
 - All of them together have at most `TemplateLimits.total` characters and items of their own.

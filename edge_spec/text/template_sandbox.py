@@ -215,7 +215,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return read
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter with its arguments looked at before and its result behind."""
+        """A filter with its arguments looked at before and its result after."""
         passes = hasattr(function, "jinja_pass_arg")
         check = FILTERS.get(name)
         names = name in NAMING

@@ -27,7 +27,7 @@ class Slots:
 
     @property
     def end(self) -> int:
-        """Behind the last taken slot: where the next rows are written."""
+        """After the last taken slot: where the next rows are written."""
         return self._taken[-1] + 1 if self._taken else 0
 
     @property
@@ -35,11 +35,11 @@ class Slots:
         return self.end > len(self)
 
     def fits(self, rows: int) -> bool:
-        """Whether a pass of so many rows, padding included, can be written behind the end."""
+        """Whether a pass of so many rows, padding included, can be written after the end."""
         return self.end + rows <= self.num_slots
 
     def take(self, slots: Sequence[int]) -> None:
-        """For the next tokens; rising, and behind the end."""
+        """For the next tokens; rising, and after the end."""
         self._taken += slots
         self._mask[list(slots)] = 0
 

@@ -91,7 +91,7 @@ class CoreMlSession:
         """The smallest function that holds the rows, or the largest, of those that fit the slots.
 
         Slots are made free where holes are in the way. One always fits: the cache has room for a
-        padded pass behind a full context.
+        padded pass after a full context.
         """
         wanted = next((each for each in shapes if each.rows >= rows), shapes[-1])
         if not self._slots.fits(wanted.rows) and self._slots.has_holes:
@@ -112,7 +112,7 @@ class CoreMlSession:
     def _run(
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """One pass over rows that stand behind the committed tokens."""
+        """One pass over rows that stand after the committed tokens."""
         count = len(tokens)
         ids = np.zeros((1, shape.rows), np.int32)
         ids[0, :count] = tokens

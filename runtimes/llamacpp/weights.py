@@ -23,7 +23,7 @@ from edge_spec.runtimes.llamacpp.library import (
 )
 
 NO_REASON = "it gives no reason"
-# glibc's, which keeps what was freed behind anything that is in use.
+# glibc's, which keeps what was freed after anything that is in use.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 

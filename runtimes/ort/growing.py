@@ -1,7 +1,7 @@
 """The session of a graph whose keys and values grow with every pass: chains only.
 
 Such a graph, as `exporters/optimum` writes them, takes the past of each layer and returns it with
-the rows of the pass behind it. It copies the whole past to do so; that copy cannot be avoided, but
+the rows of the pass after it. It copies the whole past to do so; that copy cannot be avoided, but
 nothing else is copied where all rows of a pass are kept.
 """
 

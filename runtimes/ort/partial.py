@@ -1,7 +1,7 @@
 """Sessions that are a part of their target and share its KV cache: self-speculation.
 
 Early exit: Elhoushi et al. 2024 (LayerSkip). Layer skipping: Zhang et al. 2023 (Draft & Verify),
-Xia et al. 2024 (SWIFT). A part writes behind what its target has committed, and the target's next
+Xia et al. 2024 (SWIFT). A part writes after what its target has committed, and the target's next
 pass overwrites that in every layer; so it cannot change what the target scores.
 """
 
@@ -67,7 +67,7 @@ class PartialSession:
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
         """[2 * layers] float64: 1 - cosine similarity of the residual stream before and after each
-        sublayer, with none left out; mean over `tokens` behind the committed ones.
+        sublayer, with none left out; mean over `tokens` after the committed ones.
 
         Block influence: Men et al. 2024, ShortGPT. Commits nothing. Raises ContextFullError.
         """
@@ -91,7 +91,7 @@ class PartialSession:
         self._passes.close()
 
     def _claim(self) -> None:
-        """Makes the tokens behind the own length this session's.
+        """Makes the tokens after the own length this session's.
 
         Raises ValueError where the target has committed them.
         """

@@ -37,7 +37,7 @@ class _Bound:
 class Passes:
     """A pass costs one `run_with_iobinding`; numpy and onnxruntime share every buffer.
 
-    `start` is the number of cached tokens that a pass continues: what stands behind them is
+    `start` is the number of cached tokens that a pass continues: what stands after them is
     overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/partial.py: the sublayers
     that the next pass runs; None for a graph without a choice.
     """
@@ -204,7 +204,7 @@ class Passes:
 
 
 def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
-    """What a pass over `rows` rows behind `start` tokens failed with."""
+    """What a pass over `rows` rows after `start` tokens failed with."""
     what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
     if _OUT_OF_MEMORY.search(str(error)):
         remedy = "Give a shorter --context, or another --device."

@@ -18,7 +18,7 @@ _TOLERANCE = 0.25  # of the scores' deviation; other kernels and float16 differ 
 
 
 def scores(model: Model) -> np.ndarray:
-    """[rows, vocab] float32, of a small tree behind a short prompt, or of a chain where the model
+    """[rows, vocab] float32, of a small tree after a short prompt, or of a chain where the model
     takes no other. Raises SessionError, ContextFullError where the context is shorter."""
     rows = len(_PARENTS)
     random = np.random.RandomState(0)

@@ -65,7 +65,7 @@ class ReferenceSession:
             self._cache = np.pad(self._cache, room)
 
     def _hidden(self, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray) -> np.ndarray:
-        """Final normed hidden states [rows, hidden]; writes keys and values behind `length`.
+        """Final normed hidden states [rows, hidden]; writes keys and values after `length`.
 
         sees: [rows, rows] bool, which of the new rows each new row attends to.
         """

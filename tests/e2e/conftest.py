@@ -18,8 +18,8 @@ Run = Callable[..., Done]
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
 
-# By which further rows are free, however busy the machine is: all guesses are verified that are
-# likely at all. Passes that are observed scale it, which leaves nothing nothing.
+# By which further rows are free, however busy the machine is: all draft tokens are verified that
+# are likely at all. Passes that are observed scale it, which leaves nothing nothing.
 FREE_ROWS = Profile((ContextCosts(32, {1: 1.0, 8: 1.0}),), 1.0, 0.0, 0.0, rounds=1, spread=0.0)
 
 

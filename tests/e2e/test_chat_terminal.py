@@ -199,7 +199,7 @@ def test_sequences_in_an_answer_do_not_reach_the_terminal(chat: Any) -> None:
     tty.until("\u241b]0;owned\u2407\u241b[2J\u241b[31mred\ufffd1A \ufffdgnirts")
     assert b"\x1b]" not in tty.raw and b"[31m" not in tty.raw.replace("\u241b[31m".encode(), b"")
     tty.enter("/tokens")
-    tty.until("written without a guess")
+    tty.until("written without a draft token")
     tty.enter("/plain on")
     tty.enter("/retry")
     tty.until("shown as text")
@@ -275,9 +275,9 @@ def test_the_drafter_changes_in_the_middle_of_an_answer(chat: Any) -> None:
     tty.enter("/stats")
     tty.until("rounds were plain", " off ")
     tty.enter("/tokens")
-    tty.until("right guesses of: suffix", "[o][n][e]")
+    tty.until("right draft tokens of: suffix", "[o][n][e]")
     marked = tty.text.rpartition("/tokens")[2].partition("plain ")[0]
-    assert marked.rstrip().endswith("three,")  # those of the end are no guesses any more
+    assert marked.rstrip().endswith("three,")  # those of the end are no draft tokens any more
     tty.enter("/draft nonsense")
     tty.until("no drafter called")
     tty.enter("/draft auto")
@@ -361,7 +361,7 @@ def test_colours_tell_the_origin_of_tokens(chat: Any) -> None:
     tty.enter("repeat")
     tty.until("one two three", IDLE)
     tty.enter("/tokens")
-    tty.until("guessed, and right")
+    tty.until("drafted, and right")
     assert tty.colours("accepted ") == {"green", "default"}
     assert tty.colours("recovered") == {"brown"}  # which is what terminals call yellow
     assert tty.colours("bonus") == {"cyan"}
@@ -383,7 +383,7 @@ def test_several_lines_are_one_message(chat: Any) -> None:
 def test_commands_and_drafters_are_completed_and_lines_remembered(chat: Any) -> None:
     tty = chat()
     tty.type("/dra")
-    tty.until("who guesses")
+    tty.until("who drafts")
     tty.type(TAB)
     tty.until("> /draft")
     tty.type(" look")

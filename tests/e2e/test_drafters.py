@@ -81,7 +81,7 @@ def test_drafting_is_bit_identical_where_chains_are(demo_gguf, names):
 
 
 @pytest.mark.parametrize("names", [*FREE[:4], ",".join(FREE[:4])])
-def test_each_token_tells_who_guessed_it(edge_spec, names):
+def test_each_token_tells_who_drafted_it(edge_spec, names):
     prompt = "Repeat three times: one two three four five six."
     done = edge_spec("generate", prompt, "--drafter", names, "--json", "--max-tokens", "40")
     assert (done.returncode, done.stderr) == (0, "")
@@ -118,8 +118,8 @@ def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(e
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_was_written_before_is_guessed_in_the_next_run(edge_spec, ngram_files):
-    """A damaged file is said in a line and starts anew; the answer comes all the same."""
+def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, ngram_files):
+    """A damaged file is said in a line and starts again; the answer comes all the same."""
     command = ["generate", "What is the capital of France?", "--drafter", "ngram-cache", "--json"]
     first = json.loads(edge_spec(*command, *FAR).stdout)
     second = json.loads(edge_spec(*command, *FAR).stdout)
@@ -134,7 +134,7 @@ def test_what_was_written_before_is_guessed_in_the_next_run(edge_spec, ngram_fil
     assert edge_spec(*command, *FAR).stderr == ""
 
 
-def test_guesses_never_change_the_logits_of_the_next_turn(demo_gguf):
+def test_draft_tokens_never_change_the_logits_of_the_next_turn(demo_gguf):
     """Branches that were committed and cut leave the cache as plain steps do, in float32."""
     logits = []
     for names in ("none", "recycling,lookahead,suffix"):

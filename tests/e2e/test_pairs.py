@@ -44,7 +44,7 @@ def always_draft(engine: Engine) -> None:
 
 
 def answers(model: str, **options) -> tuple[list[list[int]], int]:
-    """The tokens of each answer, and how many of them were guessed."""
+    """The tokens of each answer, and how many of them were drafted."""
     # Exact mode: a near tie may not fall on another side in a wider pass.
     draft = options.pop("draft", None)
     loaded = LoadOptions(
@@ -115,7 +115,7 @@ def test_a_gguf_file_runs_as_it_is(edge_spec, demo_gguf, tmp_path):
     assert [path.name for path in cache.iterdir()] == ["profiles"]  # nothing was converted
 
 
-def test_the_command_line_tells_whose_guess_was_right(edge_spec, demo_gguf):
+def test_the_command_line_tells_whose_draft_token_was_right(edge_spec, demo_gguf):
     pytest.importorskip("llama_cpp")
     done = edge_spec(
         "generate",

@@ -300,11 +300,11 @@ def test_a_signal_behind_the_end_of_a_command_ends_it_without_a_word(
 def stay():
     while signal.getsignal({int(number)}) is not signal.SIG_DFL:
         pass
-    print("behind", flush=True)
+    print("after", flush=True)
     Event().wait()
 run = lambda *_: Thread(target=stay).start()
 """)
-    assert process.stdout is not None and process.stdout.readline() == b"behind\n"
+    assert process.stdout is not None and process.stdout.readline() == b"after\n"
     assert ended(process, number) == (-number, b"")
 
 

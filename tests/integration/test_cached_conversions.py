@@ -1,4 +1,4 @@
-"""A conversion in the cache is used again while it is whole, and made anew when it is not."""
+"""A conversion in the cache is used again while it is whole, and made again when it is not."""
 
 from __future__ import annotations
 

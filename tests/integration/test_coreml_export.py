@@ -153,7 +153,7 @@ def test_functions_share_one_model_s_weights(compute: str, wide: Any, tmp_path: 
     (weights,) = (size for name, size in sizes(bundle).items() if name.endswith("weight.bin"))
     stored = sum(np.prod(wide.tensors[name].shape) for name in wide.names()) * 2
     rope = 2 * bundle.config.context_length * wide.config.head_dim  # cos and sin, in float16
-    # Every constant begins at a multiple of 64 bytes behind a header of 64: about 30 of them.
+    # Every constant begins at a multiple of 64 bytes after a header of 64: about 30 of them.
     assert stored + rope <= weights <= stored + rope + 30 * 128
 
 

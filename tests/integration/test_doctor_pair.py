@@ -125,7 +125,7 @@ def test_other_ends_of_one_vocabulary_are_a_warning(bundle: Callable[..., Path])
 def test_a_shorter_context_of_the_draft_is_a_warning(bundle: Callable[..., Path]) -> None:
     draft = bundle("draft", architecture={"context_length": 64})
     context = found(examined(bundle("target"), draft), "pair", "context")
-    assert context.level is Severity.WARNING and "behind 64 nothing is guessed" in context.found
+    assert context.level is Severity.WARNING and "after 64 nothing is drafted" in context.found
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,9 @@ def test_break_even_comes_from_the_profiles_of_both(bundle: Callable[..., Path])
     profiled(target, draft, 0.01, 0.002)
     report = examined(target, draft)
     numbers: Any = report.numbers["break_even"]
-    assert numbers["acceptance"][1] == pytest.approx(0.4, abs=1e-3)  # 0.2 for a row, 0.2 a guess
+    assert numbers["acceptance"][1] == pytest.approx(
+        0.4, abs=1e-3
+    )  # 0.2 for a row, 0.2 a draft token
     assert (numbers["step_ms"], numbers["draft_step_ms"]) == (10.0, 2.0)
     assert "1: 40%" in found(report, "speed", "break-even").found
 
@@ -310,7 +312,7 @@ def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> No
     target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
     profiled(target.path, draft.path, 0.01, 0.002)
     history = PairHistory(history_path(target, draft))
-    for right in (0.9, 0.4):  # it has fallen behind
+    for right in (0.9, 0.4):  # it has fallen after
         counts = Counter({0: round((1 - right) * SETUP_ROUNDS), 1: round(right * SETUP_ROUNDS)})
         history.observe("chat", Stats(acceptance_histogram=counts))
     history.save()

@@ -1,6 +1,6 @@
 """The first promise, for every drafter on every runtime: greedy text is the plain text.
 
-On a tiny model of random weights, whose text no drafter knows much about: guesses are mostly
+On a tiny model of random weights, whose text no drafter knows much about: draft tokens are mostly
 wrong, which is when a cache goes wrong unnoticed. In float32 rows differ by the order of sums
 alone, far less than the margins between tokens here; ik rounds keys and values to 16 bits, and
 may choose otherwise where two tokens are that close.
@@ -129,7 +129,9 @@ def test_answers_of_a_given_form_are_the_plain_ones(engine: Engine) -> None:
     assert all(text.startswith('{"a": ') for text in plain)
     for drafters in ("auto", ",".join(FREE)):
         assert texts(drafters) == plain
-        with engine.verifying_all_guesses():  # what pays on a model this small is up to the machine
+        with (
+            engine.verifying_all_draft_tokens()
+        ):  # what pays on a model this small is up to the machine
             assert texts(drafters) == plain
             assert engine.last is not None
             assert engine.last.stats.drafters["grammar"].draft_n_accepted > 0

@@ -57,7 +57,7 @@ def damaged(tiny: ModuleType, damage: ModuleType, folder: Path) -> Iterator[tupl
         yield name, path.read_bytes()
     yield "half of it", data[: len(data) // 2]
     yield "a byte less", data[:-33]
-    yield "nothing behind the header", data[:header_bytes]
+    yield "nothing after the header", data[:header_bytes]
 
 
 @pytest.fixture(scope="module")

@@ -94,11 +94,11 @@ def test_a_rollback_leaves_nothing_behind(
 def test_rows_that_are_not_committed_leave_nothing_behind(
     model: Model, session: Session, tokens: Callable[..., list[int]]
 ) -> None:
-    kept, guesses, after = tokens(12), tokens(6, seed=1), tokens(5, seed=2)
+    kept, draft_tokens, after = tokens(12), tokens(6, seed=1), tokens(5, seed=2)
     found = []
-    for each, guessed in ((session, guesses[3:]), (model.open_session(), after[:3])):
+    for each, drafted in ((session, draft_tokens[3:]), (model.open_session(), after[:3])):
         each.prefill(kept)
-        each.forward(TokenTree.chain(guesses[0], [*guesses[1:3], *guessed]))
+        each.forward(TokenTree.chain(draft_tokens[0], [*draft_tokens[1:3], *drafted]))
         each.commit(range(3))
         found.append(scored(each, after, [2]))
     assert np.array_equal(*found)
@@ -165,7 +165,7 @@ def test_a_full_context_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_guessing_changes_no_token(name: str, exact: bool) -> None:
+def test_drafting_changes_no_token(name: str, exact: bool) -> None:
     texts = []
     for drafter in ("auto", "suffix,recycling,lookahead", "none"):
         options = LoadOptions(runtime="ort", drafter=drafter, exact=exact)

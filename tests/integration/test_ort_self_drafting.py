@@ -84,7 +84,7 @@ def chain(tokens: list[int]) -> TokenTree:
 def test_an_exit_scores_as_a_model_of_the_first_layers(
     layers: int, variant: str, made: Callable[..., Made], tokens: Tokens, random_tree: RandomTree
 ) -> None:
-    """Behind what its target has read, in chains and trees, and where it commits by itself."""
+    """After what its target has read, in chains and trees, and where it commits by itself."""
     target = made("fp32", variant).model.open_session()
     exit = target.open_exit(layers)
     first = ReferenceModel(first_layers(made("fp32", variant).source, layers)).open_session()

@@ -192,7 +192,7 @@ def test_a_prompt_that_goes_back_behind_the_window_is_read_anew(
 
 
 def test_what_stands_behind_a_window_can_be_kept(grown: Engine, tokens: Tokens) -> None:
-    """As after a stop string, whose round goes on behind it."""
+    """As after a stop string, whose round goes on after it."""
     target = grown._session
     held = target.length
     assert held > 70

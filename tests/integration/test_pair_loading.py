@@ -66,7 +66,7 @@ def test_auto_takes_the_runtime_whose_format_is_there(pair: Path) -> None:
     )
 
 
-def test_the_bundled_draft_guesses_and_the_text_stays_the_same(pair: Path) -> None:
+def test_the_bundled_draft_draft_tokens_and_the_text_stays_the_same(pair: Path) -> None:
     answers = []
     for draft in (None, "none"):
         drafter = "draft-model" if draft is None else "none"

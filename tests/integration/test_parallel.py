@@ -130,7 +130,7 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
 
 def _fixed(
     costs: object,
-    guess_s: object,
+    draft_token_s: object,
     free: object,
     max_draft_tokens: int,
     branches: bool,

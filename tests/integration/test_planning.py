@@ -119,7 +119,7 @@ def test_an_interrupt_keeps_what_is_complete(model: str, tmp_path: Path) -> None
 
 
 def test_a_draft_is_planned_with_each_place_of_both(model: str, gguf: Any) -> None:
-    # The same weights: all its guesses are right.
+    # The same weights: all its draft tokens are right.
     draft = Source(str(gguf("llama", "F16")), quiet)
     plan = Planner(Source(model, quiet), draft, one_device(), quiet).make()
     paired = [each for each in plan.placements if each.draft is not None]

@@ -141,7 +141,7 @@ def test_a_generation_is_decoded_with_the_graph_alone(
 
 
 def test_a_tree_on_an_empty_cache_needs_its_root_first(make_app: Callable[[], App]) -> None:
-    """And is then what it is behind a pass of its first row."""
+    """And is then what it is after a pass of its first row."""
     tokens, parents = [5, 6, 7, 8], [-1, 0, 0, 2]
     alone = make_app().tree(tokens, parents)
     for path in ([0, 1], [0, 2, 3]):

@@ -55,7 +55,7 @@ def two(
 
 
 def draft_by(engine: Engine, drafters: str) -> None:
-    """What is guessed then does not depend on how long anything took."""
+    """What is drafted then does not depend on how long anything took."""
     engine.set_drafter(drafters)
     engine._drafting.take()
     engine._drafting.speculation = replace(
@@ -80,7 +80,7 @@ def test_a_conversation_goes_on_in_another_engine(
     expected, found = (each.generate(prompt, **options) for each in two)
     assert [token.id for token in found.tokens] == [token.id for token in expected.tokens]
     if drafters != "ngram-cache":  # whose n-grams are in a file of their own
-        assert found.tokens == expected.tokens  # with their origins: drafters guessed alike
+        assert found.tokens == expected.tokens  # with their origins: drafters drafted alike
     assert found.stats.cached_n == expected.stats.cached_n == len(prompt) - len(PROMPT[:3]) - 1
     assert found.stats.draft_n > 0 or drafters in ("none", "ngram-cache", "suffix")
 

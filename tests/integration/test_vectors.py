@@ -114,8 +114,8 @@ def test_verdicts_are_replayed_with_the_draws_that_are_given(case: Any) -> None:
 
 
 def test_verdicts_cover_what_may_happen() -> None:
-    """Nothing, something and everything accepted, of guesses that were sampled and that were not;
-    a recovery drawn from what is left; paths with holes."""
+    """Nothing, something and everything accepted, of draft tokens that were sampled and that were
+    not; a recovery drawn from what is left; paths with holes."""
     accepted: dict[str, set[int]] = {}
     for case in cases("verification"):
         kind = case["name"].split(",")[0].split(":")[0]
@@ -192,7 +192,7 @@ def cut(tokens: list[int], stop_ids: list[int], most: int) -> list[int]:
     return tokens[: min([most, *(i + 1 for i in stops)])]
 
 
-def test_generations_have_holes_wrong_guesses_and_clear_decisions() -> None:
+def test_generations_have_holes_wrong_draft_tokens_and_clear_decisions() -> None:
     """What half precision changes is far below the distance of the two likeliest tokens."""
     ended, stopped = cases("generation")
     kept = [described["kept"] for described in ended["rounds"]]

@@ -64,13 +64,13 @@ def test_a_fault_makes_the_exit_status_1(
     from edge_spec.core.verify import verify
 
     def accepts_any(tree: Any, out: Any, sampler: Any) -> Any:
-        """Broken: the first guess is taken as it is."""
+        """Broken: the first draft token is taken as it is."""
         from edge_spec.core.tree import Verdict
 
         if not tree.children(0):
             return verify(tree, out, sampler)
-        guess = int(tree.tokens[1])
-        return Verdict((guess, sampler.choose(out.logits[1], [guess]).token), (1,), True)
+        candidate = int(tree.tokens[1])
+        return Verdict((candidate, sampler.choose(out.logits[1], [candidate]).token), (1,), True)
 
     monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_any)
     assert run(["verify", tiny_gguf, *FAST, "--prompts", prompts, "--draws", "0"]) == 1
@@ -128,7 +128,7 @@ def test_what_is_asked_is_not_remembered(
     tiny_gguf: str, prompts: str, tmp_path: Path, capsys: Any
 ) -> None:
     told = ["--drafter", "ngram-cache", "--prompts", prompts, "--draws", "0"]
-    assert run(["verify", tiny_gguf, *FAST, *told]) in (0, 2)  # 2: nothing was guessed
+    assert run(["verify", tiny_gguf, *FAST, *told]) in (0, 2)  # 2: nothing was drafted
     assert not list((tmp_path / "cache").rglob("*.ngrams"))
     generate = ["generate", tiny_gguf, "the end the end", "--raw", "--drafter", "ngram-cache"]
     assert run([*generate, "--runtime", "llamacpp", "--threads", "1", "--max-tokens", "12"]) == 0

@@ -37,7 +37,7 @@ from edge_spec.text.tokenizer import Tokenizer
 settings.register_profile("unit", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("unit")
 
-Guess = Callable[[tuple[int, ...], Budget], tuple[Sequence[int], Sequence[int]]]
+Candidate = Callable[[tuple[int, ...], Budget], tuple[Sequence[int], Sequence[int]]]
 
 # GPT-2's stand-ins for bytes: printable Latin-1 for itself, the others from U+0100 on.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -61,12 +61,12 @@ def _make_tree(pending: int, tokens: Sequence[int], parents: Sequence[int]) -> T
 
 
 class TreeDrafter:
-    """Proposes what `guess(text so far, budget)` returns: tokens and their parents' rows."""
+    """Proposes what `candidate(text so far, budget)` returns: tokens and their parents' rows."""
 
     name = "test"
 
-    def __init__(self, guess: Guess) -> None:
-        self.guess = guess
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
         self.text: list[int] = []
         self.budgets: list[tuple[int, Budget]] = []  # with the length of the text
 
@@ -76,7 +76,7 @@ class TreeDrafter:
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         assert pending == self.text[-1]
         self.budgets.append((len(self.text), budget))
-        return _make_tree(pending, *self.guess(tuple(self.text), budget))
+        return _make_tree(pending, *self.candidate(tuple(self.text), budget))
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self.text += verdict.tokens

@@ -7,7 +7,7 @@
 //   state: "running", "stop", "length", "cancelled" or "failed",
 //   error: null or {message, remedy}, timings: null or the server's,
 //   kinds: ["plain", "accepted suffix", ...], marks: [length, index into kinds, ...] of its tokens,
-//   samples: [ms since the first token, tokens/s, ...], plain: tokens/s without guesses, or null.
+//   samples: [ms since the first token, tokens/s, ...], plain: tokens/s without drafting, or null.
 
 const MAX_SAMPLES = 200; // of one answer; then every other one is dropped
 const MAX_TITLE = 80;

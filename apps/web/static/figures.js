@@ -5,12 +5,12 @@ import { drawing, element } from "./dom.js";
 const BAR_PX = 140;
 const PLAIN_REASONS = {
   off: "speculation was off",
-  no_candidate: "nothing to guess",
-  below_break_even: "guessing would not have paid",
-  cooldown: "pause after wrong guesses",
+  no_candidate: "nothing to draft",
+  below_break_even: "drafting would not have paid",
+  cooldown: "pause after wrong draft tokens",
   unsupported: "not possible here",
   shared: "other conversations took the rows",
-  budget: "no room left to guess",
+  budget: "no room left to draft",
   baseline: "to time a plain step",
 };
 
@@ -50,7 +50,7 @@ export function numTokens(answer) {
   return answer.timings?.predicted_n ?? answer.marks.length / 2;
 }
 
-/** One line: rate, speedup, share of accepted guesses, tokens a round, length. */
+/** One line: rate, speedup, share of accepted draft tokens, tokens a round, length. */
 export function statsLine(answer) {
   const live = answer.state === "running" ? answer.samples.at(-1) : undefined;
   const own = live ?? rateOf(answer);
@@ -76,8 +76,8 @@ export function statsDetails(answer) {
   const add = (term, value) => list.append(element("dt", {}, term), element("dd", {}, value));
   if (timings.ttft_ms !== undefined) add("First token after", `${timings.ttft_ms.toFixed(0)} ms`);
   if (timings.prompt_n !== undefined) add("Prompt", promptText(timings));
-  const { draft_n: guessed, draft_n_accepted: accepted } = timings;
-  if (guessed > 0) add("Guesses", `${accepted} of ${guessed} accepted`);
+  const { draft_n: drafted, draft_n_accepted: accepted } = timings;
+  if (drafted > 0) add("Draft tokens", `${accepted} of ${drafted} accepted`);
   if (timings.rounds !== undefined) add("Rounds", roundsText(timings));
   const histogram = Object.entries(timings.acceptance_histogram);
   if (histogram.length > 0) add("Accepted in a round", bars(histogram));
@@ -96,7 +96,7 @@ function roundsText({ rounds, plain_rounds: plain, plain_reasons: reasons }) {
   return `${rounds}, ${plain} of them plain (${why.join(", ")})`;
 }
 
-// How many rounds accepted 0, 1, 2 ... guesses.
+// How many rounds accepted 0, 1, 2 ... draft tokens.
 function bars(histogram) {
   const most = Math.max(...histogram.map(([, count]) => count));
   const rows = histogram.map(([accepted, count]) => {

@@ -11,7 +11,7 @@ export function renderMarkdown(text) {
 
 /**
  * Renders a text that grows into `parent`, which is emptied first. What is shown is always what
- * `renderMarkdown` makes of the text so far, but only blocks that may still change are made anew.
+ * `renderMarkdown` makes of the text so far, but only blocks that may still change are made again.
  */
 export class StreamingMarkdown {
   #parent;

@@ -44,7 +44,7 @@ export class Thread {
     this.#keepEnd();
   }
 
-  /** Draws an answer's message anew as far as it has changed; nothing where it is not on screen. */
+  /** Draws an answer's message again as far as it has changed; nothing where it is not on screen. */
   update(message) {
     this.#views.get(message)?.update();
     this.#keepEnd();

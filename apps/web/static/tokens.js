@@ -4,10 +4,10 @@ import { element } from "./dom.js";
 import { kindCounts } from "./conversation.js";
 
 const MEANING = {
-  plain: "the model's, without a guess",
-  accepted: "guessed and confirmed by the model",
-  recovered: "the model's, after a wrong guess",
-  bonus: "the model's, after guesses that were all right",
+  plain: "the model's, without a draft token",
+  accepted: "drafted and confirmed by the model",
+  recovered: "the model's, after a wrong draft token",
+  bonus: "the model's, after draft tokens that were all right",
 };
 
 /** Shows the tokens of an answer that grows; only new ones are added to `parent`. */

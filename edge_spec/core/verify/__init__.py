@@ -1,4 +1,4 @@
-"""Which guesses become text. Public: `verify`."""
+"""Which draft tokens become text. Public: `verify`."""
 
 from edge_spec.core.verify.walk import verify
 

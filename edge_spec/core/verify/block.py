@@ -1,10 +1,11 @@
 """Block verification of a sampled chain (Sun et al. 2024, Block Verification Accelerates
 Speculative Decoding).
 
-Token by token, a guess x is accepted with probability min(1, p(x) / q(x)), p being the target's
-distribution and q the one that x was sampled from (Leviathan et al. 2023). Decided for the whole
-chain at once, guesses that follow can make up for an unlikely one: never fewer tokens are accepted
-in expectation, and the text has the same distribution. One guess alone is the same either way.
+Token by token, a draft token x is accepted with probability min(1, p(x) / q(x)), p being the
+target's distribution and q the one that x was sampled from (Leviathan et al. 2023). Decided for the
+whole chain at once, draft tokens that follow can make up for an unlikely one: never fewer tokens
+are accepted in expectation, and the text has the same distribution. One draft token alone is the
+same either way.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ def verify_block(
     chain: sampled rows, each the only child of the one before it. path: the tokens between the
     output and its first row.
     """
-    guesses = tree.tokens[chain].tolist()
+    draft_tokens = tree.tokens[chain].tolist()
     target_probs: list[np.ndarray] = []
     draft_probs: list[np.ndarray] = []
-    # weights[i]: how likely the target finds the first i guesses, as far as the draft does.
+    # weights[i]: how likely the target finds the first i draft tokens, as far as the draft does.
     weights = [1.0]
-    for i, (row, guess) in enumerate(zip(chain, guesses, strict=True)):
-        p = sampler.probs(out.logits[tree.parents[row]], [*path, *guesses[:i]])
+    for i, (row, candidate) in enumerate(zip(chain, draft_tokens, strict=True)):
+        p = sampler.probs(out.logits[tree.parents[row]], [*path, *draft_tokens[:i]])
         q = tree.draft_probs[row]
         assert q is not None  # what makes a chain a sampled one
         target_probs.append(p)
         draft_probs.append(q)
-        weights.append(_ratio(weights[-1] * float(p[guess]), float(q[guess])))
-        if weights[-1] == 0:  # nothing makes up for an impossible guess
+        weights.append(_ratio(weights[-1] * float(p[candidate]), float(q[candidate])))
+        if weights[-1] == 0:  # nothing makes up for an impossible draft token
             break
     draws = [sampler.uniform(Purpose.ACCEPTANCE) for _ in target_probs]
     if draws[-1] < weights[-1]:

@@ -44,8 +44,8 @@ def _one_by_one(
     Each child is held against what the ones before it have left of the target's distribution.
     Without replacement (Chen et al. 2024, Sequoia, algorithm 2), a child that was rejected cannot
     be drawn again; with replacement (Miao et al. 2024, SpecInfer) it can. A child that was not
-    sampled is a certain guess: its draft distribution has all the mass on it, and nothing is left
-    of the target's there.
+    sampled is a certain draft token: its draft distribution has all the mass on it, and nothing is
+    left of the target's there.
     """
     left, draft_probs = target_probs, None
     for child in children:

@@ -1,10 +1,10 @@
-"""Acceptance: which guessed rows become text, so that the text keeps the target's distribution.
+"""Acceptance: which drafted rows become text, so that the text keeps the target's distribution.
 
 What decides is how the children of a row came about. Deterministic candidates are verified by the
 delta rule: with R the target's distribution at a row, accept child x with probability R[x],
 otherwise set R[x] to zero, renormalize and try the next child. It is applied in its equivalent
 form of drawing the target's own token once and accepting the child that equals it. The draw
-belongs to the position (sampling.Draws), so the text does not depend on what was guessed.
+belongs to the position (sampling.Draws), so the text does not depend on what was drafted.
 
 Children that were sampled, which have `draft_probs`, are verified against exactly these: one after
 the other where there are several, a chain of them as one block.

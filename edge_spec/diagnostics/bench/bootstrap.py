@@ -52,7 +52,7 @@ def joined(strata: Sequence[Paired]) -> Paired:
 def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
     """The rate of all prompts over the base's, with a 95 % confidence interval.
 
-    The interval is the percentile bootstrap's (Efron 1979): prompts are drawn anew within each
+    The interval is the percentile bootstrap's (Efron 1979): prompts are drawn again within each
     stratum, and for each drawn prompt its repetitions, a repetition and its neighbour together.
     It tells of other prompts of these kinds on this machine, not of other machines.
     """

@@ -131,10 +131,10 @@ def _named(name: str, interval: Interval) -> dict[str, float]:
 
 def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
     """None where the side does not tell."""
-    rounds, guessed = sum(s.rounds for s in stats), sum(s.draft_n for s in stats)
+    rounds, drafted = sum(s.rounds for s in stats), sum(s.draft_n for s in stats)
     return {
         "mean_accepted_length": sum(s.predicted_n for s in stats) / rounds if rounds else None,
-        "acceptance_rate": sum(s.draft_n_accepted for s in stats) / guessed if guessed else None,
+        "acceptance_rate": sum(s.draft_n_accepted for s in stats) / drafted if drafted else None,
     }
 
 

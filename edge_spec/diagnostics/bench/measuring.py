@@ -17,7 +17,7 @@ DRAFTING, PLAIN = "drafting", "plain"  # our own sides
 _DOMAIN = "bench"  # keeps these answers out of what a pair's acceptance is known by
 _WARM_UP = "Count from one to ten."
 _WARM_UP_TOKENS = 8
-_GUESSES = 32
+_DRAFT_TOKENS = 32
 
 
 class SideError(SessionError):
@@ -79,9 +79,9 @@ class BenchPlan:
 
     @property
     def context_length(self) -> int:
-        """Tokens of the longest prompt with its answer, and some that are guessed behind it."""
+        """Tokens of the longest prompt with its answer, and some that are drafted after it."""
         longest = max(len(self.warm_up), *(len(task.tokens) for task in self.tasks))
-        return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _GUESSES)
+        return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,15 @@ def open_llama_cpp_python(job: Job) -> tuple[str, str, Decode]:
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     class Counting(LlamaPromptLookupDecoding):
-        calls = guesses = 0
+        calls = draft_tokens = 0
 
         def __call__(self, input_ids: Any, /, **options: Any) -> Any:
             found = super().__call__(input_ids, **options)
             self.calls += 1
-            self.guesses += len(found)
+            self.draft_tokens += len(found)
             return found
 
-    # Its README advises 2 guesses on a CPU.
+    # Its README advises 2 drafts on a CPU.
     lookup = Counting(max_ngram_size=2, num_pred_tokens=2) if job["lookup"] else None
     model = llama_cpp.Llama(
         job["model"],
@@ -76,18 +76,18 @@ def open_llama_cpp_python(job: Job) -> tuple[str, str, Decode]:
     )
 
     def decode(prompt: list[int], max_tokens: int) -> Answer:
-        before = (lookup.calls, lookup.guesses) if lookup else (0, 0)
+        before = (lookup.calls, lookup.draft_tokens) if lookup else (0, 0)
         answer = _timed(model.generate(prompt, temp=0.0), job["stop_ids"], max_tokens)
         if lookup is not None and lookup.calls > before[0]:
             rounds = lookup.calls - before[0]
             answer |= {
                 "rounds": rounds,
-                "draft_n": lookup.guesses - before[1],
+                "draft_n": lookup.draft_tokens - before[1],
                 "draft_n_accepted": answer["num_tokens"] - rounds,
             }
         return answer
 
-    settings = "LlamaPromptLookupDecoding, 2 guesses, " if lookup else ""
+    settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if lookup else ""
     return llama_cpp.__version__, f"{settings}threads: {job['threads']}", decode
 
 
@@ -122,7 +122,7 @@ def open_onnxruntime_genai(job: Job) -> tuple[str, str, Decode]:
             }
         return answer
 
-    settings = "n-gram speculation, 4 guesses, " if job["lookup"] else ""
+    settings = "n-gram speculation, 4 draft tokens, " if job["lookup"] else ""
     return library.__version__, f"{settings}threads: {job['threads']}", decode
 
 
@@ -150,7 +150,7 @@ def open_openvino_genai(job: Job) -> tuple[str, str, Decode]:
         taken_ms = metrics.get_generate_duration().mean - metrics.get_ttft().mean
         return {"tokens": tokens, "num_tokens": len(tokens) - 1, "seconds": taken_ms / 1e3}
 
-    settings = "prompt lookup, 5 guesses, " if job["lookup"] else ""
+    settings = "prompt lookup, 5 draft tokens, " if job["lookup"] else ""
     return version("openvino-genai"), f"{settings}threads: {job['threads']}", decode
 
 

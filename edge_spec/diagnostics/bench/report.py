@@ -103,7 +103,7 @@ def _speedups(report: Document) -> list[str]:
 
 
 def _rounds(report: Document) -> list[str]:
-    header = ["category", "rounds without a guess", "draft, ms a round", "verify", "overhead"]
+    header = ["category", "rounds without a draft token", "draft, ms a round", "verify", "overhead"]
     rows = []
     for category, of in _rows(report):
         reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]

@@ -19,7 +19,7 @@ from edge_spec.placement.profile import read_key
 _SHOWN = 3
 _GGUF = b"GGUF"
 _NAMED_BYTES = 1_000_000  # less is not worth telling
-_REMEDY = "Delete it: it is made anew where it is needed."
+_REMEDY = "Delete it: it is made again where it is needed."
 
 
 class Kind(NamedTuple):

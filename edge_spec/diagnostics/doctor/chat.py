@@ -20,7 +20,8 @@ _OTHER_TEMPLATE = "Use another conversion of the model, or `generate --raw`."
 _ADD_END = "Add its token to eos_token_id in generation_config.json"
 _OTHER_ENDS = {  # by format. `--stop` does not help: such a token has no text
     "checkpoint": f"{_ADD_END}.",
-    "gguf": "Use a file whose tokenizer.ggml.eos_token_id is its token, or convert the model anew.",
+    "gguf": "Use a file whose tokenizer.ggml.eos_token_id is its token, or convert the model "
+    "again.",
 }
 _CONVERT_AGAIN = f"{_ADD_END} of the model that it was made from, and convert that again."
 

@@ -21,7 +21,7 @@ from edge_spec.errors import EdgeSpecError, MissingDependencyError
 
 Check = Callable[[Subject], Iterator[Finding]]
 
-# Behind a stage with a fault, the next ones would only find it again.
+# After a stage with a fault, the next ones would only find it again.
 _FIRST: tuple[dict[str, Check], ...] = ({"files": check_files}, {"manifest": check_manifests})
 _DESCRIBED: dict[str, Check] = {
     "architecture": check_architecture,

@@ -68,7 +68,7 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
         if device.fault is None:
             continue
         if device.name is None:
-            reason = device.fault.partition(". ")[0]  # behind it comes what to do instead
+            reason = device.fault.partition(". ")[0]  # after it comes what to do instead
             yield note("runtimes", f"not {device.runtime}: {reason}")
         else:
             yield warning(

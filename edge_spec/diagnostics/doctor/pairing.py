@@ -73,15 +73,15 @@ class Tokens:
 
 def compare_tokens(target: Examined, draft: Examined) -> Tokens:
     """Raises an EdgeSpecError for a tokenizer that cannot be read."""
-    known, guessed = (each.text.tokenizer.vocabulary() for each in (target, draft))
+    known, drafted = (each.text.tokenizer.vocabulary() for each in (target, draft))
     text = SAMPLE + "".join(str(message["content"]) for message in CONVERSATION)
     num_draft, num_target = (len(each.text.tokenizer.encode(text)) for each in (draft, target))
     return Tokens(
         len(known),
-        len(guessed),
-        len(known.keys() & guessed.keys()),
-        compare(known, guessed),
-        special_tokens(target, draft, known, guessed),
+        len(drafted),
+        len(known.keys() & drafted.keys()),
+        compare(known, drafted),
+        special_tokens(target, draft, known, drafted),
         num_draft / num_target,
     )
 
@@ -111,7 +111,7 @@ def _tokens(tokens: Tokens) -> Iterator[Finding]:
     yield warning(
         "tokens",
         f"{len(compared.different)} of {compared.num_shared} ids that both have differ "
-        f"({sizes[0]} | {sizes[1]} tokens): guesses are passed on as text, {tokens.ratio:.2f} "
+        f"({sizes[0]} | {sizes[1]} tokens): draft tokens are passed on as text, {tokens.ratio:.2f} "
         "tokens of the draft for each of the target's",
         _SAME_FAMILY,
     )
@@ -131,7 +131,9 @@ def _specials(specials: list[SpecialToken], *, is_same: bool) -> Iterator[Findin
     shown = "; ".join(map(str, different[:_SHOWN]))
     more = f"; {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     if is_same:
-        yield warning("specials", f"{shown}{more}", "Guesses at the end of an answer may be wrong.")
+        yield warning(
+            "specials", f"{shown}{more}", "Draft tokens at the end of an answer may be wrong."
+        )
     else:
         yield note("specials", f"{shown}{more}")
 
@@ -141,24 +143,24 @@ def _names(specials: list[SpecialToken]) -> str:
 
 
 def special_tokens(
-    target: Examined, draft: Examined, known: Mapping[str, int], guessed: Mapping[str, int]
+    target: Examined, draft: Examined, known: Mapping[str, int], drafted: Mapping[str, int]
 ) -> list[SpecialToken]:
     """Those that the target has: first and last of a text, padding, and what its chat template
     writes around messages."""
     found = [
-        _paired("bos", target.text.bos_id, draft.text.bos_id, known, guessed),
+        _paired("bos", target.text.bos_id, draft.text.bos_id, known, drafted),
         _paired(
             "eos",
             next(iter(target.text.eos_ids), None),
             next(iter(draft.text.eos_ids), None),
             known,
-            guessed,
+            drafted,
         ),
-        _paired("pad", _padding(known), _padding(guessed), known, guessed),
+        _paired("pad", _padding(known), _padding(drafted), known, drafted),
     ]
     named = {each.target for each in found}
     found += [
-        _paired("marker", known[marker], guessed.get(marker), known, guessed)
+        _paired("marker", known[marker], drafted.get(marker), known, drafted)
         for marker in _markers(target)
         if marker in known and marker not in named
     ]
@@ -170,11 +172,11 @@ def _paired(
     target_id: int | None,
     draft_id: int | None,
     known: Mapping[str, int],
-    guessed: Mapping[str, int],
+    drafted: Mapping[str, int],
 ) -> SpecialToken:
     texts = [
         next((token for token, each in tokens.items() if each == id), None)
-        for id, tokens in ((target_id, known), (draft_id, guessed))
+        for id, tokens in ((target_id, known), (draft_id, drafted))
     ]
     return SpecialToken(purpose, target_id, texts[0], draft_id, texts[1])
 
@@ -197,7 +199,7 @@ def _size(target: Examined, draft: Examined, numbers: dict[str, object]) -> Find
     found = f"the draft has {share:.0%} of the target's parameters"
     if share <= LARGEST_SHARE:
         return ok("size", found)
-    remedy = f"Choose one with at most {LARGEST_SHARE:.0%}: each guess takes a step of it."
+    remedy = f"Choose one with at most {LARGEST_SHARE:.0%}: each draft token takes a step of it."
     return warning("size", found, remedy)
 
 
@@ -208,6 +210,6 @@ def _context(target: Examined, draft: Examined) -> Finding:
         return ok("context", found)
     return warning(
         "context",
-        f"{found}: behind {length} nothing is guessed and rounds are plain",
+        f"{found}: after {length} nothing is drafted and rounds are plain",
         f"Give --context {length}, or a draft with a longer context.",
     )

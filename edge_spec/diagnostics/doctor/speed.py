@@ -20,16 +20,17 @@ from edge_spec.placement.profile import (
     read_key,
 )
 
-GUESSES = range(1, 9)
-_WIDTHS = range(1, GUESSES[-1] + 2)  # rows of the passes that verify them
+DRAFT_TOKENS = range(1, 9)
+_WIDTHS = range(1, DRAFT_TOKENS[-1] + 2)  # rows of the passes that verify them
 _SHOWN = (1, 2, 4, 8)
-_MIN_ROUNDS = 100  # with a guess, before use tells anything
+_MIN_ROUNDS = 100  # with a draft token, before use tells anything
 _SLOW = 1.0  # steps of the target that one of the draft takes
 _PRECISION = 1e-4
 
 
 class Costs(NamedTuple):
-    """Of one round: passes by rows, and what one guess takes; 0 where it is looked up in text."""
+    """Of one round: passes by rows, and what one draft token takes; 0 where it is looked up in
+    text."""
 
     rows: RowCosts
     draft_s: float
@@ -54,7 +55,7 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
 
 
 def _drafting(chosen: Chosen) -> Iterator[Finding]:
-    """Who guesses, so that no draft is inactive unnoticed."""
+    """Who drafts, so that no draft is inactive unnoticed."""
     if chosen.asked is None:
         yield ok("drafter", f"{_named(chosen)}; no draft was named")
     elif not chosen.options.drafts:
@@ -100,8 +101,8 @@ def _profile(opening: Opening) -> Profile | None:
 
 
 def break_even(num_guesses: int, costs: Costs) -> float | None:
-    """The acceptance of each guess from which a round of so many takes no longer a token than plain
-    decoding; None where not even right guesses pay."""
+    """The acceptance of each draft token from which a round of so many takes no longer a token than
+    plain decoding; None where not even right draft tokens pay."""
 
     def pays(acceptance: float) -> bool:
         draft_s = num_guesses * costs.draft_s
@@ -118,7 +119,7 @@ def break_even(num_guesses: int, costs: Costs) -> float | None:
 
 def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
     step_s, share = costs.rows.at(1), costs.draft_s / costs.rows.at(1)
-    least = {count: break_even(count, costs) for count in GUESSES}
+    least = {count: break_even(count, costs) for count in DRAFT_TOKENS}
     numbers["break_even"] = {
         "step_ms": 1e3 * step_s,
         "draft_step_ms": 1e3 * costs.draft_s or None,
@@ -126,14 +127,14 @@ def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
         "acceptance": least,
     }
     shares = ", ".join(f"{rows} rows {costs.rows.at(rows) / step_s:.2f}" for rows in (2, 4, 8))
-    yield ok("step", f"{1e3 * step_s:.3g} ms; in steps: {shares}{_guess(share)}")
+    yield ok("step", f"{1e3 * step_s:.3g} ms; in steps: {shares}{_draft_text(share)}")
     shown = ", ".join(f"{count}: {_percent(least[count])}" for count in _SHOWN)
     if all(each is None for each in least.values()):
         yield warning(
             "break-even", "speculation never pays here", "Use --drafter none, or a smaller draft."
         )
     else:
-        yield ok("break-even", f"right guesses needed, of {shown}")
+        yield ok("break-even", f"right draft tokens needed, of {shown}")
     if share >= _SLOW:
         yield warning(
             "step",
@@ -142,8 +143,8 @@ def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
         )
 
 
-def _guess(share: float) -> str:
-    return f", a guess {share:.2f}" if share else ""
+def _draft_text(share: float) -> str:
+    return f", a draft token {share:.2f}" if share else ""
 
 
 def _percent(share: float | None) -> str:
@@ -160,7 +161,7 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
         yield note(
             "plan",
             f"not used here now: {chosen.plan.placements[0]}",
-            f"Free memory, or make it anew: {chosen.plan_command}.",
+            f"Free memory, or make it again: {chosen.plan_command}.",
         )
     history = _history(chosen)
     if history is not None:
@@ -168,11 +169,11 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             warning("acceptance", line, "Choose a draft that was made for it.")
             for line in history.findings()
         )
-    rounds, right = (0, 0) if history is None else history.first_guesses
+    rounds, right = (0, 0) if history is None else history.first_draft_tokens
     if rounds >= _MIN_ROUNDS:
         acceptance = right / rounds
         expected["acceptance"] = acceptance
-        found = f"the first guess was right in {acceptance:.0%} of {rounds} rounds"
+        found = f"the first draft token was right in {acceptance:.0%} of {rounds} rounds"
         if costs is not None and chosen.options.drafts:
             expected["use"] = gain = expected_speedup(acceptance, costs)
             found += f": about {gain:.2f} times plain decoding, if the others are right as often"
@@ -196,12 +197,12 @@ def _history(chosen: Chosen) -> PairHistory | None:
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:
-    """With the best number of guesses, or none."""
+    """With the best number of draft tokens, or none."""
     return max(
         1.0,
         *(
             forecast_speedup([acceptance] * count, costs.rows, count * costs.draft_s)
-            for count in GUESSES
+            for count in DRAFT_TOKENS
         ),
     )
 

@@ -78,20 +78,20 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
 
 
 def check_vocabulary(subject: Subject) -> Iterator[Finding]:
-    """Proves anew that the draft's tokens are the target's."""
+    """Proves again that the draft's tokens are the target's."""
     roles = subject.roles
     if subject.pair is None or len(roles) < 2:
         return
-    # A GGUF file spells its tokens anew, so that digests are compared of a tokenizer.json.
+    # A GGUF file spells its tokens again, so that digests are compared of a tokenizer.json.
     target, draft = (sorted(roles[role], key=lambda each: not each.is_bundle)[0] for role in ROLES)
-    known, guessed = (each.text.tokenizer.vocabulary() for each in (target, draft))
-    require_same_vocabulary(known, guessed, str(target), str(draft))
-    proof = prove(known, guessed)
+    known, drafted = (each.text.tokenizer.vocabulary() for each in (target, draft))
+    require_same_vocabulary(known, drafted, str(target), str(draft))
+    proof = prove(known, drafted)
     if target.is_bundle and draft.is_bundle and proof != subject.pair.vocabulary:
         stated = "it is not the one that pair.json states"
         yield fault("vocabulary", stated, _EXPORT_AGAIN).of("pair")
         return
-    yield ok("vocabulary", f"proved anew: {proof.num_shared} ids").of("pair")
+    yield ok("vocabulary", f"proved again: {proof.num_shared} ids").of("pair")
 
 
 def check_ends(subject: Subject) -> Iterator[Finding]:

@@ -100,7 +100,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     """Compares an engine with its own plain decoding. The engine can be used on.
 
     Raises UsageError for an engine without drafters, ContextFullError where no prompt fits,
-    UnsupportedModelError where nothing was guessed.
+    UnsupportedModelError where nothing was drafted.
     """
     if engine.drafter == "none":
         raise UsageError(
@@ -141,7 +141,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         ),
         skipped=tuple(prompt.id for prompt in plan.skipped),
     )
-    _require_guesses(proof)
+    _require_drafted(proof)
     return proof
 
 
@@ -157,7 +157,7 @@ def try_exact(
     def tried(texts: Texts, comparison: TextComparison) -> Texts:
         differing = {difference.prompt for difference in texts.differing}
         tasks = [task for task in plan.tasks if task.prompt.id in differing]
-        with engine.verifying_all_guesses():
+        with engine.verifying_all_draft_tokens():
             left = comparison.texts("Trying exact mode", tasks, progress).differing
         equal = {task.prompt.id: True for task in tasks}
         equal |= {difference.prompt: False for difference in left}
@@ -189,11 +189,11 @@ def _measured(engine: Engine) -> BatchInvariance:
             work.resume()
 
 
-def _require_guesses(proof: Proof) -> None:
+def _require_drafted(proof: Proof) -> None:
     parts = (proof.greedy, proof.seeded, proof.sampling)
     if proof.passed is not False and not sum(part.num_guesses for part in parts if part):
         raise UnsupportedModelError(
-            f"{proof.drafter} guessed nothing in {proof.greedy.num_prompts} texts, "
+            f"{proof.drafter} drafted nothing in {proof.greedy.num_prompts} texts, "
             "so nothing is proven",
             remedy="Name another drafter, or raise --max-tokens.",
         )

@@ -70,14 +70,14 @@ def checks(report: Document) -> list[tuple[str, bool | None, str]]:
         found.append(("sampled text", report["seeded"]["passed"], _told(report["seeded"])))
     sampling, repeated = report["sampling"], report["determinism"]
     if sampling:
-        guessed = sampling["origins"]
+        drafted = sampling["origins"]
         found.append(
             (
                 "distribution",
                 sampling["passed"],
                 f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
-                f"({guessed['accepted']:,} accepted, {guessed['recovered']:,} recovered, "
-                f"{guessed['bonus']:,} bonus): chi-squared {sampling['chi_squared']:.1f} of "
+                f"({drafted['accepted']:,} accepted, {drafted['recovered']:,} recovered, "
+                f"{drafted['bonus']:,} bonus): chi-squared {sampling['chi_squared']:.1f} of "
                 f"{sampling['degrees_of_freedom']} degrees of freedom, p = "
                 f"{sampling['p_value']:.2g}; total variation {sampling['total_variation']:.4f}, "
                 f"bound {sampling['total_variation_bound']:.4f}",
@@ -181,7 +181,7 @@ def _told(texts: Document) -> str:
     equal = texts["num_prompts"] - texts["num_differing_prompts"]
     return (
         f"{equal} of {texts['num_prompts']} equal to plain ones, {texts['num_tokens']:,} tokens; "
-        f"{texts['num_accepted']:,} of {texts['num_guesses']:,} guesses accepted"
+        f"{texts['num_accepted']:,} of {texts['num_guesses']:,} draft tokens accepted"
     )
 
 

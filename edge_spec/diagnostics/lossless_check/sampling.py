@@ -16,11 +16,11 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import MAX_ALTERNATIVES
 from edge_spec.engine.results import Alternative, Origin
 
-# A first guess may be rejected, a second one behind it too, and a third token is a bonus.
+# A first draft token may be rejected, a second one after it too, and a third token is a bonus.
 NUM_TOKENS = 3
 TOP_K = 3
 _PARAMS = SamplingParams(temperature=1.0, top_k=TOP_K)
-# In random order: no model knows what comes next, and there is always something to guess.
+# In random order: no model knows what comes next, and there is always something to draft.
 _WORDS, _NUM_WORDS = ("red", "blue", "green"), 64
 LAST_PLACE = -1  # in the place of a token
 _MOST_ALLOWED = 0.25  # total variation that still shows something
@@ -50,8 +50,8 @@ class Sampling:
 
     @property
     def passed(self) -> bool | None:
-        """None where the draws show nothing: without guesses, or with so much noise that a wrong
-        rule could hide in it."""
+        """None where the draws show nothing: without draft tokens, or with so much noise that a
+        wrong rule could hide in it."""
         if not self.within_noise:
             return False
         if not self.num_guesses or self.told_apart < _LEAST_TOLD_APART:
@@ -86,12 +86,13 @@ class Reference:
 
 def check_sampling(engine: Engine, num_draws: int, noise: float, progress: Progress) -> Sampling:
     """Draws without a seed, so that drafts that can be sampled are, except in exact mode. All
-    guesses are verified, whether or not that pays. noise: of a logit's distance to the largest."""
+    draft tokens are verified, whether or not that pays. noise: of a logit's distance to the
+    largest."""
     prompt = _prompt(engine)
     reference = _reference(engine, prompt, noise)
     counts: Counter[Cell] = Counter()
     origins: Counter[Origin] = Counter()
-    with engine.verifying_all_guesses():
+    with engine.verifying_all_draft_tokens():
         for i in range(num_draws):
             if i % 32 == 0:
                 progress("Sampling", i / num_draws)

@@ -57,7 +57,7 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        """None without guesses, which shows nothing."""
+        """None without draft tokens, which shows nothing."""
         equal = all(difference.near_tie for difference in self.differing)
         return equal if self.num_guesses or not equal else None
 
@@ -73,9 +73,9 @@ class TextComparison:
     noise: float
 
     def half_eager(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
-        """Of every other task from the first on, all guesses are verified; the others are answered
-        as the engine is set up, which may leave out what does not pay."""
-        with self.engine.verifying_all_guesses():
+        """Of every other task from the first on, all draft tokens are verified; the others are
+        answered as the engine is set up, which may leave out what does not pay."""
+        with self.engine.verifying_all_draft_tokens():
             always_verify = self.texts(what, tasks[::2], progress)
         return always_verify + self.texts(f"{what}, as set up", tasks[1::2], progress)
 

@@ -2,11 +2,11 @@
 
 Drafting and verifying at the same time, on devices of their own, for the outcomes that are likely
 (Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv 2510.13161; Liu et al. 2024, PEARL,
-arXiv 2408.11850). An outcome is a path of tokens: guesses that are accepted and one more token, or
-none and another token. What the draft says behind a path depends on the path alone, so it may be
-asked before the outcome is known and is as good a guess afterwards.
+arXiv 2408.11850). An outcome is a path of tokens: draft tokens that are accepted and one more
+token, or none and another token. What the draft says after a path depends on the path alone, so it
+may be asked before the outcome is known and is as good a draft token afterwards.
 
-Samples, too. Behind each path the draft samples at most once, with a number that nothing else
+Samples, too. After each path the draft samples at most once, with a number that nothing else
 uses, and whether a sample is ever proposed is decided by the text up to it: by the outcome, whose
 random numbers are of other streams (sampling.Purpose), and by time. Given the text before it, a
 sample that is proposed is therefore distributed as its draft_probs say and independent of what
@@ -30,7 +30,8 @@ _MOST_READ = 64  # paths at a time: each may hold a distribution
 
 
 class AheadChoice(NamedTuple):
-    """A token that may follow, the kind of guess it is, and what it was sampled from, [vocab]."""
+    """A token that may follow, the kind of draft token it is, and what it was sampled from,
+    [vocab]."""
 
     token: int
     kind: int
@@ -41,11 +42,11 @@ Ranks = Sequence[tuple[int, int]]  # token and kind of what may follow, the like
 
 
 class Reading:
-    """What the draft says behind a path: its guess, and what is likeliest there, which is looked
-    for when it is first asked for: not while a target waits for guesses."""
+    """What the draft says after a path: its draft token, and what is likeliest there, which is
+    looked for when it is first asked for: not while a target waits for draft tokens."""
 
-    def __init__(self, guess: AheadChoice, rank: Callable[[], Ranks]) -> None:
-        self.guess = guess
+    def __init__(self, candidate: AheadChoice, rank: Callable[[], Ranks]) -> None:
+        self.candidate = candidate
         self._rank = rank
 
     @cached_property
@@ -56,7 +57,7 @@ class Reading:
 
 
 class DraftAheadCache:
-    """Readings by the tokens between the text and what they guess."""
+    """Readings by the tokens between the text and what they draft."""
 
     def __init__(self) -> None:
         self._readings: dict[Path, Reading] = {}
@@ -68,7 +69,7 @@ class DraftAheadCache:
         self._readings[tuple(path)] = reading
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """The text goes on with `tokens`: what was read behind others is forgotten."""
+        """The text goes on with `tokens`: what was read after others is forgotten."""
         start, length = tuple(tokens), len(tokens)
         self._readings = {
             path[length:]: reading
@@ -89,7 +90,7 @@ class DraftAheadCache:
         """Reads the paths that the text is likeliest to take, until no likely one is left, there
         are too many, or `stopped`, which is asked before each.
 
-        estimate: the chance that a guess of a kind is right. max_length: of a path.
+        estimate: the chance that a draft token of a kind is right. max_length: of a path.
         """
         paths: list[tuple[float, int, Path]] = [(-1.0, 0, ())]
         pushed = 0
@@ -100,7 +101,7 @@ class DraftAheadCache:
             if len(path) == max_length:
                 continue
             reading = self._readings[path]
-            followers = dict([reading.guess[:2], *reading.likeliest])
+            followers = dict([reading.candidate[:2], *reading.likeliest])
             for token, kind in followers.items():
                 chance = -negative * estimate(kind)
                 if chance >= _LEAST_CHANCE:

@@ -1,4 +1,4 @@
-"""A draft's guesses: their kinds, whose acceptance is learnt apart, and chains of them."""
+"""A draft's tokens: their kinds, whose acceptance is learnt apart, and chains of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edge_spec.drafters.tree_builder import Candidate
 
 SIBLINGS = 4  # most children of a row
 
-# Kinds of guess: candidates by their share of what the draft prefers, the draft's first choice and
-# others apart; sampled ones by the largest probability that they were sampled with, since what was
-# sampled must not decide. Acceptance before anything was seen: the share itself.
+# Kinds of draft token: candidates by their share of what the draft prefers, the draft's first
+# choice and others apart; sampled ones by the largest probability that they were sampled with,
+# since what was sampled must not decide. Acceptance before anything was seen: the share itself.
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 _MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
 FIRST, OTHER, SAMPLED, _SIBLING = range(4)
@@ -26,7 +26,7 @@ SIBLING_KINDS = range(_SIBLING * len(_MIDDLES), len(PRIORS))
 
 
 class Line:
-    """A chain that grows until `count` guesses, or until it is too unlikely to be right."""
+    """A chain that grows until `count` draft tokens, or until it is too unlikely to be right."""
 
     def __init__(self, count: int, min_reach: float, acceptance: LearntAcceptance) -> None:
         self.choices: list[AheadChoice] = []
@@ -51,7 +51,7 @@ class Line:
 
 
 def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
-    """(token, kind of guess) of what is likeliest, in falling order."""
+    """(token, kind of draft token) of what is likeliest, in falling order."""
     count = min(SIBLINGS, int(np.count_nonzero(preference)))
     likeliest = top_tokens(preference[None], count)[0]
     shares = preference[likeliest] / preference.sum()

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer guesses text, which the target's tokenizer makes tokens of.
+"""A draft with another tokenizer drafts text, which the target's tokenizer makes tokens of.
 
 Universal assisted generation (Timor et al. 2025, "Accelerating LLM Inference with Lossless
 Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match; Hugging
@@ -21,18 +21,19 @@ from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, 
 from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping, TextCounts
 from edge_spec.drafters.state import named, part_of
 
-# How often the last token of a guess is right where all its text is, before anything is learnt of
-# the two vocabularies. Measured for a target's of 49 thousand tokens and byte-level drafts, on the
-# text that these were trained on: 0.99 with 30 and 8 thousand tokens, 0.9 with 2 thousand, 0.6 with
-# 500; on another model's text 0.5 to 0.9. Leaving that token out took 0 to 21 % more rounds.
+# How often the last token of a draft token is right where all its text is, before anything is
+# learnt of the two vocabularies. Measured for a target's of 49 thousand tokens and byte-level
+# drafts, on the text that these were trained on: 0.99 with 30 and 8 thousand tokens, 0.9 with 2
+# thousand, 0.6 with 500; on another model's text 0.5 to 0.9. Leaving that token out took 0 to 21 %
+# more rounds.
 _OPEN_END = 0.9
-_PRIOR_WEIGHT = 12.0  # guesses that it counts for
+_PRIOR_WEIGHT = 12.0  # draft tokens that it counts for
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
 class _OpenEnds:
-    """What is left of the draft's confidence in the last token of a guess, which what follows
-    may join: the guess "inter" is one token, and so is "interest"."""
+    """What is left of the draft's confidence in the last token of a draft token, which what follows
+    may join: the draft token "inter" is one token, and so is "interest"."""
 
     def __init__(self) -> None:
         self._expected = _PRIOR_WEIGHT
@@ -74,7 +75,7 @@ class _Proposal(NamedTuple):
 _NOTHING = _Proposal([], [], None)
 
 
-class _Guess(NamedTuple):
+class _Drafted(NamedTuple):
     text: str
     starts: list[int]  # of each id of the draft, in characters of the text
     confidence: list[float]  # of each id
@@ -82,9 +83,9 @@ class _Guess(NamedTuple):
 
 
 class CrossTokenizerDrafter:
-    """Another drafter, which reads and guesses in the draft's ids, for a target with others.
+    """Another drafter, which reads and drafts in the draft's ids, for a target with others.
 
-    inner: is told of rounds in its own ids, without scores. What it guesses is cut before its
+    inner: is told of rounds in its own ids, without scores. What it drafts is cut before its
     special tokens. `text_counts` adds up over all generations.
     """
 
@@ -97,7 +98,7 @@ class CrossTokenizerDrafter:
         self._text = TokenAlignment(PartCodec(target), self._draft)
         self._told: tuple[int, list[int]] | None = None  # settled ids and others that inner read
         self._last = 0  # of those ids
-        self._asked: TokenTree | None = None  # inner's guess since then
+        self._asked: TokenTree | None = None  # inner's draft token since then
         self._proposal = _NOTHING
         self._open_ends = _OpenEnds()
 
@@ -109,15 +110,15 @@ class CrossTokenizerDrafter:
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         count = min(budget.num_draft_tokens, budget.num_rows - 1)
         self._proposal = _NOTHING
-        guess = self._guess(count, budget.min_reach) if count > 0 else None
-        if guess is None:
+        candidate = self._draft_text(count, budget.min_reach) if count > 0 else None
+        if candidate is None:
             return TokenTree.chain(pending)
-        all_tokens = self._text.translate(guess.text)
+        all_tokens = self._text.translate(candidate.text)
         tokens = all_tokens[:count]
         pieces = self._text.target_pieces(tokens)
-        confidence = _confidence_of(guess, pieces)
+        confidence = _confidence_of(candidate, pieces)
         open_end = None
-        if tokens == all_tokens and tokens and not guess.is_closed:
+        if tokens == all_tokens and tokens and not candidate.is_closed:
             open_end = confidence[-1]
             confidence[-1] *= self._open_ends.factor
         self._proposal = _Proposal(tokens, [len(piece) for piece in pieces], open_end)
@@ -145,8 +146,8 @@ class CrossTokenizerDrafter:
         if isinstance(self._inner, Closing):
             self._inner.close()
 
-    def _guess(self, count: int, min_reach: float) -> _Guess | None:
-        """What the draft guesses in `count` of its ids; None where that is no text."""
+    def _draft_text(self, count: int, min_reach: float) -> _Drafted | None:
+        """What the draft writes in `count` of its ids; None where that is no text."""
         self._text.read()
         text = self._text
         last = text.open_ids or text.ids
@@ -164,10 +165,10 @@ class CrossTokenizerDrafter:
         if not starts[-1]:
             return None
         confidence = tree.confidence[1:].tolist()
-        return _Guess("".join(pieces), starts[:-1], confidence[:end], end < len(ids))
+        return _Drafted("".join(pieces), starts[:-1], confidence[:end], end < len(ids))
 
     def _tell(self) -> None:
-        """Brings the inner drafter up to date: what it read goes on, or begins anew where the
+        """Brings the inner drafter up to date: what it read goes on, or begins again where the
         draft's tokenizer makes other ids of the longer text."""
         text = self._text
         asked, self._asked = self._asked, None
@@ -184,12 +185,12 @@ class CrossTokenizerDrafter:
         return since[len(others) :] if since[: len(others)] == others else None
 
     def _tell_outcome(self, asked: TokenTree | None, new: list[int]) -> None:
-        """`new` as what became of the guess, and of rounds in which others were right."""
+        """`new` as what became of the draft token, and of rounds in which others were right."""
         if asked is not None:
-            guesses = asked.tokens[1:].tolist()
-            right = num_shared(guesses, new)
+            draft_tokens = asked.tokens[1:].tolist()
+            right = num_shared(draft_tokens, new)
             rows = tuple(range(1, right + 1))
-            verdict = Verdict(tuple(new[: right + 1]), rows, right == len(guesses))
+            verdict = Verdict(tuple(new[: right + 1]), rows, right == len(draft_tokens))
             self._inner.observe(asked, _NO_SCORES, verdict)
             self._last, new = verdict.next_token, new[right + 1 :]
         if new:
@@ -210,7 +211,7 @@ class CrossTokenizerDrafter:
         self.text_counts = TextCounts(proposed, accepted)
 
 
-def _confidence_of(guess: _Guess, pieces: Sequence[str]) -> list[float]:
+def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:
     """Of each target token: the product over the draft's tokens that begin in it.
 
     A token that only goes on with what was begun before it is as certain as that. Of tokens that
@@ -220,8 +221,8 @@ def _confidence_of(guess: _Guess, pieces: Sequence[str]) -> list[float]:
     for piece in pieces:
         end = start + len(piece)
         chance = 1.0
-        while at < len(guess.starts) and guess.starts[at] < max(end, start + 1):
-            chance *= guess.confidence[at]
+        while at < len(candidate.starts) and candidate.starts[at] < max(end, start + 1):
+            chance *= candidate.confidence[at]
             at += 1
         confidence.append(chance)
         start = end

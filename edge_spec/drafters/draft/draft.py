@@ -17,10 +17,10 @@ class Draft:
     """A draft that is open beside its target: one model with one session, until `close`, or
     `close_session` where others go on with the model. Its passes are watched: see watch.py.
 
-    vocab_size: of what it guesses for. step_s: seconds of one of its passes, as far as known.
-    level: makes a level of what guesses for the draft in turn. width: rows of a tree that it reads
-    in one pass. translated: makes a drafter whose guesses the target can read, where the draft has
-    other tokens. anticipates: it reads on while the target verifies. identity: changes with the
+    vocab_size: of what it drafts for. step_s: seconds of one of its passes, as far as known.
+    level: makes a level of what drafts for the draft in turn. width: rows of a tree that it reads
+    in one pass. translated: makes a drafter whose draft tokens the target can read, where the draft
+    has other tokens. anticipates: it reads on while the target verifies. identity: changes with the
     model's files and with whatever may change a bit of its cache.
     """
 
@@ -46,7 +46,7 @@ class Draft:
         self._session = self.model.open_session()
 
     def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
-        """Takes over the session from the drafter made before. below: guess for the draft."""
+        """Takes over the session from the drafter made before. below: draft for the draft."""
         if self._translated is not None:
             return self._translated(self.make_level(below, name))
         return self.make_level(below, name)

@@ -3,11 +3,11 @@
 Its tokens are chosen as the target chooses: greedily, or in the same races of random numbers
 (sampling.Sampler), as deterministic candidates; or they are sampled from its own distribution,
 which then goes with them. It stops where the chance that all of them are right falls below what
-the round allows. Where guesses may branch, the likeliest rows are written on first (Li et al. 2024,
-EAGLE-2), with siblings wherever these are likely enough.
+the round allows. Where draft tokens may branch, the likeliest rows are written on first (Li et al.
+2024, EAGLE-2), with siblings wherever these are likely enough.
 
 Other drafters may write ahead for this one, and others for them: a cascade (Chen et al. 2024,
-Cascade Speculative Drafting). Each level verifies what the level below guesses.
+Cascade Speculative Drafting). Each level verifies what the level below drafts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DraftModelDrafter:
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
     proposed, and where the target writes one the draft reads another token in its place.
-    level: what guesses for the draft. width: rows of a tree that are read in one pass. shared: the
+    level: what drafts for the draft. width: rows of a tree that are read in one pass. shared: the
     session reads its target's own cache. anticipates: it reads on while the target verifies, on a
     session that nobody else needs meanwhile; not the trees that it reads level by level.
     """
@@ -85,12 +85,12 @@ class DraftModelDrafter:
     def choose_like(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._sampled = sampler.sampled_drafts
-        # A sample cannot be foreseen: the level below guesses what is likeliest.
+        # A sample cannot be foreseen: the level below drafts what is likeliest.
         self._level.choose_like(Sampler(SamplingParams(), ()) if self._sampled else sampler)
         self._forget()
 
     def prepare(self, prompt: Sequence[int]) -> None:
-        if len(prompt) <= self._text.context_length:  # otherwise it never guesses
+        if len(prompt) <= self._text.context_length:  # otherwise it never drafts
             self._text.begin(self._readable(prompt))
             self._text.catch_up()
             self._level.prepare(prompt)
@@ -102,9 +102,9 @@ class DraftModelDrafter:
         self._forget()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        # The draft reads the text and all guesses but the last.
+        # The draft reads the text and all draft tokens but the last.
         count = min(budget.num_draft_tokens, self._text.room)
-        assumed = self._text.guesses
+        assumed = self._text.draft_tokens
         self.was_ready = False
         if count <= 0:
             self._growth = nothing(pending)
@@ -163,7 +163,7 @@ class DraftModelDrafter:
 
     def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
-        self._text.guess(self._readable(verdict.tokens))
+        self._text.candidate(self._readable(verdict.tokens))
         self._level.assume(tree, out, verdict)
 
     def retract(self, keep: int) -> None:
@@ -186,22 +186,22 @@ class DraftModelDrafter:
 
     def _take_over(self, line: Line, ahead: DraftAheadCache) -> None:
         while line.goes_on:
-            reading = ahead.get(self._text.guesses)
+            reading = ahead.get(self._text.draft_tokens)
             if reading is None:
                 return
-            line.add(reading.guess)
-            written = (reading.guess.token,)
+            line.add(reading.candidate)
+            written = (reading.candidate.token,)
             verdict = Verdict(written, (), exhausted=True)
             self._level.assume(TokenTree.chain(self._text.last), _NO_SCORES, verdict)
-            self._text.guess(written)
+            self._text.candidate(written)
             self.was_ready = True
 
     def _write(self, line: Line) -> None:
-        """By one pass; the level below guesses for the draft as it guesses for the target."""
+        """By one pass; the level below drafts for the draft as it drafts for the target."""
         ahead = self._level.propose(self._text.last, line.room - 1)
         ahead = self._readable_rows(ahead)
         logits = self._text.score(ahead)
-        path = self._text.guesses
+        path = self._text.draft_tokens
         row: int | None = 0
         rows: list[int] = []
         while row is not None and line.goes_on:
@@ -212,7 +212,7 @@ class DraftModelDrafter:
             row = ahead.child(row, choice.token)
         self._text.keep(rows)
         written = path[-len(rows) :]
-        self._text.guess(written)
+        self._text.candidate(written)
         self._level.learn(ahead, logits, written)
 
     def _choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
@@ -221,7 +221,7 @@ class DraftModelDrafter:
             return self._choice(preference)
         reading = self._reading(preference)
         self._ahead.add(path, reading)
-        return reading.guess
+        return reading.candidate
 
     def _choice(self, preference: np.ndarray) -> AheadChoice:
         if self._sampled:
@@ -252,7 +252,7 @@ class DraftModelDrafter:
         return grow(self.name, pending, budget, self._acceptance, root, self._expand)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
-        """What may follow the text and these guesses."""
+        """What may follow the text and these draft tokens."""
         if self._ahead is None:
             return self._likeliest(self._score(path), path)
         reading = self._ahead.get(path)
@@ -267,10 +267,10 @@ class DraftModelDrafter:
         return self._reading(self._preference(self._score(path), path))
 
     def _score(self, path: Path) -> np.ndarray:
-        """[vocab] logits behind the text and these guesses, by a pass of one row where the row
+        """[vocab] logits after the text and these draft tokens, by a pass of one row where the row
         before it was the last to be scored."""
         self._text.retract()
-        self._text.guess(path)
+        self._text.candidate(path)
         logits: np.ndarray = self._text.score(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
         return logits

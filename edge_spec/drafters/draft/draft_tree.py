@@ -102,10 +102,10 @@ def grow_levels(
         below: list[int] = []
         for row in level:
             left = 1.0  # siblings exclude each other
-            for guess in expand(logits[read.index(row)], rows.path(row)):
-                chance = min(acceptance.estimate(guess.kind), left)
+            for candidate in expand(logits[read.index(row)], rows.path(row)):
+                chance = min(acceptance.estimate(candidate.kind), left)
                 left -= chance
-                below.append(rows.add(row, guess.token, guess.kind, chance))
+                below.append(rows.add(row, candidate.token, candidate.kind, chance))
                 if rows.reach[below[-1]] < budget.min_reach:
                     break  # one to learn from is enough
         level = below
@@ -116,7 +116,7 @@ class Draw(NamedTuple):
     """Tokens sampled without replacement, in their order, and what the first was sampled from."""
 
     tokens: list[int]
-    kinds: Sequence[int]  # of guess
+    kinds: Sequence[int]  # of draft token
     probs: np.ndarray  # [vocab]
 
 
@@ -148,7 +148,7 @@ def sample_shape(
             drawn = draw(logits[read.index(row)], rows.path(row), len(children[node]))
             chance = 1.0
             for child, token, kind in zip(children[node], drawn.tokens, drawn.kinds, strict=False):
-                # A sample counts only behind those before it, which a policy must not drop alone.
+                # A sample counts only after those before it, which a policy must not drop alone.
                 chance = min(chance, acceptance.estimate(kind))
                 level[child] = rows.add(row, token, kind, chance, drawn.probs)
 

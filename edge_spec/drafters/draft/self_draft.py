@@ -1,4 +1,4 @@
-"""A part of the target guesses for the whole: no second model, and no cache of its own.
+"""A part of the target drafts for the whole: no second model, and no cache of its own.
 
 Early exit (Elhoushi et al. 2024, LayerSkip) keeps the first layers; layer skipping (Zhang et al.
 2023, Draft & Verify; Xia et al. 2024, SWIFT) any set of attentions and MLPs. Which layers do is
@@ -149,7 +149,7 @@ class SelfDrafter:
         (_log.info if part.forecast > 1 else _log.warning)("%s: %s", self.name, part)
 
     def _open(self, part: TargetPart) -> None:
-        """A part that gains nothing is not asked for guesses."""
+        """A part that gains nothing is not asked for draft tokens."""
         assert self._model is not None and self._target is not None
         self.close()
         self._part = part

@@ -1,4 +1,4 @@
-"""What guesses for a draft, so that it reads several tokens a pass: the next level of a cascade."""
+"""What drafts for a draft, so that it reads several tokens a pass: the next level of a cascade."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 
 
 class Stage(Protocol):
-    """Follows the text, and behind it what the draft has written so far."""
+    """Follows the text, and after it what the draft has written so far."""
 
     def choose_like(self, sampler: Sampler) -> None: ...
 
@@ -23,7 +23,7 @@ class Stage(Protocol):
     def begin(self, prompt: Sequence[int]) -> None: ...
 
     def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
-        """A chain below `last`, the last token of the text and the guesses."""
+        """A chain below `last`, the last token of the text and the draft tokens."""
 
     def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
         """What the draft has written in place of the tree that was proposed last.
@@ -34,10 +34,10 @@ class Stage(Protocol):
         """The draft has taken over what another model has written."""
 
     def retract(self, keep: int) -> None:
-        """The draft forgets all of its guesses but the first `keep`."""
+        """The draft forgets all of its draft tokens but the first `keep`."""
 
     def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """A round of the target has ended; nothing that was guessed is left."""
+        """A round of the target has ended; nothing that was drafted is left."""
 
 
 class NoStage:

@@ -15,8 +15,8 @@ MAX_CATCH_UP = 8  # tokens that a pass may score before the rows asked for; more
 
 
 class SyncedSession:
-    """Follows a text and the guesses behind it: the session is rolled back to where it agrees with
-    them, and caught up, when it is next asked.
+    """Follows a text and the draft tokens after it: the session is rolled back to where it agrees
+    with them, and caught up, when it is next asked.
 
     max_rows: of one pass. shared: the session reads its target's own cache, which holds the text
     without its last token whenever the draft is asked.
@@ -28,11 +28,11 @@ class SyncedSession:
         self._session = session
         self.context_length = context_length
         self._max_rows = max_rows
-        self._tokens: list[int] = []  # of the text, then of the guesses
+        self._tokens: list[int] = []  # of the text, then of the draft tokens
         self._num_text = 0
         self._shared = shared
         self._given = 0  # leading tokens that the cache holds without our doing
-        self._held: list[int] = []  # what it holds behind them
+        self._held: list[int] = []  # what it holds after them
         self._agreed = 0  # leading tokens of both that are known to be equal
         self._scored: list[int] = []  # of the last pass: tokens before its tree, then the tree's
         self._before = 0
@@ -43,17 +43,17 @@ class SyncedSession:
         self._text_ends()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on, whatever was guessed."""
+        """The text goes on, whatever was drafted."""
         self.retract()
         self._tokens += tokens
         self._text_ends()
 
-    def guess(self, tokens: Sequence[int]) -> None:
-        """Appends to the guesses."""
+    def candidate(self, tokens: Sequence[int]) -> None:
+        """Appends to the draft tokens."""
         self._tokens += tokens
 
     def retract(self, keep: int = 0) -> None:
-        """Forgets all guesses but the first `keep`."""
+        """Forgets all draft tokens but the first `keep`."""
         del self._tokens[self._num_text + keep :]
         self._agreed = min(self._agreed, len(self._tokens))
 
@@ -62,12 +62,12 @@ class SyncedSession:
         return self._tokens[-1]
 
     @property
-    def guesses(self) -> list[int]:
+    def draft_tokens(self) -> list[int]:
         return self._tokens[self._num_text :]
 
     @property
     def room(self) -> int:
-        """How many rows fit the context behind all tokens but the last."""
+        """How many rows fit the context after all tokens but the last."""
         return self.context_length - len(self._tokens) + 1
 
     @property
@@ -90,7 +90,7 @@ class SyncedSession:
         return out.logits[self._before :]
 
     def catch_up(self) -> None:
-        """Reads all of the text and the guesses but their last token."""
+        """Reads all of the text and the draft tokens but their last token."""
         self._synchronize()
         missing = self._tokens[self._agreed : -1]
         if missing:

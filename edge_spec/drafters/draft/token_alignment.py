@@ -22,7 +22,7 @@ class PartCodec:
     """A tokenizer that is asked for parts of a text, where it knows only whole ones.
 
     Tokenizers that put a space before every text would put it before a part as well: `middle` is
-    what such parts are encoded behind.
+    what such parts are encoded after.
     """
 
     def __init__(self, codec: TextCodec) -> None:
@@ -35,7 +35,7 @@ class PartCodec:
         self.middle = "" if codec.encode("\na")[-len(letter) :] == letter else "\n"
 
     def after(self, head: str, part: str) -> list[int]:
-        """What `part` becomes behind `head`, where nothing joins the two; otherwise alone."""
+        """What `part` becomes after `head`, where nothing joins the two; otherwise alone."""
         known = self._heads.get(head)
         if known is None:
             known = self._heads[head] = self._codec.encode(head)
@@ -77,7 +77,7 @@ class PartCodec:
 
 
 class _Boundary(NamedTuple):
-    """A place that both tokenizations have; what follows is encoded behind these heads."""
+    """A place that both tokenizations have; what follows is encoded after these heads."""
 
     num_tokens: int
     num_ids: int
@@ -129,18 +129,18 @@ class TokenAlignment:
         if len(text) > MAX_OPEN:
             self._settle(text)
 
-    def translate(self, guess: str) -> list[int]:
-        """The tokens that the target's tokenizer makes of `guess` behind the text.
+    def translate(self, candidate: str) -> list[int]:
+        """The tokens that the target's tokenizer makes of `candidate` after the text.
 
         As much of the open end as is encoded to the tokens that it has is encoded with it; of a
         text that was written in other tokens that may be nothing. Empty where the text ends with
-        a part of a character and `guess` does not begin with that character.
+        a part of a character and `candidate` does not begin with that character.
         """
         start, head = self._boundaries[-1].num_tokens, self._boundaries[-1].target_head
         end = len(self.tokens)
         for _ in range(_MAX_TRIES):
             tail = self.tokens[start:]
-            tokens = self._target.after(head, "".join(self._pieces[start:]) + guess)
+            tokens = self._target.after(head, "".join(self._pieces[start:]) + candidate)
             if tokens[: len(tail)] == tail:
                 return tokens[len(tail) :]
             start, head = start + num_shared(tokens, tail) + 1, self._target.middle
@@ -148,10 +148,10 @@ class TokenAlignment:
                 start += 1
             if start == end:
                 break
-        return [] if self._unfinished() else self._target.after(self._target.middle, guess)
+        return [] if self._unfinished() else self._target.after(self._target.middle, candidate)
 
     def target_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each of these tokens completes behind the text."""
+        """The text that each of these tokens completes after the text."""
         return self._target.pieces(tokens, self._unfinished())
 
     def _unfinished(self) -> list[int]:

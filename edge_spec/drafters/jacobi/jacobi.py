@@ -1,8 +1,8 @@
-"""Jacobi decoding: guess a block, score it at once, and let the block's own argmax be the next
-guess (Santilli et al. 2023).
+"""Jacobi decoding: draft a block, score it at once, and let the block's own argmax be the next
+draft token (Santilli et al. 2023).
 
 Each round verifies the block as a chain. What was right is committed; what the target would have
-written at the other positions, given the guesses before them, becomes the next block.
+written at the other positions, given the draft tokens before them, becomes the next block.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth, nothing
 
-DEFAULT_BLOCK = 3  # a block, still: on the measured CPU one guess is faster (docs/benchmarks.md)
+DEFAULT_BLOCK = (
+    3  # a block, still: on the measured CPU one draft token is faster (docs/benchmarks.md)
+)
 
 
-class _Guess(IntEnum):
-    """How a guess came about."""
+class _Drafted(IntEnum):
+    """How a draft token came about."""
 
     FILLED = 0
     REFINED = 1  # by an argmax that changed it
     STABLE = 2  # by an argmax that left it as it was
 
 
-# By how a guess came about: as the first of its block, and below a right one. Measured over greedy
-# texts of a 135M chat model.
+# By how a draft token came about: as the first of its block, and below a right one. Measured over
+# greedy texts of a 135M chat model.
 _PRIORS = ((0.22, 0.50), (0.05, 0.10), (0.08, 0.08))
 
 
 class JacobiDrafter:
-    """block: guesses a round, fewer where the budget says so."""
+    """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
 
@@ -45,12 +47,14 @@ class JacobiDrafter:
     ) -> None:
         self._block = block
         self._filler = Filler(fill, seed)
-        self._guesses: list[tuple[int, _Guess]] = []  # from the position after the pending token
+        self._draft_tokens: list[
+            tuple[int, _Drafted]
+        ] = []  # from the position after the pending token
         self._acceptance = LearntAcceptance([prior for pair in _PRIORS for prior in pair])
         self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._guesses = []
+        self._draft_tokens = []
         self._growth = nothing(prompt[-1])
         self._filler.begin(prompt)
 
@@ -58,13 +62,13 @@ class JacobiDrafter:
         count = min(self._block, budget.num_draft_tokens, budget.num_rows - 1)
         if count <= 0:
             return TokenTree.chain(pending)
-        known = [token for token, _ in self._guesses]
+        known = [token for token, _ in self._draft_tokens]
         filled = self._filler.fill(known, count - len(known)) if count > len(known) else []
-        self._guesses += [(token, _Guess.FILLED) for token in filled]
-        kinds = [0, *(2 * made + (i > 0) for i, (_, made) in enumerate(self._guesses[:count]))]
+        self._draft_tokens += [(token, _Drafted.FILLED) for token in filled]
+        kinds = [0, *(2 * made + (i > 0) for i, (_, made) in enumerate(self._draft_tokens[:count]))]
         chain = TokenTree.chain(
             pending,
-            [token for token, _ in self._guesses[:count]],
+            [token for token, _ in self._draft_tokens[:count]],
             [self._acceptance.estimate(kind) for kind in kinds[1:]],
             self.name,
             required=True,
@@ -75,19 +79,19 @@ class JacobiDrafter:
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._filler.extend(verdict.tokens)
-        refined: list[tuple[int, _Guess]] = []  # for the position after each scored guess
+        refined: list[tuple[int, _Drafted]] = []  # for the position after each scored draft token
         row = 0
-        for i, (token, _) in enumerate(self._guesses):
+        for i, (token, _) in enumerate(self._draft_tokens):
             scored = tree.child(row, token)
             if scored is None:
                 break
             row = scored
             argmax = int(out.logits[row].argmax())
-            same = i + 1 < len(self._guesses) and self._guesses[i + 1][0] == argmax
-            refined.append((argmax, _Guess.STABLE if same else _Guess.REFINED))
-        # The guess at position i is refined by the row of guess i - 1.
-        updated = [*self._guesses[:1], *refined, *self._guesses[len(refined) + 1 :]]
-        self._guesses = updated[len(verdict.tokens) :]
+            same = i + 1 < len(self._draft_tokens) and self._draft_tokens[i + 1][0] == argmax
+            refined.append((argmax, _Drafted.STABLE if same else _Drafted.REFINED))
+        # The draft token at position i is refined by the row of draft token i - 1.
+        updated = [*self._draft_tokens[:1], *refined, *self._draft_tokens[len(refined) + 1 :]]
+        self._draft_tokens = updated[len(verdict.tokens) :]
 
     def snapshot(self) -> dict[str, np.ndarray]:
         return {"acceptance": self._acceptance.snapshot()}

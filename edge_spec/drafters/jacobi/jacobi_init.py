@@ -1,4 +1,4 @@
-"""First guesses for positions that nothing is known about yet (Jacobi blocks, windows)."""
+"""Initial tokens for positions that nothing is known about yet (Jacobi blocks, windows)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class JacobiInit(StrEnum):
             return cls(text)
         except ValueError:
             raise UsageError(
-                f"first guesses cannot be made by {text!r}", remedy=f"Choose: {', '.join(cls)}."
+                f"initial tokens cannot be made by {text!r}", remedy=f"Choose: {', '.join(cls)}."
             ) from None
 
 
 class Filler:
-    """Fills positions after a text that grows. The same text and seed give the same guesses."""
+    """Fills positions after a text that grows. The same text and seed give the same draft
+    tokens."""
 
     def __init__(self, fill: JacobiInit, seed: int = 0) -> None:
         self._fill = fill
@@ -50,13 +51,14 @@ class Filler:
             self._text.append(token)
 
     def fill(self, ahead: Sequence[int], count: int) -> list[int]:
-        """`count` guesses for what follows the text and then `ahead`; the text is not empty."""
+        """`count` draft tokens for what follows the text and then `ahead`; the text is not
+        empty."""
         if self._fill == JacobiInit.RANDOM:
             return self._random.choices(self._text, k=count)
         before = [*self._text[-2:], *ahead]
         for _ in range(count):
             last = before[-1]
             pair = (before[-2], last) if len(before) > 1 else (last, last)
-            # A token that was never followed by another: repeated, as good a guess as any.
+            # A token that was never followed by another: repeated, as good a draft token as any.
             before.append(self._after.get(pair, self._after.get(last, last)))
         return before[len(before) - count :]

@@ -4,9 +4,9 @@
 The window has W columns and N - 1 rows. Its row 0 is a chain from the pending token on; below
 each of its columns hangs a trajectory, whose rows the target wrote in successive rounds, the
 newest last. That is a token tree, so the window needs no attention mask of its own. Each round
-scores window and guesses in one pass: the argmax of the last window row makes the newest row,
+scores window and draft tokens in one pass: the argmax of the last window row makes the newest row,
 every column yields an n-gram for the pool, and the pool's n-grams that begin with the pending
-token are the guesses.
+token are the draft tokens.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from edge_spec.errors import UsageError
 
 @dataclass(frozen=True)
 class WindowSize:
-    """W columns, n-grams of N tokens, at most G guesses a round. Raises UsageError for sizes that
-    make no window."""
+    """W columns, n-grams of N tokens, at most G draft tokens a round. Raises UsageError for sizes
+    that make no window."""
 
     width: int
     ngram: int
-    guesses: int
+    draft_tokens: int
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.ngram < 2 or self.guesses < 1:
+        if self.width < 1 or self.ngram < 2 or self.draft_tokens < 1:
             raise UsageError(
                 f"a lookahead window of {self} is too small",
                 remedy="Give W,N,G: W at least 1, N at least 2, G at least 1.",
             )
 
     def __str__(self) -> str:
-        return f"{self.width},{self.ngram},{self.guesses}"
+        return f"{self.width},{self.ngram},{self.draft_tokens}"
 
     @property
     def num_rows(self) -> int:
         """Of one pass at most, the pending token included."""
-        return (self.ngram - 1) * (self.width + self.guesses)
+        return (self.ngram - 1) * (self.width + self.draft_tokens)
 
     @classmethod
     def parse(cls, text: str) -> WindowSize:
         """ "W,N,G". Raises UsageError."""
         try:
-            width, ngram, guesses = (int(part) for part in text.split(","))
+            width, ngram, draft_tokens = (int(part) for part in text.split(","))
         except ValueError:
             raise UsageError(
                 f"{text!r} is no size of a lookahead window",
                 remedy="Give three numbers W,N,G, such as 3,3,3.",
             ) from None
-        return cls(width, ngram, guesses)
+        return cls(width, ngram, draft_tokens)
 
     @classmethod
     def within(cls, num_rows: int) -> WindowSize:
@@ -72,8 +72,8 @@ class WindowSize:
         return cls(columns // 2, ngram, columns - columns // 2)
 
 
-# Kinds of guess: window rows by their depth in the tree (1, 2, 3 or more), then the pool's by how
-# lately they were seen (first, second, third, later) and by whether they are an n-gram's first
+# Kinds of draft token: window rows by their depth in the tree (1, 2, 3 or more), then the pool's by
+# how lately they were seen (first, second, third, later) and by whether they are an n-gram's first
 # token. Measured over greedy texts of a 135M chat model.
 _WINDOW_DEPTHS, _POOL_RANKS = 3, 4
 _PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
@@ -90,9 +90,10 @@ class LookaheadDrafter:
         self._size = size
         self._filler = Filler(fill, seed)
         self._acceptance = LearntAcceptance(_PRIORS)
-        self._pool = NgramPool(size.ngram, size.guesses)
+        self._pool = NgramPool(size.ngram, size.draft_tokens)
         self._prompt: tuple[int, ...] = ()
-        # _levels[r][j]: row r, column j, a guess for position j + r; the pending token is at 0.
+        # _levels[r][j]: row r, column j, a draft token for position j + r; the pending token is at
+        # 0.
         self._levels: list[list[int]] = []
         self._growth = nothing(0)
 
@@ -149,7 +150,7 @@ class LookaheadDrafter:
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Changes nothing where it raises."""
-        pool = NgramPool(self._size.ngram, self._size.guesses)
+        pool = NgramPool(self._size.ngram, self._size.draft_tokens)
         pool.restore(state["pool"])
         prompt = restored_prompt(state["prompt"])
         self._acceptance.restore(state["acceptance"])
@@ -210,7 +211,7 @@ class _Rows:
         self._places: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token: int, kind: int, required: bool = False) -> int:
-        """The row of this guess."""
+        """The row of this draft token."""
         row = self._places.setdefault((parent, token), len(self._merged))
         if row == len(self._merged):
             self._merged.append(MergedRow(token, parent))

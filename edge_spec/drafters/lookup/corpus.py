@@ -1,10 +1,10 @@
 """Drafts from static texts: what follows the longest end of the text that occurs in a corpus.
 
-SuffixDecoding (Oliaro et al. 2024) guesses by how often each token followed a match, and SAM
+SuffixDecoding (Oliaro et al. 2024) drafts by how often each token followed a match, and SAM
 decoding (Hu et al. 2024) looks the text up in a corpus beside the text itself. Here the corpus is
 a mapped suffix array, see corpus_index.py. The share of a match's occurrences that a token
 follows is no calibrated chance: one occurrence of two tokens is always unanimous and mostly
-wrong. So confidence is learnt for kinds of guesses that differ in the length of the match, its
+wrong. So confidence is learnt for kinds of draft tokens that differ in the length of the match, its
 occurrences and that share.
 """
 
@@ -24,8 +24,8 @@ from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 MIN_MATCH = 2  # tokens; what follows a single one is little but the language's common pairs
 
-# A kind of guess is one bucket of each: tokens of the match, its occurrences, and the share of
-# them that the guess follows; the least of each bucket.
+# A kind of draft token is one bucket of each: tokens of the match, its occurrences, and the share
+# of them that the draft token follows; the least of each bucket.
 _LENGTHS = (MIN_MATCH, 3, 4, 6, 9, 14)
 _OCCURRENCES = (1, 2, 4, 16)
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -34,7 +34,7 @@ _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 # plus of its length by what length matters for that share. Fitted to a quarter of the files of
 # three collections (the standard library of Python, the sources of three packages, package
 # descriptions) against an index of the other three quarters; within 0.1 of what was counted for
-# kinds with 300 guesses or more.
+# kinds with 300 draft tokens or more.
 _OF_SHARE = (-6.2, -5.1, -4.2, -3.2, -2.6, -1.4)
 _OF_OCCURRENCES = (0.0, 1.1, 1.9, 2.8)
 _OF_LENGTH = (0.0, 0.4, 1.1, 1.9, 2.3, 3.6)
@@ -105,7 +105,7 @@ def _num_occurrences(found: _Matches) -> int:
 
 
 def _kind(length: int, occurrences: int, count: int) -> int:
-    """The number of the kind: guesses that follow `count` occurrences of a match."""
+    """The number of the kind: draft tokens that follow `count` occurrences of a match."""
     of_length = bisect_right(_LENGTHS, length) - 1
     of_occurrences = bisect_right(_OCCURRENCES, occurrences) - 1
     of_share = bisect_right(_SHARES, count / occurrences) - 1

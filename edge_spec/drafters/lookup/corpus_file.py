@@ -73,7 +73,7 @@ def open_index(path: Path, vocabulary: Vocabulary) -> CorpusIndex:
     """Maps the index for reading.
 
     The header is always checked, and that the file has the size that it tells of; the sha256 of
-    the data up to CHECKED_BYTES. Beyond that damage goes unnoticed, but it costs right guesses
+    the data up to CHECKED_BYTES. Beyond that damage goes unnoticed, but it costs right draft tokens
     only: see CorpusIndex. Raises ModelFileError, and UsageError for another tokenizer's index.
     """
     data, offset, fields = _mapped(path)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 MAX_MATCH = 16  # tokens; what is longer is continued no more reliably
-SEPARATOR = 0xFFFFFFFF  # after each document: no token, and sorted behind all of them
+SEPARATOR = 0xFFFFFFFF  # after each document: no token, and sorted after all of them
 TOKEN_BYTES = 4
 MAX_FOLLOWING = 8  # tokens after a match; a tree has no use for the less likely ones
 _SAMPLE = 64  # occurrences that are looked at where there are more
@@ -41,7 +41,7 @@ class CorpusIndex:
     """A mapped corpus; nothing is copied, and pages are read when a look-up touches them.
 
     Whatever the bytes are, no look-up fails and no token outside the vocabulary is returned:
-    damage costs right guesses only.
+    damage costs right draft tokens only.
     """
 
     def __init__(self, data: mmap | bytes, offset: int, num_tokens: int, vocab_size: int) -> None:
@@ -92,7 +92,7 @@ class CorpusIndex:
             token = int.from_bytes(raw, "big")
             if token >= self._vocab_size:
                 continue  # a separator, or damage
-            # The run begins behind the sampled place before it, and ends before the next one.
+            # The run begins after the sampled place before it, and ends before the next one.
             begins_after = places[first - 1] if first else low - 1
             start = bisect_left(self._suffixes, raw, begins_after + 1, places[first], key=read)
             stop = bisect_right(self._suffixes, raw, places[end - 1] + 1, places[end], key=read)

@@ -112,7 +112,7 @@ def _files(path: Path) -> Iterator[_File]:
 
 
 def _cached(path: Path, files: Sequence[_File], vocabulary: Vocabulary, cache: Path) -> Path:
-    """Named by the corpus and, behind the last hyphen, by the state that it is in."""
+    """Named by the corpus and, after the last hyphen, by the state that it is in."""
 
     def digest(*parts: object) -> str:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Guesses what a grammar spells out: keys of a JSON object, its braces and quotes."""
+"""Drafts what a grammar spells out: keys of a JSON object, its braces and quotes."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ SAVE_AFTER_S = 60.0  # between two saves; what is newer than that is lost to a k
 
 _BRANCHES = 4  # of the followers of a context; the fifth was right in 3 to 4 of 100 cases
 
-# A kind of guess for each share that its token has of all that followed its context; where it
+# A kind of draft token for each share that its token has of all that followed its context; where it
 # has most of them, they differ by how often it was seen.
 _SHARES = (0.1, 0.25, 0.5, 0.8)  # the least of each bucket but the first
 _COUNTS = (2, 4, 10)  # likewise, within the last share
 # One row an order of context. Measured over greedy answers of a 135M chat model to 102 prompts of
-# nine categories, each guessed from those before it and its own text; evened out where outcomes
+# nine categories, each drafted from those before it and its own text; evened out where outcomes
 # were few.
 _PRIORS = (
     *(0.04, 0.07, 0.12, 0.16, 0.25, 0.30, 0.30, 0.30),
@@ -43,7 +43,7 @@ Context = tuple[int, ...]  # the last tokens of a text, MAX_ORDER at most
 
 
 class NgramCacheDrafter:
-    """Guesses what followed the longest known context of three, two or one tokens, by counts
+    """Drafts what followed the longest known context of three, two or one tokens, by counts
     that outlive the session (`NgramStore`).
 
     path: the file; its directory is made where it is missing. vocabulary: identifies the meaning
@@ -81,13 +81,13 @@ class NgramCacheDrafter:
         limit = _BRANCHES if budget.branches else 1
 
         def expand(context: Context) -> Iterator[Candidate[Context]]:
-            return self._guesses(context, limit)
+            return self._draft_tokens(context, limit)
 
         self._growth = grow(self.name, pending, budget, self._acceptance, self._context, expand)
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Counts what was written, whoever guessed it."""
+        """Counts what was written, whoever drafted it."""
         self._growth.teach(self._acceptance, verdict.tokens)
         for token in verdict.tokens:
             for order in range(1, len(self._context) + 1):
@@ -101,14 +101,14 @@ class NgramCacheDrafter:
         self._last_save_s = self._clock()  # also after a failure: not at every answer again
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """How often guesses of each kind were right; the n-grams are in their file."""
+        """How often draft tokens of each kind were right; the n-grams are in their file."""
         return {"acceptance": self._acceptance.snapshot()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for the snapshot of another drafter."""
         self._acceptance.restore(state["acceptance"])
 
-    def _guesses(self, context: Context, limit: int) -> Iterator[Candidate[Context]]:
+    def _draft_tokens(self, context: Context, limit: int) -> Iterator[Candidate[Context]]:
         """The most frequent followers of the longest end of `context` that has any."""
         for order in range(len(context), 0, -1):
             total, best = self._store.lookup(context[-order:], limit)

@@ -85,8 +85,8 @@ def pack(context: Sequence[int]) -> int:
 class NgramStore:
     """The counts of a file and those of this session, which `save` adds to the file.
 
-    A record is used when its token is written after its context; a guess in vain keeps none
-    alive. A file that is damaged or belongs to another vocabulary is logged once and begun anew.
+    A record is used when its token is written after its context; a draft token in vain keeps none
+    alive. A file that is damaged or belongs to another vocabulary is logged once and begun again.
     Several processes may share a file. Use a store from one thread at a time.
 
     vocabulary: identifies the meaning of token ids. Raises UsageError if they can be too large.
@@ -188,11 +188,11 @@ class NgramStore:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except _UnusableError as error:
-            self._warn(f"{error}; it starts anew")
+            self._warn(f"{error}; it starts again")
         return _NOTHING
 
     def _write(self, old: _Contents) -> None:
-        """Writes the file anew, with this session's counts, and goes on from there."""
+        """Writes the file again, with this session's counts, and goes on from there."""
         clock = min(old.clock + 1, _MAX_COUNT)
         records = _bounded(_merged(old.records, self._added_records(clock)), self._max_records)
         fields = _FIELDS.pack(_VERSION, clock, len(records.contexts), self._vocabulary)
@@ -233,7 +233,7 @@ def check_store(path: Path) -> None:
     try:
         _sealed(seal, content)
     except _UnusableError as error:
-        raise ModelFileError(f"{path} {error}", remedy="Delete it: it starts anew.") from None
+        raise ModelFileError(f"{path} {error}", remedy="Delete it: it starts again.") from None
 
 
 def _sealed(seal: bytes, content: bytes) -> tuple[int, int, bytes]:

@@ -2,8 +2,8 @@
 (Luo et al. 2024).
 
 An adjacency table holds the best next tokens of every scored row, rejected ones included, and a
-tree of guesses is read off it. Where the paper fills one fixed tree, rows are chosen here by
-their chance: confidence comes from the rank of a guess and from the gap between the logits.
+tree of draft tokens is read off it. Where the paper fills one fixed tree, rows are chosen here by
+their chance: confidence comes from the rank of a draft token and from the gap between the logits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOP_TOKENS = 8
 # Below 2 MB whatever the vocabulary; the tokens scored longest ago are forgotten.
 MAX_TABLE_TOKENS = 4096
 
-# Kinds of guess: ranks 0, 1, 2 and the rest, each by the gap between the best two logits for
+# Kinds of draft token: ranks 0, 1, 2 and the rest, each by the gap between the best two logits for
 # rank 0 and to the best logit for the others. Acceptance before anything was seen: measured over
 # greedy texts of a 135M chat model on six kinds of prompts.
 _GAPS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -74,7 +74,7 @@ class RecyclingDrafter:
 
     def __init__(self) -> None:
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
-        # Of each token, the latest last: [2, guesses] int32, their ids and kinds.
+        # Of each token, the latest last: [2, draft tokens] int32, their ids and kinds.
         self._table: OrderedDict[int, np.ndarray] = OrderedDict()
         self._prompt: tuple[int, ...] = ()
         self._growth = nothing(0)
@@ -147,4 +147,7 @@ class RecyclingDrafter:
         if token not in self._table:
             return []
         ids, kinds = self._table[token].tolist()
-        return [Candidate(guess, kind, guess) for guess, kind in zip(ids, kinds, strict=True)]
+        return [
+            Candidate(candidate, kind, candidate)
+            for candidate, kind in zip(ids, kinds, strict=True)
+        ]

@@ -139,9 +139,9 @@ class SuffixIndex:
         return len(self._next) - 1
 
 
-# Kinds of guess: a row a bucket of match length (by its shortest), a column a bucket of how the
-# match was continued before. Acceptance before anything was seen: measured over greedy texts of a
-# 135M chat model on six kinds of prompts (reliability: benchmarks/drafters.py).
+# Kinds of draft token: a row a bucket of match length (by its shortest), a column a bucket of how
+# the match was continued before. Acceptance before anything was seen: measured over greedy texts of
+# a 135M chat model on six kinds of prompts (reliability: benchmarks/drafters.py).
 _LENGTHS = (1, 2, 3, 4, 6, 9, 14, 21)
 # always once, always twice, always, then by the share of this token
 _ALWAYS, _MOSTLY, _OFTEN, _RARELY = range(2, 6)
@@ -157,13 +157,13 @@ _PRIORS = (
 )
 
 
-def kind_of_guess(guess: Continuation) -> int:
-    if guess.times == guess.total:
-        column = min(guess.times, _ALWAYS + 1) - 1
+def kind_of_candidate(candidate: Continuation) -> int:
+    if candidate.times == candidate.total:
+        column = min(candidate.times, _ALWAYS + 1) - 1
     else:
-        share = guess.times / guess.total
+        share = candidate.times / candidate.total
         column = _MOSTLY if share >= 0.6 else _OFTEN if share >= 0.3 else _RARELY
-    row = bisect_right(_LENGTHS, guess.match.length - 1) - 1
+    row = bisect_right(_LENGTHS, candidate.match.length - 1) - 1
     return row * len(_PRIORS[0]) + column
 
 
@@ -174,7 +174,7 @@ class SuffixDrafter:
         self._index = SuffixIndex()
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
-        self._assumed: list[SuffixMatch] = []  # the match behind each assumed token
+        self._assumed: list[SuffixMatch] = []  # the match after each assumed token
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
@@ -228,6 +228,6 @@ class SuffixDrafter:
 
     def _expand(self, match: SuffixMatch) -> list[Candidate[SuffixMatch]]:
         return [
-            Candidate(each.token, kind_of_guess(each), each.match)
+            Candidate(each.token, kind_of_candidate(each), each.match)
             for each in self._index.continuations(match)
         ]

@@ -1,4 +1,4 @@
-"""How likely guesses are, by what came of those before them."""
+"""How likely draft tokens are, by what came of those before them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_drafter_that_is_wrong_about_a_text_is_corrected_within_a_few_dozen_to
         assert abs(acceptance.estimate(1, claimed) - share) < 0.5 * abs(claimed - right)
 
 
-def test_guesses_of_other_depths_and_confidences_are_not_concerned() -> None:
+def test_draft_tokens_of_other_depths_and_confidences_are_not_concerned() -> None:
     acceptance = Acceptance()
     for _ in range(50):
         acceptance.observe(1, 0.9, False)
@@ -107,7 +107,7 @@ def test_a_sampled_row_keeps_its_drafters_word() -> None:
     np.testing.assert_allclose(reach_of(acceptance, tree), tree.reach, rtol=1e-6)
 
 
-def test_within_a_bucket_a_surer_guess_stays_likelier() -> None:
+def test_within_a_bucket_a_surer_draft_token_stays_likelier() -> None:
     acceptance = Acceptance()
     for right in (False,) * 30 + (True,) * 10:
         acceptance.observe(1, 0.7, right)

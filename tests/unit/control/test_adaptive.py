@@ -40,24 +40,24 @@ def pass_s(rows: int) -> float:
     return 1 + SLOPE * (rows - 1)
 
 
-class Guessing:
+class DraftingAtCost:
     """Writes a chain as a draft does: as long as the budget finds it likely enough.
 
-    right: the share of guesses that are right, perhaps by the round. It begins overconfident, and
-    learns. catch_up_s: what it takes to read one token that was written while it was not asked.
+    right: the share of draft tokens that are right, perhaps by the round. It begins overconfident,
+    and learns. catch_up_s: what it takes to read one token that was written while it was not asked.
     """
 
     def __init__(
         self,
         clock: Clock,
-        guess_s: float,
+        draft_token_s: float,
         right: Share,
         name: str = "draft",
         catch_up_s: float = 0.0,
         candidates: float = 1.0,
     ) -> None:
         self.name = name
-        self.guess_s = guess_s
+        self.token_s = draft_token_s
         self.budgets: list[Budget] = []
         self.asked: list[int] = []  # rounds
         self.round = 0
@@ -85,22 +85,22 @@ class Guessing:
             len(confidence) < budget.num_draft_tokens
             and np.prod(confidence or [1.0]) >= budget.min_reach
         ):
-            self._clock.now += self.guess_s
+            self._clock.now += self.token_s
             confidence.append(self._acceptance.estimate(0))
         return TokenTree.chain(pending, [1] * len(confidence), confidence, self.name)
 
-    def outcome(self, guesses: int) -> int:
-        """How many of these many guesses are right. The first one is decided by the text in any
-        case."""
+    def outcome(self, draft_tokens: int) -> int:
+        """How many of these many draft tokens are right. The first one is decided by the text in
+        any case."""
         right = self._right(self.round) if callable(self._right) else self._right
         count = 0
-        while count < max(guesses, 1) and self._rng.random() < right:
+        while count < max(draft_tokens, 1) and self._rng.random() < right:
             self._acceptance.observe(0, True)
             count += 1
-        if count < max(guesses, 1):
+        if count < max(draft_tokens, 1):
             self._acceptance.observe(0, False)
         self._behind += 1
-        return min(count, guesses)
+        return min(count, draft_tokens)
 
 
 @dataclass
@@ -117,23 +117,23 @@ class Simulated:
 
 
 def policy_of(
-    clock: Clock, guess_s: dict[str, float] | None = None, free: Collection[str] = ()
+    clock: Clock, draft_token_s: dict[str, float] | None = None, free: Collection[str] = ()
 ) -> AdaptivePolicy:
     costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
-    return AdaptivePolicy(costs, guess_s or {}, free, branches=False, clock=clock)
+    return AdaptivePolicy(costs, draft_token_s or {}, free, branches=False, clock=clock)
 
 
 def simulate(
     clock: Clock,
     policy: AdaptivePolicy,
-    drafters: Sequence[Guessing],
+    drafters: Sequence[DraftingAtCost],
     rounds: int = ROUNDS,
     noise: float = 0.03,
     around_s: float = 0.05,
     pause_at: int | None = None,
     slower: Callable[[int], float] = lambda number: 1.0,
 ) -> Simulated:
-    """noise: standard deviation of a pass; around_s: of a round, outside guesses and the pass;
+    """noise: standard deviation of a pass; around_s: of a round, outside draft tokens and the pass;
     pause_at: the round in whose pass the machine slept for an hour."""
     rng, result = np.random.default_rng(1), Simulated()
     for number in range(rounds):
@@ -177,47 +177,54 @@ PLAIN_S = 1.05  # of a plain round
 
 
 @pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("guess_s", [0.02, 0.1, 0.3, 0.6, 0.9, 1.5, 5.0])
+@pytest.mark.parametrize("draft_token_s", [0.02, 0.1, 0.3, 0.6, 0.9, 1.5, 5.0])
 @pytest.mark.parametrize("right", [0.0, 0.2])
 def test_a_useless_draft_costs_at_most_three_percent(
-    right: float, guess_s: float, known: bool
+    right: float, draft_token_s: float, known: bool
 ) -> None:
     """Whether or not its speed was measured before, and whatever it is."""
     clock = Clock()
-    policy = policy_of(clock, {"draft": guess_s} if known else None)
-    result = simulate(clock, policy, [Guessing(clock, guess_s, right)])
+    policy = policy_of(clock, {"draft": draft_token_s} if known else None)
+    result = simulate(clock, policy, [DraftingAtCost(clock, draft_token_s, right)])
     assert result.token_s < 1.03 * PLAIN_S
     if right == 0:
         assert result.reasons[PlainReason.COOLDOWN] > 0.4 * ROUNDS
 
 
-@pytest.mark.parametrize("guess_s", [0.02, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("draft_token_s", [0.02, 0.1, 0.3, 0.6])
 @pytest.mark.parametrize("right", [0.5, 0.7, 0.8])
-def test_no_draft_costs_more_than_three_percent(right: float, guess_s: float) -> None:
+def test_no_draft_costs_more_than_three_percent(right: float, draft_token_s: float) -> None:
     """Near break-even too, where luck decides."""
     clock = Clock()
-    result = simulate(clock, policy_of(clock), [Guessing(clock, guess_s, right)])
+    result = simulate(clock, policy_of(clock), [DraftingAtCost(clock, draft_token_s, right)])
     assert result.token_s < 1.03 * PLAIN_S
 
 
-@pytest.mark.parametrize(("guess_s", "right"), [(0.02, 0.8), (0.1, 0.8), (0.1, 0.95), (0.3, 0.9)])
-def test_a_draft_that_pays_is_used(guess_s: float, right: float) -> None:
-    """It gains nearly what the best fixed count of guesses would, by Leviathan's formula and these
-    costs, which nobody knows beforehand; some is lost to learning and to lengths that vary."""
+@pytest.mark.parametrize(
+    ("draft_token_s", "right"), [(0.02, 0.8), (0.1, 0.8), (0.1, 0.95), (0.3, 0.9)]
+)
+def test_a_draft_that_pays_is_used(draft_token_s: float, right: float) -> None:
+    """It gains nearly what the best fixed count of draft tokens would, by Leviathan's formula and
+    these costs, which nobody knows beforehand; some is lost to learning and to lengths that
+    vary."""
     clock = Clock()
-    drafter = Guessing(clock, guess_s, right)
+    drafter = DraftingAtCost(clock, draft_token_s, right)
     result = simulate(clock, policy_of(clock), [drafter])
     best = max(
-        (1 - right ** (count + 1)) / (1 - right) / (count * guess_s + pass_s(count + 1) + 0.05)
+        (1 - right ** (count + 1))
+        / (1 - right)
+        / (count * draft_token_s + pass_s(count + 1) + 0.05)
         for count in range(16)
     )
     assert 0.9 * best < 1 / result.token_s < 1.02 * best
     assert len(drafter.asked) > 0.9 * ROUNDS
 
 
-def test_a_draft_slower_than_its_target_is_asked_for_single_guesses_in_growing_intervals() -> None:
+def test_a_draft_slower_than_its_target_is_asked_for_single_draft_tokens_in_growing_intervals() -> (
+    None
+):
     clock = Clock()
-    drafter = Guessing(clock, 1.5, 0.9)
+    drafter = DraftingAtCost(clock, 1.5, 0.9)
     result = simulate(clock, policy_of(clock), [drafter])
     assert {budget.num_draft_tokens for budget in drafter.budgets} == {1}
     trials = [
@@ -232,7 +239,7 @@ def test_a_draft_slower_than_its_target_is_asked_for_single_guesses_in_growing_i
 def test_a_draft_that_is_known_to_be_slower_is_not_tried() -> None:
     """To find it slow again it would have to read the text, which costs as much as it may win."""
     clock = Clock()
-    drafter = Guessing(clock, 1.5, 0.9)
+    drafter = DraftingAtCost(clock, 1.5, 0.9)
     policy = policy_of(clock, {"draft": 1.5})
     assert not policy.wants(drafter)  # it does not read the prompt
     result = simulate(clock, policy, [drafter])
@@ -244,7 +251,9 @@ def test_a_draft_that_is_known_to_be_slower_is_not_tried() -> None:
 def test_a_text_that_becomes_easy_is_noticed() -> None:
     """Although the draft has a long text to catch up with when it is tried again."""
     clock = Clock()
-    drafter = Guessing(clock, 0.1, lambda number: 0.0 if number < 300 else 0.9, catch_up_s=0.05)
+    drafter = DraftingAtCost(
+        clock, 0.1, lambda number: 0.0 if number < 300 else 0.9, catch_up_s=0.05
+    )
     result = simulate(clock, policy_of(clock), [drafter], rounds=3000)
     assert np.mean(result.by_round[:300]) < 1.1 * PLAIN_S
     late = result.by_round[-500:]
@@ -253,22 +262,23 @@ def test_a_text_that_becomes_easy_is_noticed() -> None:
 
 def test_a_text_that_becomes_hard_is_noticed() -> None:
     clock = Clock()
-    drafter = Guessing(clock, 0.1, lambda number: 0.9 if number < 500 else 0.0)
+    drafter = DraftingAtCost(clock, 0.1, lambda number: 0.9 if number < 500 else 0.0)
     result = simulate(clock, policy_of(clock), [drafter], rounds=1500)
     assert np.mean(result.plans[:500]) > 4
     lost = sum(result.by_round[500:]) - 1000 * PLAIN_S
     assert lost < 0.05 * 1000
 
 
-def test_one_slow_guess_is_no_slow_draft() -> None:
-    """The machine paused for a minute: a mean over guesses would take hundreds to forget that."""
+def test_one_slow_draft_token_is_no_slow_draft() -> None:
+    """The machine paused for a minute: a mean over draft tokens would take hundreds to forget
+    that."""
     clock = Clock()
-    drafter = Guessing(clock, 0.1, 0.8)
+    drafter = DraftingAtCost(clock, 0.1, 0.8)
     policy = policy_of(clock)
     simulate(clock, policy, [drafter], rounds=100)
-    clock_before, drafter.guess_s = drafter.guess_s, 60.0
+    clock_before, drafter.token_s = drafter.token_s, 60.0
     simulate(clock, policy, [drafter], rounds=1)
-    drafter.guess_s = clock_before
+    drafter.token_s = clock_before
     asked = len(drafter.asked)
     simulate(clock, policy, [drafter], rounds=1200)
     assert len(drafter.asked) - asked > 100
@@ -278,7 +288,7 @@ def test_a_machine_that_becomes_slower_sends_no_drafter_to_rest() -> None:
     """Three times, at once, and with noise: plain steps have become as slow, which is only not
     known yet."""
     clock = Clock()
-    policy, drafter = policy_of(clock, free={"draft"}), Guessing(clock, 0.0, 0.62)
+    policy, drafter = policy_of(clock, free={"draft"}), DraftingAtCost(clock, 0.0, 0.62)
 
     def slower(number: int) -> float:
         return 3.0 if number // 200 % 2 else 1.0
@@ -289,17 +299,19 @@ def test_a_machine_that_becomes_slower_sends_no_drafter_to_rest() -> None:
 
 def test_a_machine_that_slept_says_nothing_about_its_draft() -> None:
     clock = Clock()
-    drafter = Guessing(clock, 0.1, 0.8)
+    drafter = DraftingAtCost(clock, 0.1, 0.8)
     simulate(clock, policy_of(clock), [drafter], rounds=300, pause_at=100)
     assert len(drafter.asked) > 290
 
 
 def test_nor_does_one_that_slept_outside_of_a_pass() -> None:
     clock = Clock()
-    policy, drafter = policy_of(clock), Guessing(clock, 1.5, 0.0)
+    policy, drafter = policy_of(clock), DraftingAtCost(clock, 1.5, 0.0)
     simulate(clock, policy, [], rounds=1, around_s=3600)
     simulate(clock, policy, [drafter], rounds=100)
-    assert len(drafter.asked) <= 6  # a guess that is slower than a step is not worth a guess
+    assert (
+        len(drafter.asked) <= 6
+    )  # a draft token that is slower than a step is not worth a draft token
 
 
 def test_a_drafter_that_has_won_rests_shortly_again() -> None:
@@ -330,17 +342,17 @@ def test_a_rest_wins_back_what_was_lost() -> None:
 def test_a_free_drafter_without_candidates_does_not_rest() -> None:
     """It takes hardly any time: noise alone must not send it away before the text repeats."""
     clock = Clock()
-    drafter = Guessing(clock, 1e-4, 0.9, candidates=0.0)
+    drafter = DraftingAtCost(clock, 1e-4, 0.9, candidates=0.0)
     simulate(clock, policy_of(clock), [drafter])
     assert len(drafter.asked) == ROUNDS
 
 
 @pytest.mark.parametrize("order", ["useless first", "useful first"])
 def test_of_several_drafters_each_is_judged_by_what_it_does(order: str) -> None:
-    """The one that is asked in vain rests, and the one that guesses after it goes on."""
+    """The one that is asked in vain rests, and the one that drafts after it goes on."""
     clock = Clock()
-    vain = Guessing(clock, 0.4, 0.0, name="vain", catch_up_s=0.01)
-    useful = Guessing(clock, 0.1, 0.85, name="useful")
+    vain = DraftingAtCost(clock, 0.4, 0.0, name="vain", catch_up_s=0.01)
+    useful = DraftingAtCost(clock, 0.1, 0.85, name="useful")
     drafters = [vain, useful] if order == "useless first" else [useful, vain]
     result = simulate(clock, policy_of(clock), drafters)
     assert len(useful.asked) > 0.85 * ROUNDS
@@ -348,11 +360,11 @@ def test_of_several_drafters_each_is_judged_by_what_it_does(order: str) -> None:
     assert PLAIN_S / result.token_s > 1.6
 
 
-def test_a_drafter_whose_rounds_are_better_is_asked_although_another_has_a_guess() -> None:
-    """A free guess that is barely worth its row stands back; a sure one does not."""
+def test_a_drafter_whose_rounds_are_better_is_asked_although_another_has_a_draft_token() -> None:
+    """A free draft token that is barely worth its row stands back; a sure one does not."""
     clock = Clock()
-    weak = Guessing(clock, 1e-4, 0.3, name="weak", candidates=0.7)
-    strong = Guessing(clock, 0.02, 0.9, name="strong")
+    weak = DraftingAtCost(clock, 1e-4, 0.3, name="weak", candidates=0.7)
+    strong = DraftingAtCost(clock, 0.02, 0.9, name="strong")
     simulate(clock, policy_of(clock), [weak, strong], rounds=600)
     assert len([number for number in strong.asked if number >= 300]) > 270
     weak.name = "sure"
@@ -367,12 +379,12 @@ def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
     clock = Clock()
     costs = RowCosts({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0, 7: 2.0, 8: 2.0})
     policy = AdaptivePolicy(costs, {}, {"draft"}, branches=False, clock=clock)
-    drafter = Guessing(clock, 0.0, 0.7)
+    drafter = DraftingAtCost(clock, 0.0, 0.7)
     drafter._acceptance = LearntAcceptance([0.7])
     assert len(policy.choose([drafter], 0, BUDGET).tree) == 4
 
 
-class Saying(Guessing):
+class Saying(DraftingAtCost):
     """Proposes a chain with given confidences, sampled or not."""
 
     def __init__(self, clock: Clock, confidence: Sequence[float], sampled: bool) -> None:
@@ -388,15 +400,18 @@ class Saying(Guessing):
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_sampled_row_is_kept_or_dropped_whatever_comes_behind_it(sampled: bool) -> None:
-    """What comes behind it depends on its token, and a sampled token must not be dropped for what
-    it is. Deterministic guesses may be: where the third row makes the second one cheap, say."""
+    """What comes after it depends on its token, and a sampled token must not be dropped for what
+    it is. Deterministic draft tokens may be: where the third row makes the second one cheap,
+    say."""
     clock = Clock()
     costs = RowCosts({1: 1.0, 2: 1.1, 3: 1.9, 4: 1.9})
     kept = []
     for last in (0.05, 0.99):
         policy = AdaptivePolicy(costs, {}, {"draft"}, branches=False, clock=clock)
         drafter = Saying(clock, [0.9, 0.62, last], sampled)
-        kept.append(len(policy.choose([drafter], 0, BUDGET).tree) >= 3)  # the second guess is in
+        kept.append(
+            len(policy.choose([drafter], 0, BUDGET).tree) >= 3
+        )  # the second draft token is in
     assert kept == [True, True] if sampled else kept == [False, True]
 
 
@@ -435,19 +450,19 @@ def test_the_faster_a_drafter_loses_the_longer_it_rests() -> None:
 
 
 def test_a_drafter_is_not_charged_for_the_time_of_another() -> None:
-    """Free guesses that come after a slow attempt would seem slow too."""
+    """Free draft tokens that come after a slow attempt would seem slow too."""
     clock = Clock()
-    slow = Guessing(clock, 0.5, 0.0, name="slow")
-    free = Guessing(clock, 1e-4, 0.5, name="free")
+    slow = DraftingAtCost(clock, 0.5, 0.0, name="slow")
+    free = DraftingAtCost(clock, 1e-4, 0.5, name="free")
     simulate(clock, policy_of(clock), [slow, free])
     assert len(slow.asked) < 0.1 * ROUNDS
     assert len(free.asked) > 0.9 * ROUNDS
 
 
-def test_what_drafters_learn_is_not_the_fault_of_the_one_that_guessed() -> None:
+def test_what_drafters_learn_is_not_the_fault_of_the_one_that_drafted() -> None:
     """All of them observe every round, asked or not."""
     clock = Clock()
-    drafter, policy = Guessing(clock, 0.1, 0.8), policy_of(clock)
+    drafter, policy = DraftingAtCost(clock, 0.1, 0.8), policy_of(clock)
     for _ in range(200):
         plan = policy.choose([drafter], 0, BUDGET)
         right = drafter.outcome(len(plan.tree) - 1)
@@ -479,24 +494,24 @@ def test_what_drafters_learn_is_not_the_fault_of_the_one_that_guessed() -> None:
 )
 def test_a_plain_round_says_why(drafters: int, budget: Budget, reason: PlainReason) -> None:
     clock = Clock()
-    nothing = [Guessing(clock, 0.1, 0.5, candidates=0.0) for _ in range(drafters)]
+    nothing = [DraftingAtCost(clock, 0.1, 0.5, candidates=0.0) for _ in range(drafters)]
     plan = policy_of(clock).choose(nothing, 7, budget)
     assert plan.plain_reason == reason and plan.tree.tokens.tolist() == [7]
 
 
-def test_a_guess_that_is_too_unlikely_is_below_break_even() -> None:
+def test_a_draft_token_that_is_too_unlikely_is_below_break_even() -> None:
     clock = Clock()
-    drafter = Guessing(clock, 0.01, 0.0)
+    drafter = DraftingAtCost(clock, 0.01, 0.0)
     for _ in range(400):
         drafter._acceptance.observe(0, False)
     plan = policy_of(clock).choose([drafter], 0, BUDGET)
     assert plan.plain_reason == PlainReason.BELOW_BREAK_EVEN
 
 
-def test_the_budget_tells_a_drafter_how_likely_its_guesses_have_to_be() -> None:
-    """What a guess and its row cost, over the time of a token."""
+def test_the_budget_tells_a_drafter_how_likely_its_draft_tokens_have_to_be() -> None:
+    """What a draft token and its row cost, over the time of a token."""
     clock = Clock()
-    drafter = Guessing(clock, 0.25, 0.9)
+    drafter = DraftingAtCost(clock, 0.25, 0.9)
     policy_of(clock, {"draft": 0.25}).choose([drafter], 0, Budget(5, 9, probes=False))
     [budget] = drafter.budgets
     assert (budget.num_draft_tokens, budget.num_rows) == (5, 9)
@@ -504,11 +519,11 @@ def test_the_budget_tells_a_drafter_how_likely_its_guesses_have_to_be() -> None:
     assert budget.min_reach == pytest.approx(0.25 + SLOPE)
 
 
-def test_slow_rounds_do_not_lower_what_guesses_have_to_win() -> None:
-    """A guess is worth a token's time at the better of the rate and plain steps; otherwise
+def test_slow_rounds_do_not_lower_what_draft_tokens_have_to_win() -> None:
+    """A draft token is worth a token's time at the better of the rate and plain steps; otherwise
     losses would call for more of what caused them."""
     clock = Clock()
-    drafter = Guessing(clock, 0.25, 0.0)
+    drafter = DraftingAtCost(clock, 0.25, 0.0)
     policy = policy_of(clock, {"draft": 0.25})
     simulate(clock, policy, [drafter], rounds=40, around_s=0.0)
     assert min(budget.min_reach for budget in drafter.budgets if budget.num_draft_tokens > 1) > 0.33
@@ -518,12 +533,12 @@ def test_the_same_rounds_make_the_same_plans() -> None:
     results = []
     for _ in range(2):
         clock = Clock()
-        drafters = [Guessing(clock, 0.1, 0.6), Guessing(clock, 0.3, 0.5, name="other")]
+        drafters = [DraftingAtCost(clock, 0.1, 0.6), DraftingAtCost(clock, 0.3, 0.5, name="other")]
         results.append(simulate(clock, policy_of(clock), drafters, rounds=500))
     assert results[0] == results[1]
 
 
-class Sampling(Guessing):
+class Sampling(DraftingAtCost):
     """Offers siblings, and takes the shape that it is asked for."""
 
     def __init__(self, clock: Clock, acceptance: Sequence[float]) -> None:
@@ -557,7 +572,7 @@ def test_a_shape_follows_what_is_learnt() -> None:
     assert drafter.budgets[-1].shape == (-1, 0, 1, 2)
 
 
-def test_samples_are_asked_for_in_the_best_shape_where_guesses_may_branch() -> None:
+def test_samples_are_asked_for_in_the_best_shape_where_draft_tokens_may_branch() -> None:
     clock = Clock()
     costs = RowCosts({1: 1.0, 4: 1.0, 5: 4.0, 8: 4.0})
     for branches, acceptance, shape in (

@@ -200,7 +200,8 @@ def with_row_noise(noise: Any) -> Any:
 
 
 def test_widths_whose_rows_depend_on_their_place_are_not_invariant() -> None:
-    """Padded plain steps score every token in row 0, guesses are scored in the rows behind it."""
+    """Padded plain steps score every token in row 0, draft tokens are scored in the rows after
+    it."""
     batch_invariance = measure_batch_invariance(
         with_row_noise(lambda row, width: 0.1 * row if width > 1 else 0.3), EXACT_WIDTHS
     )

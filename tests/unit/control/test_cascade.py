@@ -1,4 +1,5 @@
-"""Drafts that guess for drafts: the same guesses in fewer passes, and every level in step."""
+"""Drafts that draft for drafts: the same draft tokens in fewer passes, and every level in
+step."""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ def test_the_text_is_the_plain_one(name: str, params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("params", "sampled"), [(GREEDY, False), (SEEDED, False), (SEEDED, True)])
-def test_a_draft_guesses_the_same_with_and_without_levels_below(
+def test_a_draft_draft_tokens_the_same_with_and_without_levels_below(
     name: str, params: SamplingParams, sampled: bool
 ) -> None:
     alone, on_others = Recording(cascade("draft")), Recording(cascade(name))
@@ -171,17 +172,17 @@ def test_a_draft_guesses_the_same_with_and_without_levels_below(
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_levels_save_passes_where_tokens_are_sampled(sampled: bool) -> None:
-    """By taking part in the draft's races, or by guessing what is likeliest."""
+    """By taking part in the draft's races, or by drafting what is likeliest."""
     draft, small = CountingModel(sharp()), CountingModel(sharp())
     params = SamplingParams(temperature=1.0 if sampled else 6.0, seed=5)
     drafter = Recording(on_top(draft, [on_top(small)]))
     write([drafter], params, sampled, count=120)
-    guesses = sum(len(tree) - 1 for tree in drafter.trees)
-    assert guesses > 40 and draft.passes < 0.5 * guesses
+    draft_tokens = sum(len(tree) - 1 for tree in drafter.trees)
+    assert draft_tokens > 40 and draft.passes < 0.5 * draft_tokens
 
 
-def test_levels_save_passes_where_they_guess_well() -> None:
-    """A text that repeats itself is guessed in one pass of each model."""
+def test_levels_save_passes_where_they_draft_token_well() -> None:
+    """A text that repeats itself is drafted in one pass of each model."""
 
     def repeats(tokens: tuple[int, ...]) -> np.ndarray:
         logits = np.zeros(VOCAB, np.float32)
@@ -269,17 +270,17 @@ def test_a_level_is_retracted_with_the_draft_above_it() -> None:
     draft = on_top(models()[0], [small])
     draft.begin(PROMPT)
     draft.propose(PROMPT[-1], Budget(6, 64, branches=False))
-    assert draft._text.guesses == small._text.guesses == []
+    assert draft._text.draft_tokens == small._text.draft_tokens == []
     verdict = Verdict((7, 8, 9), (1, 2), False)
     tree = TokenTree.chain(PROMPT[-1], [7, 8])
     draft.assume(tree, Forward(np.zeros((3, VOCAB), np.float32)), verdict)
     level = level_below(small)
     assert level is not None
     [suffix] = level._drafters
-    assert draft._text.guesses == small._text.guesses == [7, 8, 9]
+    assert draft._text.draft_tokens == small._text.draft_tokens == [7, 8, 9]
     assert isinstance(suffix, SuffixDrafter) and len(suffix._assumed) == 3
     draft.retract(2)
-    assert draft._text.guesses == small._text.guesses == [7, 8]
+    assert draft._text.draft_tokens == small._text.draft_tokens == [7, 8]
     assert len(suffix._assumed) == 2
 
 
@@ -321,7 +322,7 @@ class Clock:
 
 @pytest.mark.parametrize(("useful", "most", "least"), [(False, 60, 1), (True, 1000, 300)])
 def test_a_level_that_wins_nothing_rests(useful: bool, most: int, least: int) -> None:
-    """Its guesses take a third of a pass of the draft: with nothing right that is a loss."""
+    """Its draft tokens take a third of a pass of the draft: with nothing right that is a loss."""
     clock = Clock()
     draft = CountingModel(sharp())
     small = CountingModel(sharp(0 if useful else 9))
@@ -352,7 +353,7 @@ def test_a_level_that_wins_nothing_rests(useful: bool, most: int, least: int) ->
         assert clock.now < 1.05 * (written + written / 8 * 0.1)  # catching up has a row more
 
 
-def test_guesses_that_the_draft_cannot_read_are_not_shown_to_it() -> None:
+def test_draft_tokens_that_the_draft_cannot_read_are_not_shown_to_it() -> None:
     """The target writes tokens that its draft lacks; suffix lookup below the draft knows them."""
     draft = CountingModel(sharp())
     drafter = on_top(draft, [SuffixDrafter()], vocab_size=VOCAB + 8)

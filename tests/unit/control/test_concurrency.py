@@ -29,13 +29,13 @@ def rows(policy: SharedPolicy, drafters: Sequence[Drafter], budget: Budget = ALL
 
 @pytest.fixture
 def chain(tree_drafter: Any) -> Any:
-    """Always guesses as much as it may."""
+    """Always drafts as much as it may."""
 
-    def guess(text: tuple[int, ...], budget: Budget) -> tuple[list[int], range]:
+    def candidate(text: tuple[int, ...], budget: Budget) -> tuple[list[int], range]:
         count = budget.num_draft_tokens
         return [2] * count, range(count)
 
-    return tree_drafter(guess)
+    return tree_drafter(candidate)
 
 
 def test_load_counts_who_is_inside_from_any_thread() -> None:
@@ -85,12 +85,12 @@ def test_a_budget_that_is_smaller_stays_as_it_is(chain: Any) -> None:
 
 
 def test_where_branches_may_grow_the_rows_are_limited_too(tree_drafter: Any) -> None:
-    def guess(text: tuple[int, ...], budget: Budget) -> tuple[range, list[int]]:
+    def candidate(text: tuple[int, ...], budget: Budget) -> tuple[range, list[int]]:
         return range(budget.num_rows - 1), [0] * (budget.num_rows - 1)
 
     load = Concurrency()
     load.active = 2
-    assert len(rows(SharedPolicy(FixedPolicy(), load, 6), [tree_drafter(guess)]).tree) == 3
+    assert len(rows(SharedPolicy(FixedPolicy(), load, 6), [tree_drafter(candidate)]).tree) == 3
 
 
 def test_exact_mode_pads_what_is_left(chain: Any) -> None:

@@ -152,7 +152,7 @@ def test_expected_tokens_are_leviathans(alpha: float, count: int) -> None:
     assert expected_tokens([alpha] * count) == pytest.approx(expected)
 
 
-def test_expected_tokens_of_unequal_guesses() -> None:
+def test_expected_tokens_of_unequal_draft_tokens() -> None:
     assert expected_tokens([0.5, 0.4, 1.0]) == pytest.approx(1 + 0.5 + 0.2 + 0.2)
     assert expected_tokens([0.0, 1.0]) == 1
 
@@ -263,7 +263,7 @@ def test_further_rows_may_become_dearer_than_the_first(first: float, further: fl
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_where_one_width_was_seen_the_others_follow_it(rows: int) -> None:
-    """The better of two guesses: most of what slows one pass down slows all of them down."""
+    """The better of two draft tokens: most of what slows one pass down slows all of them down."""
     costs, before = RowCosts(SECONDS), RowCosts(SECONDS)
     for _ in range(100):
         costs.observe(rows, 1.5 * before.at(rows))

@@ -50,7 +50,7 @@ class NoisyModel(ScriptedModel):
 
 
 class Knowing:
-    """Guesses the text that plain decoding writes."""
+    """Drafts the text that plain decoding writes."""
 
     name = "knowing"
 
@@ -98,7 +98,7 @@ def test_a_model_of_which_no_width_is_invariant_is_replayed() -> None:
     assert speculation_factory(batch_invariance).min_rows == 1
 
 
-def test_replayed_text_is_plain_text_and_mostly_guessed() -> None:
+def test_replayed_text_is_plain_text_and_mostly_drafted() -> None:
     differing = 0
     for prompt in PROMPTS:
         plain, _ = decoded(prompt, [], SamplingParams())

@@ -10,13 +10,15 @@ import pytest
 from edge_spec.control.overlap import OverlapTrial
 from edge_spec.core.metrics import DraftCounts, PlainReason, RoundStats
 
-Seconds = Callable[[bool, int, int], float]  # of a round: with it or not, its guesses, its number
+Seconds = Callable[
+    [bool, int, int], float
+]  # of a round: with it or not, its draft tokens, its number
 
 
-def round_stats(seconds: float, guesses: int, plain: bool = False) -> RoundStats:
+def round_stats(seconds: float, draft_tokens: int, plain: bool = False) -> RoundStats:
     return RoundStats(
-        num_rows=1 + guesses,
-        num_draft_tokens=guesses,
+        num_rows=1 + draft_tokens,
+        num_draft_tokens=draft_tokens,
         num_accepted=0,
         num_tokens=1,
         plain_reason=PlainReason.NO_CANDIDATE if plain else None,
@@ -24,7 +26,7 @@ def round_stats(seconds: float, guesses: int, plain: bool = False) -> RoundStats
         draft_s=0.0,
         forward_s=seconds,
         total_s=seconds,
-        by_drafter={"draft-model": DraftCounts(guesses, 0)},
+        by_drafter={"draft-model": DraftCounts(draft_tokens, 0)},
     )
 
 
@@ -32,19 +34,19 @@ def run(trial: OverlapTrial, seconds: Seconds, rounds: int, seed: int = 1) -> li
     """Which rounds had it."""
     random, ways = Random(seed), []
     for number in range(rounds):
-        guesses = random.randint(1, 4)
+        draft_tokens = random.randint(1, 4)
         ways.append(trial.on)
-        trial.observe(round_stats(seconds(trial.on, guesses, number), guesses))
+        trial.observe(round_stats(seconds(trial.on, draft_tokens, number), draft_tokens))
     return ways
 
 
 def noisy(with_it: float, seed: int = 2) -> Seconds:
-    """Times by guesses, `with_it` times as long with overlap, and some of them far off."""
+    """Times by draft tokens, `with_it` times as long with overlap, and some of them far off."""
     random = Random(seed)
 
-    def seconds(on: bool, guesses: int, number: int) -> float:
+    def seconds(on: bool, draft_tokens: int, number: int) -> float:
         factor = random.gauss(1.0, 0.05) * (30.0 if random.random() < 0.02 else 1.0)
-        return (1.0 + guesses) * (with_it if on else 1.0) * abs(factor)
+        return (1.0 + draft_tokens) * (with_it if on else 1.0) * abs(factor)
 
     return seconds
 
@@ -61,29 +63,29 @@ def test_the_faster_way_is_kept_and_the_other_is_tried_now_and_then(
 
 
 def test_what_makes_no_difference_is_left_out() -> None:
-    ways = run(OverlapTrial(), lambda on, guesses, number: 1.0 + guesses, 2000)
+    ways = run(OverlapTrial(), lambda on, draft_tokens, number: 1.0 + draft_tokens, 2000)
     assert ways[200:].count(True) < 0.1 * 1800
 
 
-def test_guesses_that_are_ready_in_some_rounds_count_as_often_as_they_are() -> None:
+def test_draft_tokens_that_are_ready_in_some_rounds_count_as_often_as_they_are() -> None:
     """Ready in two rounds of five, which then take half as long: 20 % faster on the whole, and the
     median round is no faster."""
     random = Random(3)
 
-    def seconds(on: bool, guesses: int, number: int) -> float:
+    def seconds(on: bool, draft_tokens: int, number: int) -> float:
         return 0.5 if on and random.random() < 0.4 else 1.0
 
     assert run(OverlapTrial(), seconds, 600)[200:].count(True) > 0.9 * 400
 
 
-def test_more_guesses_a_round_are_not_taken_for_a_slower_way() -> None:
-    """Times are compared at the same number of guesses: overlap makes more of them pay."""
+def test_more_draft_tokens_a_round_are_not_taken_for_a_slower_way() -> None:
+    """Times are compared at the same number of draft tokens: overlap makes more of them pay."""
     trial, random = OverlapTrial(), Random(4)
     ways = []
     for _ in range(600):
-        guesses = random.randint(3, 6) if trial.on else random.randint(1, 4)
+        draft_tokens = random.randint(3, 6) if trial.on else random.randint(1, 4)
         ways.append(trial.on)
-        trial.observe(round_stats((1 + guesses) * (0.85 if trial.on else 1.0), guesses))
+        trial.observe(round_stats((1 + draft_tokens) * (0.85 if trial.on else 1.0), draft_tokens))
     assert ways[200:].count(True) > 0.9 * 400
 
 
@@ -95,7 +97,7 @@ def test_it_changes_its_mind_when_the_machine_does() -> None:
 
 
 def test_the_first_round_of_a_block_belongs_to_none() -> None:
-    """Its guesses were made, or not, in the block before."""
+    """Its draft tokens were made, or not, in the block before."""
     trial = OverlapTrial()
     way, since = trial.on, 0
     for _ in range(200):

@@ -68,8 +68,8 @@ def test_rows_are_kept_while_they_are_likely_to_be_reached_and_right(
     assert plan.plain_reason == (PlainReason.BELOW_BREAK_EVEN if kept == 1 else None)
 
 
-def test_the_first_drafter_with_a_likely_guess_is_taken() -> None:
-    none, first, second = (Proposes(TokenTree.chain(0, guess)) for guess in ([], [1], [2]))
+def test_the_first_drafter_with_a_likely_draft_token_is_taken() -> None:
+    none, first, second = (Proposes(TokenTree.chain(0, candidate)) for candidate in ([], [1], [2]))
     unlikely = Proposes(TokenTree.chain(0, [3], [0.1]))
     plan = FixedPolicy().choose([none, unlikely, first, second], 0, BUDGET)
     assert plan.tree.tokens.tolist() == [0, 1]
@@ -104,7 +104,7 @@ def test_without_branches_needed_rows_stand_behind_the_chain_and_are_not_verifie
 
 
 def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None:
-    # Expected guesses: 0.5 for the first path, 0.45 + 0.45 * 0.9 for the second.
+    # Expected draft tokens: 0.5 for the first path, 0.45 + 0.45 * 0.9 for the second.
     tree = with_confidence([0, 0, 2], [0.5, 0.45, 0.9])
     for policy, budget in (
         (FixedPolicy(branches=False), BUDGET),
@@ -114,7 +114,7 @@ def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None
 
 
 @pytest.mark.parametrize(
-    ("guesses", "budget", "reason"),
+    ("draft tokens", "budget", "reason"),
     [
         (None, BUDGET, PlainReason.OFF),
         ([1], Budget(0, 20), PlainReason.BUDGET),
@@ -123,9 +123,9 @@ def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None
     ],
 )
 def test_a_plain_round_says_why(
-    guesses: list[int] | None, budget: Budget, reason: PlainReason | None
+    draft_tokens: list[int] | None, budget: Budget, reason: PlainReason | None
 ) -> None:
-    drafters = [] if guesses is None else [Proposes(TokenTree.chain(0, guesses))]
+    drafters = [] if draft_tokens is None else [Proposes(TokenTree.chain(0, draft_tokens))]
     plan = FixedPolicy().choose(drafters, 0, budget)
     assert plan.plain_reason == reason
     assert (len(plan.tree) == 1) == (reason is not None)
@@ -193,7 +193,7 @@ def test_exact_mode_verifies_chains_only(make_tree: Any, parents: tuple[int, ...
     assert len(plan.tree) == tree.depths.max() + 1  # equally likely rows: the longest path
 
 
-def test_exact_mode_says_why_a_round_whose_guesses_do_not_fit_is_plain() -> None:
+def test_exact_mode_says_why_a_round_whose_draft_tokens_do_not_fit_is_plain() -> None:
     drafter = Proposes(TokenTree.chain(0, [1, 2]))
     plan = ExactPolicy(FixedPolicy(), (1, 8)).choose([drafter], 0, Budget(2, 3))
     assert len(plan.tree) == 1

@@ -90,7 +90,7 @@ def test_no_tree_commits_more_tokens_a_second(
         ([], {1: 1.0, 8: 1.1}, 0.01),
     ],
 )
-def test_nothing_is_guessed_where_nothing_pays(
+def test_nothing_is_drafted_where_nothing_pays(
     acceptance: list[float], seconds: dict[int, float], pass_s: float
 ) -> None:
     assert best_shape(acceptance, RowCosts(seconds), pass_s, 16, 8) == (-1,)

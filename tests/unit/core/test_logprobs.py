@@ -1,4 +1,4 @@
-"""Log probabilities: the model's own, beside the right tokens, with and without guessing."""
+"""Log probabilities: the model's own, beside the right tokens, with and without drafting."""
 
 from __future__ import annotations
 

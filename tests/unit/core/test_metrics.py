@@ -59,7 +59,7 @@ def test_without_rounds_nothing_is_claimed() -> None:
     assert stats.predicted_per_second == 0
 
 
-def test_without_guesses_there_is_no_acceptance_rate() -> None:
+def test_without_draft_tokens_there_is_no_acceptance_rate() -> None:
     stats = Stats()
     stats.observe(round_stats(reason=PlainReason.OFF))
     assert stats.acceptance_rate is None
@@ -83,7 +83,7 @@ def test_the_plain_rate_follows_recent_rounds() -> None:
     assert rate.tokens_per_second == pytest.approx(50)
 
 
-def test_guesses_that_were_ready_count_where_they_were_verified() -> None:
+def test_draft_tokens_that_were_ready_count_where_they_were_verified() -> None:
     stats = Stats()
     stats.observe(replace(round_stats(4, 2), anticipated=True))
     stats.observe(round_stats(4, 2))

@@ -117,7 +117,7 @@ def test_the_likeliest_rows_are_needed_or_likelier_than_all_others(
 
 
 @given(tree=rated_trees(), num_rows=st.integers(1, 10), limit=st.integers(0, 9))
-def test_the_chain_with_most_expected_guesses_comes_first(
+def test_the_chain_with_most_expected_draft_tokens_comes_first(
     tree: TokenTree, num_rows: int, limit: int
 ) -> None:
     min_reach = limit / 10 + 0.05  # away from the tenths, where float32 would decide
@@ -135,7 +135,7 @@ def test_the_chain_with_most_expected_guesses_comes_first(
     likely = [row for row in range(len(tree)) if expected(row) >= best - 1e-6]
     paths = [[r for r in tree.path(row) if not r or chance(tree, r) >= min_reach] for row in likely]
     assert any(rows[: len(path)] == path[:num_rows] for path in paths)
-    # Behind it all rows that are needed, as far as there is room, and no others.
+    # After it all rows that are needed, as far as there is room, and no others.
     chain = max(len(path) for path in paths if rows[: len(path)] == path[:num_rows])
     needed = {row for row, wanted in enumerate(tree.required) if wanted}
     assert set(rows[chain:]) <= needed

@@ -26,7 +26,7 @@ def test_the_documented_drafter_drafts(decode: Any, scripted: Any, tmp_path: Pat
     drafter = GuardedDrafter(module.make(DrafterContext(9)), 9)
     run = decode(scripted(2, [1, 2] * 6, vocab_size=9), [1, 2], [drafter], max_tokens=10)
     assert run.tokens == [1, 2] * 5 and drafter.fault is None
-    assert sum(stats.num_accepted for stats in run.rounds) == 5  # a guess of 0.5 a round
+    assert sum(stats.num_accepted for stats in run.rounds) == 5  # a draft token of 0.5 a round
     model = ScriptedModel(random_logits(9), 9)
     wrong = decode(model, [1], [drafter], max_tokens=20)
     assert wrong.tokens == decode(model, [1], max_tokens=20).tokens and drafter.fault is None

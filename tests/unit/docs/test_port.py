@@ -93,8 +93,8 @@ class Round:
         self.case = case
         self.tokens: list[int] = []
         self.accepted: list[int] = []
-        self._guesses = case["tree"]["tokens"]
-        self._sampled_from = case["tree"].get("draft_probs", [None] * len(self._guesses))
+        self._draft_tokens = case["tree"]["tokens"]
+        self._sampled_from = case["tree"].get("draft_probs", [None] * len(self._draft_tokens))
         self._keys = [int(key) for key in case["draws"]["position_keys"]]
         self._acceptance = iter(case["draws"]["acceptance"])
         self._recovery = iter(case["draws"]["recovery"])
@@ -117,7 +117,7 @@ class Round:
                 token = probs.index(1.0)
             else:
                 token = winner(self._keys[len(self.tokens)], probs)
-            row = next((child for child in children if self._guesses[child] == token), None)
+            row = next((child for child in children if self._draft_tokens[child] == token), None)
             self.write(token, row)
         assert [*self._acceptance, *self._recovery] == []
 
@@ -132,9 +132,9 @@ class Round:
             above = below[0]
             rows.append(above)
         weights, targets, numbers = [1.0], [], []
-        for before, guess in zip([row, *rows], rows, strict=False):
-            p, q = self.target(before), self._sampled_from[guess]
-            token = self._guesses[guess]
+        for before, candidate in zip([row, *rows], rows, strict=False):
+            p, q = self.target(before), self._sampled_from[candidate]
+            token = self._draft_tokens[candidate]
             ratio = weights[-1] * p[token] / q[token] if q[token] else 0.0
             weights.append(min(1.0, ratio))
             targets.append((p, q))
@@ -143,7 +143,7 @@ class Round:
         numbers = [next(self._acceptance) for _ in targets]
         if numbers[-1] < weights[-1]:
             for each in rows:
-                self.write(self._guesses[each], each)
+                self.write(self._draft_tokens[each], each)
             return rows[-1]
         for count in range(len(targets) - 1, -1, -1):
             p, q = targets[count]
@@ -152,7 +152,7 @@ class Round:
             if count == 0 or numbers[count - 1] * (mass + 1 - weights[count]) < mass:
                 break
         for each in rows[:count]:
-            self.write(self._guesses[each], each)
+            self.write(self._draft_tokens[each], each)
         self.write(drawn(rest if mass else p, next(self._recovery)), None)
         return None
 
@@ -160,7 +160,7 @@ class Round:
         rest = self.target(row)
         q = next(probs for child in children if (probs := self._sampled_from[child]))
         for child in children:
-            token = self._guesses[child]
+            token = self._draft_tokens[child]
             sampled = self._sampled_from[child] is not None
             if sampled and q[token] == 0:
                 continue

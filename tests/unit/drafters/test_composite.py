@@ -1,4 +1,5 @@
-"""Several drafters as one: merged trees keep every path, and each learns from its own guesses."""
+"""Several drafters as one: merged trees keep every path, and each learns from its own draft
+tokens."""
 
 from __future__ import annotations
 
@@ -98,8 +99,10 @@ def test_the_merged_tree_accepts_what_any_of_its_trees_would(
     longest = 0
     for each in trees:  # of equal siblings any may be right
         for path in paths(each):
-            guesses = path[1:]
-            longest = max(longest, len(guesses) * (list(guesses) == text[: len(guesses)]))
+            draft_tokens = path[1:]
+            longest = max(
+                longest, len(draft_tokens) * (list(draft_tokens) == text[: len(draft_tokens)])
+            )
     merged = merge_rows(9, trees)
     assert accepted(tree_of(merged, [0.5] * len(merged))) == longest
 
@@ -145,7 +148,7 @@ def test_every_drafter_sees_the_prompt_and_each_outcome() -> None:
     assert first.seen == second.seen == [(5, 0), (tree, verdict)]
 
 
-def test_no_guess_is_a_plain_round() -> None:
+def test_no_draft_token_is_a_plain_round() -> None:
     composite = CompositeDrafter([Proposes("none", TokenTree.chain(0))])
     assert len(composite.propose(0, BUDGET)) == 1
 

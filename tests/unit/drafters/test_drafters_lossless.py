@@ -37,7 +37,7 @@ policies = st.builds(
 )
 fills, seeds = st.sampled_from(JacobiInit), st.integers(0, 100)
 sizes = st.builds(
-    WindowSize, width=st.integers(1, 5), ngram=st.integers(2, 5), guesses=st.integers(1, 4)
+    WindowSize, width=st.integers(1, 5), ngram=st.integers(2, 5), draft_tokens=st.integers(1, 4)
 )
 suffix, recycling = st.builds(SuffixDrafter), st.builds(RecyclingDrafter)
 lookahead = st.builds(LookaheadDrafter, size=sizes, fill=fills, seed=seeds)

@@ -1,4 +1,4 @@
-"""Growing trees best first, and learning how likely guesses are."""
+"""Growing trees best first, and learning how likely draft tokens are."""
 
 from __future__ import annotations
 

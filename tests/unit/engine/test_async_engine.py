@@ -213,7 +213,7 @@ def test_a_cancel_that_comes_while_a_stream_is_closed_is_not_lost(
             await stream.aclose()
 
         task = asyncio.create_task(leave())
-        while llm._thread._work_queue.empty():  # what ends the stream waits behind that
+        while llm._thread._work_queue.empty():  # what ends the stream waits after that
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.sleep(0)  # the task gets it

@@ -22,14 +22,14 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder, Origin
 from edge_spec.testing import ScriptedModel, random_logits
 
-Guesses = tuple[list[int], list[int]]  # tokens and the rows of their parents
+Candidates = tuple[list[int], list[int]]  # tokens and the rows of their parents
 PROMPT = [1, 2, 0, 1]
 
 
 def branching(model: ScriptedModel, seed: int) -> Any:
     """Random trees, half of whose tokens are the target's choice; siblings may be equal."""
 
-    def guess(text: tuple[int, ...], budget: Budget) -> Guesses:
+    def candidate(text: tuple[int, ...], budget: Budget) -> Candidates:
         rng = np.random.default_rng([seed, len(text)])
         paths, tokens, parents = [text], [], []
         for row in range(rng.integers(0, min(12, budget.num_rows))):
@@ -41,29 +41,29 @@ def branching(model: ScriptedModel, seed: int) -> Any:
             paths.append((*paths[parent], token))
         return tokens, parents
 
-    return guess
+    return candidate
 
 
 def adversarial(model: ScriptedModel, seed: int) -> Any:
     """The least likely tokens, as a chain with a sibling at each depth."""
 
-    def guess(text: tuple[int, ...], budget: Budget) -> Guesses:
+    def candidate(text: tuple[int, ...], budget: Budget) -> Candidates:
         order = model.next_logits(text).argsort().tolist()
         rows = min(6, budget.num_rows - 1)
         return [order[row % 2] for row in range(rows)], [row // 2 * 2 for row in range(rows)]
 
-    return guess
+    return candidate
 
 
 def right_then_wrong(script: Sequence[int], start: int, right: int, wrong: int = 0) -> Any:
     """A chain of the next `right` tokens of a script that begins at `start`, then wrong ones."""
 
-    def guess(text: tuple[int, ...], budget: Budget) -> Guesses:
+    def candidate(text: tuple[int, ...], budget: Budget) -> Candidates:
         ahead = list(script[len(text) - start :][:right]) + [99] * wrong
         ahead = ahead[: budget.num_draft_tokens]
         return ahead, list(range(len(ahead)))
 
-    return guess
+    return candidate
 
 
 @pytest.mark.parametrize("kind", [branching, adversarial])
@@ -114,7 +114,7 @@ def test_origins_tell_how_each_token_came_about(
     run = decode(model, [1, 2], [drafter], max_tokens=7)
     accepted, plain = (Origin.ACCEPTED, "test"), (Origin.PLAIN, "")
     recovered, bonus = (Origin.RECOVERED, ""), (Origin.BONUS, "")
-    # The last round has one token left to write and therefore no guess.
+    # The last round has one token left to write and therefore no draft token.
     assert [token[1:3] for token in run.decoded] == [accepted, accepted, recovered] * 2 + [plain]
     drafter = tree_drafter(right_then_wrong(SCRIPT, start=2, right=3))
     run = decode(model, [1, 2], [drafter], max_tokens=4)
@@ -169,7 +169,7 @@ def test_max_tokens_is_exact(
     assert run.session.length == 1 + max_tokens
 
 
-def test_guesses_beyond_the_budget_are_cut_at_max_tokens(
+def test_draft_tokens_beyond_the_budget_are_cut_at_max_tokens(
     decode: Any, greedy: Any, tree_drafter: Any
 ) -> None:
     model = ScriptedModel(random_logits(4), 4)
@@ -215,10 +215,10 @@ def test_the_budget_never_exceeds_what_is_left(
 
 def test_each_plain_round_says_why(decode: Any, scripted: Any, tree_drafter: Any) -> None:
     model = scripted(2, SCRIPT)
-    no_guess = tree_drafter(lambda text, budget: ([], []))
+    no_draft_token = tree_drafter(lambda text, budget: ([], []))
     reasons = [stats.plain_reason for stats in decode(model, [1, 2], max_tokens=2).rounds]
     assert reasons == [PlainReason.OFF] * 2
-    reasons = [s.plain_reason for s in decode(model, [1, 2], [no_guess], max_tokens=3).rounds]
+    reasons = [s.plain_reason for s in decode(model, [1, 2], [no_draft_token], max_tokens=3).rounds]
     assert reasons == [PlainReason.NO_CANDIDATE] * 2 + [PlainReason.BUDGET]
     drafter = tree_drafter(right_then_wrong(SCRIPT, start=2, right=1))
     rounds = decode(model, [1, 2], [drafter], max_tokens=3).rounds
@@ -240,7 +240,7 @@ def test_a_tree_may_leave_out_who_proposed_it(decode: Any, scripted: Any) -> Non
     assert run.tokens == [1, 2, 1, 2, 1, 2]
 
 
-def test_each_drafters_guesses_are_counted_also_where_they_agree(
+def test_each_drafters_draft_tokens_are_counted_also_where_they_agree(
     decode: Any, scripted: Any
 ) -> None:
     first, second = "first", "second"
@@ -268,13 +268,13 @@ def test_rows_beyond_those_to_verify_are_seen_by_drafters_and_never_accepted(
 
     class First(FixedPolicy):
         def choose(self, drafters: Any, pending: int, budget: Budget) -> RoundPlan:
-            guesses = SCRIPT[SCRIPT.index(pending) + 1 :] if pending in SCRIPT else SCRIPT
-            tree = TokenTree.chain(pending, guesses[:3], drafter="test")
+            draft_tokens = SCRIPT[SCRIPT.index(pending) + 1 :] if pending in SCRIPT else SCRIPT
+            tree = TokenTree.chain(pending, draft_tokens[:3], drafter="test")
             return RoundPlan(tree, None, num_verified=2)
 
     run = decode(scripted(2, SCRIPT), [1, 2], [Probing()], max_tokens=4, policy=First())
     assert run.tokens == SCRIPT[:4] and seen == [*SCRIPT[:3], *SCRIPT[2:5]]
-    assert [stats.num_tokens for stats in run.rounds] == [2, 2]  # one guess and one more
+    assert [stats.num_tokens for stats in run.rounds] == [2, 2]  # one draft token and one more
     assert [stats.num_draft_tokens for stats in run.rounds] == [1, 1]
     assert [token.origin for token in run.decoded] == [Origin.ACCEPTED, Origin.BONUS] * 2
     assert run.rounds[0].by_drafter == {"test": (1, 1)}

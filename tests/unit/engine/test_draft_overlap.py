@@ -139,7 +139,7 @@ def test_the_text_and_its_rounds_are_those_without(
         max_tokens=40,
         policy=FixedPolicy(max_draft_tokens=3, branches=branches),
     )
-    # Guesses are the same ones, only made earlier: so are all outcomes.
+    # Draft tokens are the same ones, only made earlier: so are all outcomes.
     outcomes = [(each.num_draft_tokens, each.num_accepted) for each in pair.rounds]
     assert outcomes == [(each.num_draft_tokens, each.num_accepted) for each in run.rounds]
     assert not any(each.anticipated for each in run.rounds)

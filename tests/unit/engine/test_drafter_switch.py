@@ -20,7 +20,7 @@ EOS = 258
 
 
 def repeating(tokens: tuple[int, ...]) -> Any:
-    """Writes "abc" over and over, which suffix lookup guesses."""
+    """Writes "abc" over and over, which suffix lookup draft tokens."""
     import numpy as np
 
     logits = np.zeros(260, np.float32)
@@ -169,14 +169,14 @@ def test_an_engine_names_the_drafters_that_it_can_have(
         engine.generate(PROMPT, max_tokens=2)
 
 
-def test_all_guesses_are_verified_for_a_while_and_plain_answers_may_lie_within(
+def test_all_draft_tokens_are_verified_for_a_while_and_plain_answers_may_lie_within(
     make_engine: Any, remembers_all: Any
 ) -> None:
-    """The model never writes what suffix lookup guesses, which a policy soon notices."""
+    """The model never writes what suffix lookup drafts, which a policy soon notices."""
     engine = make_engine(remembers_all())
     engine.set_drafter("suffix")
     expected = engine.generate(PROMPT, max_tokens=8)
-    with engine.verifying_all_guesses():
+    with engine.verifying_all_draft_tokens():
         with engine.without_drafting():
             assert engine.generate(PROMPT, max_tokens=8).stats.draft_n == 0
         engine.set_drafter("none")  # from the end of the block on

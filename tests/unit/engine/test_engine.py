@@ -245,7 +245,7 @@ def test_an_interrupt_while_closing_leaves_nothing_open(
 
 
 @pytest.mark.parametrize(("name", "counted"), [("suffix", False), ("draft-model", True)])
-def test_only_a_pairs_own_guesses_say_how_good_the_pair_is(
+def test_only_a_pairs_own_draft_tokens_say_how_good_the_pair_is(
     name: str, counted: bool, make_engine: Any, tmp_path: Path
 ) -> None:
     drafter = SuffixDrafter()

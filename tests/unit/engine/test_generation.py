@@ -28,13 +28,13 @@ def writes(scripted: Any, text: str | bytes, *, end: bool = True) -> ScriptedMod
 
 
 def script_drafter(tree_drafter: Any, text: str) -> Any:
-    """Guesses the next four bytes of the answer `text`."""
+    """Drafts the next four bytes of the answer `text`."""
 
-    def guess(context: tuple[int, ...], budget: Any) -> Any:
+    def candidate(context: tuple[int, ...], budget: Any) -> Any:
         ahead = list(text.encode()[len(context) - len(PROMPT) :][: min(4, budget.num_draft_tokens)])
         return ahead, range(len(ahead))
 
-    return tree_drafter(guess)
+    return tree_drafter(candidate)
 
 
 def joined(result: Any) -> str:
@@ -211,7 +211,7 @@ def test_speedup_is_only_claimed_after_plain_rounds(
     stats = engine.generate(list(PROMPT), max_tokens=20).stats
     assert stats.plain_rounds == 0 and stats.rounds == 4
     assert stats.speedup is None
-    drafter.guess = lambda context, budget: ([], [])
+    drafter.candidate = lambda context, budget: ([], [])
     assert engine.generate(list(PROMPT), max_tokens=5).stats.speedup is not None
 
 
@@ -228,7 +228,7 @@ def test_results_are_json(make_engine: Any, scripted: Any) -> None:
 def test_behind_a_stop_string_the_cache_holds_what_plain_decoding_holds(
     make_engine: Any, scripted: Any, tree_drafter: Any, stop: str
 ) -> None:
-    """The rows behind it would be reused by a prompt that goes on as the model did, where plain
+    """The rows after it would be reused by a prompt that goes on as the model did, where plain
     decoding reads them as a prompt."""
     held = []
     for drafters in ([], [script_drafter(tree_drafter, TEXT)]):

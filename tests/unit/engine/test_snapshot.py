@@ -120,7 +120,7 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
 def engine_with(make: Any, drafters: str) -> Engine:
     made = DRAFTERS[drafters]()
     draft = {"draft": made} if isinstance(made, Draft) else {"drafters": made}
-    engine: Engine = make(model=CountingModel(order=2), **draft)  # a text that can be guessed
+    engine: Engine = make(model=CountingModel(order=2), **draft)  # a text that can be drafted
     return engine
 
 
@@ -137,7 +137,7 @@ def test_a_restored_conversation_goes_on_as_the_original(
     engine.snapshot(path, {"messages": ["ü"]})
     assert other.restore(path) == {"messages": ["ü"]}
     expected, found = (each.generate(prompt, max_tokens=30, **options) for each in (engine, other))
-    assert found.tokens == expected.tokens  # with their origins: drafters guessed alike
+    assert found.tokens == expected.tokens  # with their origins: drafters drafted alike
     assert found.stats.cached_n == expected.stats.cached_n == len(begun) - 1
     assert found.stats.draft_n_accepted == expected.stats.draft_n_accepted
     assert drafters == "none" or found.stats.draft_n > 0

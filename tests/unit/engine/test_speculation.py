@@ -39,7 +39,7 @@ def speculation_factory(
 
 
 def branches(speculation: Speculation) -> bool:
-    """Whether a text that went on in two ways is guessed both ways."""
+    """Whether a text that went on in two ways is drafted both ways."""
     for drafter in speculation.drafters:
         drafter.begin([1, 2, 1, 3, 1])
     policy: Any = speculation.policy
@@ -57,7 +57,7 @@ def branches(speculation: Speculation) -> bool:
         ("suffix,recycling", EXACT_BRANCHES, True, 0.125),
     ],
 )
-def test_guesses_branch_only_where_that_changes_no_number(
+def test_draft_tokens_branch_only_where_that_changes_no_number(
     names: str, batch_invariance: BatchInvariance, branching: bool, margin: float
 ) -> None:
     speculation = speculation_factory(batch_invariance).choose(names)

@@ -74,15 +74,15 @@ def test_the_fastest_that_fits_is_the_first() -> None:
         ),
         (
             placement(place("llamacpp"), "none", 160.0, speedup=1.0),
-            "20% slower: nothing is guessed",
+            "20% slower: nothing is drafted",
         ),
         (
             placement(place("llamacpp"), "jacobi", 150.0, speedup=0.9375, acceptance=0.1),
-            "25% slower: its guesses are right too seldom here (10%)",
+            "25% slower: its draft tokens are right too seldom here (10%)",
         ),
         (
             placement(place("llamacpp"), "jacobi", 160.0, speedup=1.0, acceptance=None),
-            "20% slower: it found nothing to guess here",
+            "20% slower: it found nothing to draft here",
         ),
         (
             placement(place("llamacpp"), "lookahead", 180.0, speedup=1.125, row_share=0.25),
@@ -90,7 +90,7 @@ def test_the_fastest_that_fits_is_the_first() -> None:
         ),
         (
             placement(place("llamacpp"), "draft-model", 180.0, speedup=1.125, guess_share=0.5),
-            "10% slower: a guess takes 0.50 of a step",
+            "10% slower: a draft token takes 0.50 of a step",
         ),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_draft_agrees_where_it_prefers_the_text_s_token() -> None:
     assert agreements(Echo(), texts) == [[True, True, False, True], [True] * 70]
 
 
-def test_a_walk_accepts_up_to_the_first_miss_and_pays_for_all_guesses() -> None:
+def test_a_walk_accepts_up_to_the_first_miss_and_pays_for_all_draft_tokens() -> None:
     text, hits = recorded(0, 0, 0, 0, 0, 0), [True, False, True, True, True, True]
     found = walk([text], [hits], 2, 0.1, lambda rows, context: float(rows))
     # 1 of 2, with the recovered token: 2 tokens; then 2 of 2 with the bonus; then the last alone.
@@ -198,7 +198,7 @@ def test_a_walk_accepts_up_to_the_first_miss_and_pays_for_all_guesses() -> None:
     assert found.seconds == pytest.approx(3 + 3 + 1 + 4 * 0.1)
 
 
-def test_the_best_walk_guesses_more_where_rows_are_cheap_and_the_draft_is_good() -> None:
+def test_the_best_walk_draft_tokens_more_where_rows_are_cheap_and_the_draft_is_good() -> None:
     text = recorded(*[0] * 60)
     good, bad = [[True] * 60], [[True, False] * 30]
 
@@ -209,7 +209,7 @@ def test_the_best_walk_guesses_more_where_rows_are_cheap_and_the_draft_is_good()
     assert best_walk([text], bad, 0.3, cheap).num_guesses == 1
 
 
-def test_no_guesses_are_plain_decoding() -> None:
+def test_no_draft_tokens_are_plain_decoding() -> None:
     found = walk([recorded(0, 0, 0)], [[False] * 3], 0, 9.0, lambda rows, context: context * rows)
     assert (found.num_tokens, found.seconds, found.acceptance) == (3, 2 + 3 + 4, 0.0)
 

@@ -1,4 +1,4 @@
-"""Profiles: how they are measured on a disturbed machine, interpolated, kept, and made anew."""
+"""Profiles: how they are measured on a disturbed machine, interpolated, kept, and made again."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_time_is_what_passes_and_drafters_cost(recordings: list[Recording]) -> N
 
     [stats] = replay(recordings[:1], VOCAB, charged, pass_s)
     assert stats.verify_ms == pytest.approx(1e3 * sum(rows + 0.5 for rows, _ in asked))
-    # The last round has no room for a guess, and asks for none.
+    # The last round has no room for a draft token, and asks for none.
     drafting_s = 0.11 * stats.rounds - 0.01 + 0.001 * stats.draft_n
     assert stats.draft_ms == pytest.approx(1e3 * drafting_s, rel=0.02)
     assert stats.predicted_ms == pytest.approx(stats.draft_ms + stats.verify_ms)

@@ -247,7 +247,7 @@ class Release(Event):
 
 
 class Patience:
-    """A lock that is waited for without a limit, unless the pass behind it hangs: on a slow machine
+    """A lock that is waited for without a limit, unless the pass after it hangs: on a slow machine
     no other one is given up."""
 
     def __init__(self, worker: Any, hang: Release) -> None:
@@ -333,7 +333,7 @@ class InterruptedWait:
 
 
 def interrupted(session: Any) -> None:
-    """A pass goes on behind it."""
+    """A pass goes on after it."""
     session._worker._done = InterruptedWait(session._worker._done)
     with pytest.raises(KeyboardInterrupt):
         session.forward(TokenTree.chain(1))

@@ -1,4 +1,4 @@
-"""Answers of a given form: the form holds, and guessing changes nothing about the text."""
+"""Answers of a given form: the form holds, and drafting changes nothing about the text."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def compiler(byte_tokenizer: Any) -> GrammarCompiler:
 def test_the_answer_fits_its_schema_and_is_that_of_plain_decoding(
     make_engine: Any, remembers_all: Any, tree_drafter: Any, seed: int | None, kind: str
 ) -> None:
-    """The model's own text is random bytes. Guesses: of the schema, of an earlier answer, and ones
-    that the schema forbids."""
+    """The model's own text is random bytes. Draft tokens: of the schema, of an earlier answer, and
+    ones that the schema forbids."""
     sampling = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed)
     wrong = tree_drafter(lambda text, budget: ([ord("x"), ord("y")], [0, 1]))
     drafters = {"plain": [], "suffix": [SuffixDrafter()], "wrong": [wrong]}[kind]
@@ -111,7 +111,7 @@ def test_what_no_answer_can_be_is_refused_and_nothing_is_disturbed(
     assert len(running.finish().tokens) == 5
 
 
-def test_a_constraint_goes_ahead_along_guesses_and_back(compiler: GrammarCompiler) -> None:
+def test_a_constraint_goes_ahead_along_draft_tokens_and_back(compiler: GrammarCompiler) -> None:
     """In whatever order paths are asked for, the answer is that of a fresh matcher."""
     rng = np.random.default_rng(0)
     paths = [list(TEXT[:length]) for length in rng.integers(0, len(TEXT), 30)]
@@ -124,7 +124,7 @@ def test_a_constraint_goes_ahead_along_guesses_and_back(compiler: GrammarCompile
         if bytes(path) == TEXT[: len(path)]:
             assert expected[TEXT[len(path)]] and not expected[ord("x")]
         else:
-            assert expected.all()  # nothing behind it is ever written
+            assert expected.all()  # nothing after it is ever written
 
 
 def test_a_constraint_moves_with_the_text(compiler: GrammarCompiler) -> None:
@@ -148,7 +148,7 @@ def test_the_text_may_end_only_where_it_is_complete(compiler: GrammarCompiler) -
     assert asked.num_allowed([ord("a"), EOS, ord("b")]) == 2  # nothing follows the end
 
 
-def test_what_is_forced_is_guessed_as_far_as_the_budget_goes(compiler: GrammarCompiler) -> None:
+def test_what_is_forced_is_drafted_as_far_as_the_budget_goes(compiler: GrammarCompiler) -> None:
     from edge_spec.drafters.protocol import Budget
 
     sampler = Sampler(SamplingParams(), (), constraint=compiler.compile(PERSON))
@@ -160,7 +160,9 @@ def test_what_is_forced_is_guessed_as_far_as_the_budget_goes(compiler: GrammarCo
     assert drafter.propose(7, Budget(3, 20)).tokens.tolist() == [7, *spelled[:3]]
 
 
-def test_guesses_that_are_forbidden_are_cut_off(compiler: GrammarCompiler, make_tree: Any) -> None:
+def test_draft_tokens_that_are_forbidden_are_cut_off(
+    compiler: GrammarCompiler, make_tree: Any
+) -> None:
     asked = compiler.compile(Grammar.regex("a(b|c)d"))
     chain = make_tree(7, list(b"abx"), [0, 1, 2])
     assert permitted(chain, asked).tokens.tolist() == [7, *b"ab"]
@@ -169,7 +171,9 @@ def test_guesses_that_are_forbidden_are_cut_off(compiler: GrammarCompiler, make_
     assert left.tokens.tolist() == [7, *b"abcd"] and left.parents.tolist() == [-1, 0, 1, 1, 3]
 
 
-def test_sampled_guesses_are_never_cut_off_for_what_they_are(compiler: GrammarCompiler) -> None:
+def test_sampled_draft_tokens_are_never_cut_off_for_what_they_are(
+    compiler: GrammarCompiler,
+) -> None:
     """Dropping a sampled row for its own token would change the distribution of the text."""
     probs = np.full(VOCAB, 1 / VOCAB)
     tree = TokenTree(
@@ -202,9 +206,9 @@ def test_the_target_draws_from_what_is_allowed_in_its_own_proportions() -> None:
     expected /= expected.sum()
     counts = np.zeros(6)
     for _ in range(20_000):
-        guess = sampler.draw(draft, Purpose.DRAFT)
+        candidate = sampler.draw(draft, Purpose.DRAFT)
         tree = TokenTree(
-            np.array([0, guess], np.int32),
+            np.array([0, candidate], np.int32),
             np.array([-1, 0], np.int32),
             np.ones(2, np.float32),
             draft_probs=(None, draft),

@@ -337,9 +337,9 @@ def test_texts_stand_side_by_side_where_there_is_room() -> None:
 def test_tokens_are_marked_by_origin_and_counted() -> None:
     shown = plain(tokens_text(result("abcdef", "paarbp"), colours=False))
     assert shown.startswith("a[b][c]{d}<e>f\n")
-    assert "plain 2: written without a guess" in shown
+    assert "plain 2: written without a draft token" in shown
     assert "[accepted] 2" in shown and "{recovered} 1" in shown and "<bonus> 1" in shown
-    assert "right guesses of: suffix 2" in shown
+    assert "right draft tokens of: suffix 2" in shown
 
 
 def test_the_histogram_counts_every_round_and_shows_the_smallest() -> None:

@@ -1,7 +1,7 @@
 """Sampled text has the target's distribution, whoever drafts; broken rules fail the same test.
 
 The first LENGTH tokens are drawn many times with each drafter, and their joint frequencies are
-compared with the exact probabilities by a chi-squared test. Guesses are opposed to the target:
+compared with the exact probabilities by a chi-squared test. Draft tokens are opposed to the target:
 the prompt, the corpus and the cache continue with what it likes least.
 """
 
@@ -71,8 +71,8 @@ def opposed_text(model: ScriptedModel, length: int) -> list[int]:
 
 
 class OpposedDrafter:
-    """Guesses against the target: at each depth its least likely token, below which the tree goes
-    on; with branching also the second least likely and the likeliest, each with children."""
+    """Drafts against the target: at each depth its least likely token, below which the tree
+    goes on; with branching also the second least likely and the likeliest, each with children."""
 
     name = "opposed"
 
@@ -275,8 +275,10 @@ def test_the_samplers_own_numbers_make_the_same_distribution() -> None:
     assert p_value(model, drafter, (1, 0), text.PARAMS[1][1], verify, draws, numbers) > SMALLEST_P
 
 
-def likeliest_guess(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
-    """Broken: a guess that is the target's most probable token is always accepted."""
+def likeliest_draft_token(
+    tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler
+) -> int | None:
+    """Broken: a draft token that is the target's most probable token is always accepted."""
     best = int(logits[row].argmax())
     return best if best in tree.tokens[tree.children(row)] else None
 
@@ -302,16 +304,17 @@ def shared_draw(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler)
 
 
 def second_chance(tree: TokenTree, logits: np.ndarray, row: int, sampler: Sampler) -> int | None:
-    """Broken: a guess that is listed twice is tried twice, each time with its full probability."""
+    """Broken: a draft token that is listed twice is tried twice, each time with its full
+    probability."""
     probabilities = text.exact_probs(logits[row], sampler.params)
-    for attempt, guess in enumerate(np.repeat(tree.tokens[tree.children(row)], 2).tolist()):
+    for attempt, candidate in enumerate(np.repeat(tree.tokens[tree.children(row)], 2).tolist()):
         draws: Any = sampler._draws
-        if draws.at(12 + 8 * int(tree.depths[row]) + attempt) / 2**64 < probabilities[guess]:
-            return int(guess)
+        if draws.at(12 + 8 * int(tree.depths[row]) + attempt) / 2**64 < probabilities[candidate]:
+            return int(candidate)
     return None
 
 
-BROKEN = [likeliest_guess, not_unlikely, second_draw, shared_draw, second_chance]
+BROKEN = [likeliest_draft_token, not_unlikely, second_draw, shared_draw, second_chance]
 
 
 @pytest.mark.parametrize("meddle", BROKEN)

@@ -1,4 +1,4 @@
-"""How many sampled guesses are accepted, over all outcomes, against the papers' formulas."""
+"""How many sampled draft tokens are accepted, over all outcomes, against the papers' formulas."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_draft_of_other_tokens_is_never_right(shape: tuple[str, ...], rule: Si
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("draft", ["opposed", "smaller"])
-def test_one_guess_is_accepted_as_far_as_both_agree(draft: str, seed: int) -> None:
+def test_one_draft_token_is_accepted_as_far_as_both_agree(draft: str, seed: int) -> None:
     """Leviathan et al. 2023, theorem 3.5: the sum of the smaller of the two probabilities."""
     case = outcomes.Case(draft, ALL_TOKENS, 5, seed)
     p, q = both(case)
@@ -80,7 +80,7 @@ def test_one_guess_is_accepted_as_far_as_both_agree(draft: str, seed: int) -> No
 
 
 def token_wise(case: Any, length: int, path: Context = ()) -> float:
-    """How many guesses are accepted one by one (Leviathan et al. 2023)."""
+    """How many draft tokens are accepted one by one (Leviathan et al. 2023)."""
     if length == 0:
         return 0.0
     common = np.minimum(*both(case, path))
@@ -91,8 +91,8 @@ def token_wise(case: Any, length: int, path: Context = ()) -> float:
 
 
 def in_a_block(case: Any, length: int, path: Context = (), weight: float = 1.0) -> float:
-    """The same for a block: its first i guesses are accepted with the chance weights[i] (Sun et
-    al. 2024, lemma 3)."""
+    """The same for a block: its first i draft tokens are accepted with the chance weights[i] (Sun
+    et al. 2024, lemma 3)."""
     if length == 0:
         return 0.0
     p, q = both(case, path)
@@ -148,8 +148,8 @@ def test_k_seq_accepts_as_its_paper_says(k: int, draft: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("certain", [("c",), ("cc",)])
-def test_certain_guesses_are_accepted_as_likely_as_they_are(certain: tuple[str, ...]) -> None:
+def test_certain_draft_tokens_are_accepted_as_likely_as_they_are(certain: tuple[str, ...]) -> None:
     case = outcomes.Case("opposed", ALL_TOKENS, 4)
     p, q = both(case)
-    guesses = [(int(q.argmin()) + i) % 4 for i in range(len(certain[0]))]
-    assert accepted(case, certain) == pytest.approx(sum(p[guesses]), abs=ROUNDING)
+    draft_tokens = [(int(q.argmin()) + i) % 4 for i in range(len(certain[0]))]
+    assert accepted(case, certain) == pytest.approx(sum(p[draft_tokens]), abs=ROUNDING)

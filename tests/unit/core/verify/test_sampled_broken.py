@@ -64,16 +64,16 @@ class Argmax:
         self._length = len(shape)
 
     def tree(self, context: Context, sampler: Sampler) -> TokenTree:
-        guesses: list[int] = []
+        draft_tokens: list[int] = []
         probs: list[np.ndarray] = []
         for _ in range(self._length):
-            probs.append(self._probs((*context, *guesses)))
-            guesses.append(int(probs[-1].argmax()))
-        tree = TokenTree.chain(context[-1], guesses)
+            probs.append(self._probs((*context, *draft_tokens)))
+            draft_tokens.append(int(probs[-1].argmax()))
+        tree = TokenTree.chain(context[-1], draft_tokens)
         return replace(tree, draft_probs=(None, *probs))
 
 
-def test_a_chosen_guess_is_no_sample() -> None:
+def test_a_chosen_draft_token_is_no_sample() -> None:
     assert error(CHAIN, Argmax) > SHIFT
 
 
@@ -148,24 +148,24 @@ def test_k_seq_has_to_divide_by_rho(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("token_wise", [False, True])
 def test_a_block_has_a_residual_of_its_own(token_wise: bool) -> None:
     def rule(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
-        """Block verification; broken where a wrong guess is replaced as if it stood alone."""
-        guesses = tree.tokens[1:].tolist()
-        p = [sampler.probs(out.logits[i], guesses[:i]) for i in range(len(tree))]
+        """Block verification; broken where a wrong draft token is replaced as if it stood alone."""
+        draft_tokens = tree.tokens[1:].tolist()
+        p = [sampler.probs(out.logits[i], draft_tokens[:i]) for i in range(len(tree))]
         q = [probs for probs in tree.draft_probs if probs is not None]
         weights = [1.0]
-        for i, guess in enumerate(guesses):
-            weights.append(min(1.0, weights[i] * p[i][guess] / q[i][guess]))
-        left = [np.maximum(weights[i] * p[i] - q[i], 0) for i in range(len(guesses))]
+        for i, candidate in enumerate(draft_tokens):
+            weights.append(min(1.0, weights[i] * p[i][candidate] / q[i][candidate]))
+        left = [np.maximum(weights[i] * p[i] - q[i], 0) for i in range(len(draft_tokens))]
         if sampler.uniform(Purpose.ACCEPTANCE) < weights[-1]:
-            return Verdict((*guesses, sampler.draw(p[-1], Purpose.RECOVERY)), (), True)
-        count = len(guesses) - 1
+            return Verdict((*draft_tokens, sampler.draw(p[-1], Purpose.RECOVERY)), (), True)
+        count = len(draft_tokens) - 1
         while count and not (
             sampler.uniform(Purpose.ACCEPTANCE) * (left[count].sum() + 1 - weights[count])
             < left[count].sum()
         ):
             count -= 1
         residual = np.maximum(p[count] - q[count], 0) if token_wise else left[count]
-        return Verdict((*guesses[:count], sampler.draw(residual, Purpose.RECOVERY)), (), False)
+        return Verdict((*draft_tokens[:count], sampler.draw(residual, Purpose.RECOVERY)), (), False)
 
     assert (error(CHAIN, rule=rule) > SHIFT) == token_wise
 

@@ -1,5 +1,5 @@
-"""Text written with sampled guesses has the target's distribution: drawn with the sampler's own
-random numbers, round after round.
+"""Text written with sampled draft tokens has the target's distribution: drawn with the sampler's
+own random numbers, round after round.
 
 That each rule is exact if its numbers are independent is in test_sampled_exact.py; here they are
 what a seed makes of them.
@@ -101,7 +101,7 @@ def test_the_first_tokens_have_the_targets_joint_distribution(
 
 
 class OneStream(Sampler):
-    """Broken: whether a guess is accepted and what replaces it depend on one number."""
+    """Broken: whether a draft token is accepted and what replaces it depend on one number."""
 
     last = 0.0
 
@@ -112,7 +112,7 @@ class OneStream(Sampler):
 
 
 class OneSeed(Sampler):
-    """Broken: guesses and their acceptance have streams of the same numbers."""
+    """Broken: draft tokens and their acceptance have streams of the same numbers."""
 
     def uniform(self, purpose: Purpose) -> float:
         if purpose not in self._streams:

@@ -1,5 +1,5 @@
-"""Verification of sampled guesses in all its outcomes: the text has exactly the target's
-distribution, whatever was guessed.
+"""Verification of sampled draft tokens in all its outcomes: the text has exactly the target's
+distribution, whatever was drafted.
 
 Nothing is drawn here (tests/fixtures/sampled_outcomes.py): probabilities agree but for rounding.
 That the sampler's own random numbers are as independent as this assumes is tested in
@@ -63,7 +63,7 @@ CHAINS = {
     "two": ("s", "s"),
     "three": ("s", "s", "s"),
     "four": ("s", "s", "s", "s"),
-    "certain behind": ("s", "s", "c", "c"),
+    "certain after": ("s", "s", "c", "c"),
     "certain before": ("c", "s", "s"),
     "certain between": ("s", "c", "s"),
 }
@@ -124,7 +124,9 @@ def test_a_draft_may_stop_after_a_token_because_of_its_value(
 
 @pytest.mark.parametrize("rule", Siblings)
 @pytest.mark.parametrize("shape", [("s", "s", "s"), ("ss", "s"), ("s", "sc")])
-def test_penalties_count_the_guesses_of_the_path(shape: tuple[str, ...], rule: Siblings) -> None:
+def test_penalties_count_the_draft_tokens_of_the_path(
+    shape: tuple[str, ...], rule: Siblings
+) -> None:
     params = SamplingParams(temperature=1.0, repetition_penalty=1.7, presence_penalty=0.9)
     for name in ("opposed", "smaller"):
         case = sampled.Case(name, params, vocab=4 if rule is WITHOUT else 3)

@@ -31,7 +31,7 @@ def trees_and_logits(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[i
     parents = [draw(st.integers(0, row)) for row in range(rows - 1)]
     row_logits = st.lists(st.integers(-3, 3), min_size=vocab, max_size=vocab)
     logits = draw(st.lists(row_logits, min_size=rows, max_size=rows))
-    # Half of the guesses are right, or paths would hardly go deep.
+    # Half of the draft tokens are right, or paths would hardly go deep.
     right = [logits[parent].index(max(logits[parent])) for parent in parents]
     tokens = [draw(st.sampled_from([token, token, *range(vocab)])) for token in right]
     return tokens, parents, logits
@@ -60,7 +60,8 @@ def test_a_greedy_verdict_is_the_path_of_the_targets_choices(make_tree: Any, cas
 def test_a_sampled_verdict_is_what_plain_decoding_draws_at_each_position(
     make_tree: Any, case: Any, seed: int, top_k: int
 ) -> None:
-    """So the token after the path comes from the residual: it is none of the rejected guesses."""
+    """So the token after the path comes from the residual: it is none of the rejected draft
+    tokens."""
     tokens, parents, logits = case
     tree, out = make_tree(0, tokens, parents), Forward(np.array(logits, np.float32))
     sampler = Sampler(SamplingParams(temperature=1, top_k=top_k, seed=seed), [0])
@@ -82,7 +83,7 @@ def test_verify_leaves_the_sampler_as_it_was() -> None:
     assert verify(tree, out, sampler) == verify(tree, out, sampler)
 
 
-def test_penalties_reach_the_rows_below_a_guess() -> None:
+def test_penalties_reach_the_rows_below_a_draft_token() -> None:
     # Every row prefers token 1; once it is on the path the penalty turns the choice to 2.
     out = Forward(np.tile(np.array([0.0, 3.0, 2.0], np.float32), (4, 1)))
     sampler = Sampler(SamplingParams(presence_penalty=1.5), [0])
@@ -157,7 +158,7 @@ def test_no_edge_of_numbers_lets_an_impossible_token_through(
 
 @pytest.mark.parametrize("siblings", Siblings)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3,), (2, 1)])
-def test_greedy_text_does_not_change_with_sampled_guesses(
+def test_greedy_text_does_not_change_with_sampled_draft_tokens(
     siblings: Siblings, shape: tuple[int, ...]
 ) -> None:
     random = np.random.default_rng(0)
@@ -172,7 +173,7 @@ def test_greedy_text_does_not_change_with_sampled_guesses(
         assert verdict.exhausted == (not children)
 
 
-def test_a_guess_that_the_draft_could_not_have_made_is_refused() -> None:
+def test_a_draft_token_that_the_draft_could_not_have_made_is_refused() -> None:
     """So a draft whose probabilities were rounded to 0 is harmless."""
     logits = np.array([[0.0, 1.0, 2.0]] * 3, np.float32)
     for siblings, parents in itertools.product(Siblings, ([-1, 0, 1], [-1, 0, 0])):

@@ -134,5 +134,5 @@ def test_a_repeated_prompt_is_no_conversation_whose_answer_is_known(
     engine = make_engine(remembers_all(), [RecyclingDrafter()], FixedPolicy(min_confidence=0.0))
     plan = make_plan(engine, [Prompt("1", "a", "a prompt alone in its file")], 32, 3)
     measured = measure([EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)], plan, quiet)
-    # A table that still held the answer would guess nearly all of it.
+    # A table that still held the answer would draft nearly all of it.
     assert all(each[0].stats.draft_n_accepted < 8 for each in measured.runs[DRAFTING])

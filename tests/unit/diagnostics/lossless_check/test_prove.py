@@ -50,7 +50,7 @@ def followed(text: bytes) -> dict[int, set[int]]:
 
 
 def wordy(seed: int = 0) -> ScriptedModel:
-    """Likes to go on as the colours do, so that guesses out of the prompt are often right."""
+    """Likes to go on as the colours do, so that drafts out of the prompt are often right."""
     scores = np.random.default_rng(seed).normal(0, 0.5, (VOCAB, VOCAB)).astype(np.float32)
     after = followed(b"red green blue red blue green red")
     for token in range(VOCAB):
@@ -100,25 +100,26 @@ def test_right_rules_pass(with_drafter: Any, names: str) -> None:
 
 
 def accepts_any(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
-    """Broken: the first guess is taken as it is."""
+    """Broken: the first draft token is taken as it is."""
     verdict = verify(tree, out, sampler)
     if tree.children(0) and not verdict.accepted_rows:
         row = tree.children(0)[0]
-        guess = int(tree.tokens[row])
-        after = sampler.choose(out.logits[row], [guess])
-        return Verdict((guess, after.token), (row,), True)
+        candidate = int(tree.tokens[row])
+        after = sampler.choose(out.logits[row], [candidate])
+        return Verdict((candidate, after.token), (row,), True)
     return verdict
 
 
 def accepts_the_likely(tree: TokenTree, out: Forward, sampler: Sampler) -> Verdict:
-    """Broken where it samples: a guess that is likely enough is taken (typical acceptance)."""
+    """Broken where it samples: a draft token that is likely enough is taken (typical
+    acceptance)."""
     if sampler.params.greedy or not tree.children(0):
         return verify(tree, out, sampler)
     row = tree.children(0)[0]
     if sampler.probs(out.logits[0], ())[tree.tokens[row]] < 0.05:
         return verify(tree, out, sampler)
-    guess = int(tree.tokens[row])
-    return Verdict((guess, sampler.choose(out.logits[row], [guess]).token), (row,), True)
+    candidate = int(tree.tokens[row])
+    return Verdict((candidate, sampler.choose(out.logits[row], [candidate]).token), (row,), True)
 
 
 def test_a_broken_rule_fails_greedy_text(
@@ -152,9 +153,9 @@ def recovers_from_the_target(
     for row in chain:
         before = [*path, *tree.tokens[kept].tolist()]
         target = sampler.probs(out.logits[tree.parents[row]], before)
-        guess, draft = tree.tokens[row], tree.draft_probs[row]
+        candidate, draft = tree.tokens[row], tree.draft_probs[row]
         assert draft is not None
-        if sampler.uniform(Purpose.ACCEPTANCE) * draft[guess] >= target[guess]:
+        if sampler.uniform(Purpose.ACCEPTANCE) * draft[candidate] >= target[candidate]:
             return kept, sampler.draw(target, Purpose.RECOVERY)
         kept.append(row)
     return kept, None
@@ -213,14 +214,14 @@ def test_noise_at_the_last_place_of_top_k_is_no_fault(with_drafter: Any) -> None
     assert everywhere.told_apart == 0 and everywhere.passed is None
 
 
-def test_draws_without_guesses_show_nothing(with_drafter: Any) -> None:
+def test_draws_without_draft_tokens_show_nothing(with_drafter: Any) -> None:
     engine = with_drafter("suffix")
     found = check_sampling(engine, 200, 0.0, quiet)
     plain = replace(found, origins={**found.origins, "accepted": 0, "recovered": 0})
     assert found.passed is True and plain.passed is None
 
 
-def test_texts_without_guesses_show_nothing(with_drafter: Any) -> None:
+def test_texts_without_draft_tokens_show_nothing(with_drafter: Any) -> None:
     proof = prove(with_drafter("suffix"), PROMPTS, replace(SMALL, num_draws=200), quiet)
     assert proof.seeded is not None and proof.passed is True
     untried = replace(proof, seeded=replace(proof.seeded, num_guesses=0))

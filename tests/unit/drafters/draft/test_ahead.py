@@ -87,13 +87,13 @@ def write(drafter: DraftModelDrafter, tree: TokenTree, tokens: Sequence[int]) ->
 
 
 def choice(tokens: Sequence[int], rank: int = 0) -> int:
-    """Of the draft behind a text."""
+    """Of the draft after a text."""
     order: list[int] = np.argsort(-DRAFT.next_logits(tuple(tokens)), kind="stable").tolist()
     return order[rank]
 
 
 @pytest.mark.parametrize("branches", [False, True])
-def test_the_likeliest_outcome_finds_its_guesses_ready(branches: bool) -> None:
+def test_the_likeliest_outcome_finds_its_draft_tokens_ready(branches: bool) -> None:
     drafter, session = drafter_of()
     drafter.begin(PROMPT)
     tree = drafter.propose(PROMPT[-1], budget(3, branches))
@@ -119,22 +119,22 @@ def test_a_whole_chain_was_right_and_the_next_one_is_ready() -> None:
     drafter.begin(PROMPT)
     tree = drafter.propose(PROMPT[-1], budget(3))
     drafter._acceptance.estimate = lambda kind: 0.9 if kind < 13 else 0.0  # type: ignore[method-assign]
-    # The token behind the chain and three guesses behind that.
+    # The token after the chain and three draft tokens after that.
     before = session.taken()
     drafter.anticipate(passes(7))
     assert before == 3 and session.taken() == 4  # the chain itself was read already
-    guesses = tree.tokens[1:].tolist()
-    bonus = choice([*PROMPT, *guesses])
-    write(drafter, tree, [*guesses, bonus])
+    draft_tokens = tree.tokens[1:].tolist()
+    bonus = choice([*PROMPT, *draft_tokens])
+    write(drafter, tree, [*draft_tokens, bonus])
     tree = drafter.propose(bonus, budget(5))
     assert session.taken() == 2 and drafter.was_ready  # three of five were ready
-    expected = [*PROMPT, *guesses, bonus]
-    for guess in tree.tokens[1:].tolist():
-        assert guess == choice(expected)
-        expected.append(guess)
+    expected = [*PROMPT, *draft_tokens, bonus]
+    for candidate in tree.tokens[1:].tolist():
+        assert candidate == choice(expected)
+        expected.append(candidate)
 
 
-def test_a_rejected_guess_whose_second_choice_was_right_finds_the_next_ready() -> None:
+def test_a_rejected_draft_token_whose_second_choice_was_right_finds_the_next_ready() -> None:
     drafter, session = drafter_of()
     drafter.begin(PROMPT)
     tree = drafter.propose(PROMPT[-1], budget(1))
@@ -166,7 +166,9 @@ def test_another_outcome_drops_what_was_read() -> None:
 
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_guesses_are_those_of_a_draft_that_did_not_anticipate(seed: int, branches: bool) -> None:
+def test_draft_tokens_are_those_of_a_draft_that_did_not_anticipate(
+    seed: int, branches: bool
+) -> None:
     """Whatever is written and however far it came; and its cache holds what it should."""
     rng = np.random.default_rng(seed)
     (drafter, session), (other, _) = drafter_of(), drafter_of(anticipates=False)
@@ -227,16 +229,16 @@ def test_the_likeliest_paths_are_read_first() -> None:
 
 
 class Selecting(DraftAheadCache):
-    """Broken: a sample is used only where it is a likely one, and drawn anew elsewhere."""
+    """Broken: a sample is used only where it is a likely one, and drawn again elsewhere."""
 
     def get(self, path: Sequence[int]) -> Reading | None:
         reading = super().get(path)
-        likely = reading is not None and reading.guess.token == reading.likeliest[0][0]
+        likely = reading is not None and reading.candidate.token == reading.likeliest[0][0]
         return reading if likely else None
 
 
 def sampled_p_value(ahead: DraftAheadCache, draws: int) -> float:
-    """Of the first tokens of texts whose guesses are sampled, mostly ahead of the text."""
+    """Of the first tokens of texts whose draft tokens are sampled, mostly ahead of the text."""
     vocab, prompt = 3, (1, 2)
     params = SamplingParams(temperature=1.0)
     logits = cache(random_logits(vocab, order=2, scale=1.0))

@@ -1,5 +1,5 @@
-"""Drafting across tokenizers: the text stays as it is, and guesses are what the target's tokenizer
-makes of the draft's text."""
+"""Drafting across tokenizers: the text stays as it is, and draft tokens are what the target's
+tokenizer makes of the draft's text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_any_draft_tokenizer_gives_the_plain_greedy_text(
     assert run.tokens == greedy(model, prompt, count)
     proposed, accepted = drafter.text_counts
     assert accepted > len(HELP.STORY) / 2
-    # The draft is right, but a guess may end inside a word or a character.
+    # The draft is right, but a draft token may end inside a word or a character.
     assert accepted == proposed if name == "permuted" else accepted > 0.8 * proposed
     assert all(round.num_accepted >= round.num_draft_tokens - 2 for round in run.rounds)
 
@@ -88,7 +88,7 @@ def test_a_useless_draft_changes_nothing(
 
 
 @pytest.mark.parametrize("name", HELP.DRAFTS)
-def test_a_guess_to_the_end_is_all_of_the_targets_own_tokens(
+def test_a_draft_token_to_the_end_is_all_of_the_targets_own_tokens(
     name: str, languages: Languages
 ) -> None:
     """Whatever token the text has come to, those inside a word or a character included."""
@@ -106,19 +106,19 @@ def test_a_guess_to_the_end_is_all_of_the_targets_own_tokens(
         assert proposed == accepted == len(HELP.SHORT) - len(HELP.complete(target, ids[:count]))
 
 
-def test_a_guess_ends_before_the_drafts_special_tokens(languages: Languages) -> None:
+def test_a_draft_token_ends_before_the_drafts_special_tokens(languages: Languages) -> None:
     target, draft = languages["target"], languages["small"]
     inner, prompt = HELP.Recording(), target.codec.encode("They said")
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     for before, after in ((" nothing at all", " and more"), ("", " and more")):
-        guess = draft.codec.encode(before)
-        inner.guesses = [*guess, draft.eos, *draft.codec.encode(after)]
-        inner.confidence = [0.5] * len(inner.guesses)
+        candidate = draft.codec.encode(before)
+        inner.draft_tokens = [*candidate, draft.eos, *draft.codec.encode(after)]
+        inner.confidence = [0.5] * len(inner.draft_tokens)
         drafter.begin(prompt)
         tree = drafter.propose(prompt[-1], Budget(40, 41))
         assert tree.tokens[1:].tolist() == target.codec.encode(before)
         # Nothing can join the last token: all of the draft's confidence is left.
-        np.testing.assert_allclose(prod(tree.confidence.tolist()), 0.5 ** len(guess), rtol=1e-5)
+        np.testing.assert_allclose(prod(tree.confidence.tolist()), 0.5 ** len(candidate), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["small", "large", "bytes", "permuted"])
@@ -127,15 +127,15 @@ def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
 ) -> None:
     target, draft = languages["target"], languages[name]
     inner, prompt = HELP.Recording(), target.codec.encode("They said")
-    guess = " caf\u00e9s \U0001f680 everywhere, nothing else"
-    inner.guesses = [*draft.codec.encode(guess), draft.eos]
-    chances = np.random.default_rng(1).uniform(0.5, 1, len(inner.guesses))
+    candidate = " caf\u00e9s \U0001f680 everywhere, nothing else"
+    inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
+    chances = np.random.default_rng(1).uniform(0.5, 1, len(inner.draft_tokens))
     inner.confidence = chances.tolist()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     drafter.begin(prompt)
     tree = drafter.propose(prompt[-1], Budget(99, 100))
     stream, starts = draft.codec.stream(), [0]
-    starts += accumulate(len(stream.push(id)) for id in inner.guesses[:-2])
+    starts += accumulate(len(stream.push(id)) for id in inner.draft_tokens[:-2])
     stream, begin = target.codec.stream(), 0
     together: list[float] = []  # of the tokens of one character: all of its chance first
     for token, confidence in zip(tree.tokens[1:].tolist(), tree.confidence[1:], strict=True):
@@ -146,42 +146,42 @@ def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
             expected = [prod(chances[within]), *[1.0] * (len(together) - 1)]
             np.testing.assert_allclose(together, expected, rtol=1e-5)
             begin, together = begin + len(piece), []
-    assert begin == len(guess)
+    assert begin == len(candidate)
 
 
-def test_the_last_token_of_an_open_guess_is_less_certain_the_more_often_it_is_joined(
+def test_the_last_token_of_an_open_draft_token_is_less_certain_the_more_often_it_is_joined(
     languages: Languages,
 ) -> None:
     target, draft = languages["target"], languages["bytes"]
-    prompt, guessed = target.codec.encode("They said"), target.codec.encode(" othe")
+    prompt, drafted = target.codec.encode("They said"), target.codec.encode(" othe")
 
     def last_confidence(text: list[int]) -> float:
         inner = HELP.Recording()
-        inner.guesses = draft.codec.encode(" othe")
-        inner.confidence = [1.0] * len(inner.guesses)
+        inner.draft_tokens = draft.codec.encode(" othe")
+        inner.confidence = [1.0] * len(inner.draft_tokens)
         drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         for _ in range(30):
             drafter.begin(prompt)
             tree = drafter.propose(prompt[-1], Budget(20, 21))
             drafter.observe(tree, HELP.OUT, HELP.outcome(tree, text))
-        assert tree.tokens[1:].tolist() == guessed
+        assert tree.tokens[1:].tolist() == drafted
         assert (tree.confidence[1:-1] == 1).all()
         return float(tree.confidence[-1])
 
     joined = target.codec.encode(" others")
-    assert joined[: len(guessed)] != guessed and joined[: len(guessed) - 1] == guessed[:-1]
+    assert joined[: len(drafted)] != drafted and joined[: len(drafted) - 1] == drafted[:-1]
     assert last_confidence(joined) < 0.5
-    assert last_confidence([*guessed, 5]) > 0.95
+    assert last_confidence([*drafted, 5]) > 0.95
 
 
 @pytest.mark.parametrize(("count", "rows"), [(0, 9), (1, 2), (3, 9), (9, 3), (9, 1)])
-def test_no_more_is_guessed_than_the_budget_allows(
+def test_no_more_is_drafted_than_the_budget_allows(
     count: int, rows: int, languages: Languages
 ) -> None:
     target, draft = languages["target"], languages["large"]
     inner, prompt = HELP.Recording(), target.codec.encode("They said")
-    inner.guesses = draft.codec.encode(" nothing at all " * 9)
-    inner.confidence = [0.9] * len(inner.guesses)
+    inner.draft_tokens = draft.codec.encode(" nothing at all " * 9)
+    inner.confidence = [0.9] * len(inner.draft_tokens)
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     drafter.begin(prompt)
     tree = drafter.propose(prompt[-1], Budget(count, rows))
@@ -195,7 +195,7 @@ def test_no_more_is_guessed_than_the_budget_allows(
 def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
     longest: int, name: str, languages: Languages, decode: Any, greedy: Any
 ) -> None:
-    """The target writes in short tokens; the guesses are canonical again behind each."""
+    """The target writes in short tokens; the draft tokens are canonical again after each."""
     target, draft = languages["target"], languages[name]
     model, prompt = target.writer(HELP.STORY, longest), prompt_of(target)
     drafter = drafting(target, draft, draft.writer(HELP.STORY))
@@ -206,11 +206,11 @@ def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
 
 def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None:
     target, draft = languages["target"], languages["large"]
-    prompt, guess = target.codec.encode("They said"), " nothing at all about it"
-    tokens = target.codec.encode(guess)
+    prompt, candidate = target.codec.encode("They said"), " nothing at all about it"
+    tokens = target.codec.encode(candidate)
     inner = HELP.Recording()
-    inner.guesses = [*draft.codec.encode(guess), draft.eos]
-    inner.confidence = [1.0] * len(inner.guesses)
+    inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
+    inner.confidence = [1.0] * len(inner.draft_tokens)
 
     def counts(change: Callable[[TokenTree], TokenTree], text: list[int]) -> TextCounts:
         drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
@@ -222,9 +222,9 @@ def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None
         return drafter.text_counts
 
     first, second = (len(target.pieces[token]) for token in tokens[:2])
-    assert counts(lambda tree: tree, [*tokens, 1]) == (len(guess), len(guess))
-    assert counts(lambda tree: tree, [tokens[0], 1]) == (len(guess), first)
-    assert counts(lambda tree: tree, [1]) == (len(guess), 0)
+    assert counts(lambda tree: tree, [*tokens, 1]) == (len(candidate), len(candidate))
+    assert counts(lambda tree: tree, [tokens[0], 1]) == (len(candidate), first)
+    assert counts(lambda tree: tree, [1]) == (len(candidate), 0)
     assert counts(lambda tree: tree.first_rows(3), [tokens[0], 1]) == (first + second, first)
     assert counts(lambda tree: tree.first_rows(1), [tokens[0]]) == (0, 0)
     others = TokenTree.chain(prompt[-1], tokens, drafter="suffix")
@@ -249,7 +249,7 @@ def test_the_suffix_drafter_goes_first_and_the_draft_catches_up(
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_any_tokens_and_guesses_give_a_chain_below_the_pending_token(
+def test_any_tokens_and_draft_tokens_give_a_chain_below_the_pending_token(
     data: Any, languages: Languages
 ) -> None:
     target = languages[data.draw(st.sampled_from(["target", "bytes", "sentencepiece first"]))]
@@ -260,7 +260,7 @@ def test_any_tokens_and_guesses_give_a_chain_below_the_pending_token(
             target.codec.encode
         ),
     )
-    guesses = st.lists(st.integers(0, draft.size - 1), max_size=8)
+    draft_tokens = st.lists(st.integers(0, draft.size - 1), max_size=8)
     inner = HELP.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     text: list[int] = []
@@ -274,8 +274,8 @@ def test_any_tokens_and_guesses_give_a_chain_below_the_pending_token(
             verdict = HELP.outcome(tree, new)
             drafter.observe(tree, HELP.OUT, verdict)
             text += verdict.tokens
-        inner.guesses = data.draw(guesses)
-        inner.confidence = [0.5] * len(inner.guesses)
+        inner.draft_tokens = data.draw(draft_tokens)
+        inner.confidence = [0.5] * len(inner.draft_tokens)
         budget = Budget(data.draw(st.integers(0, 9)), data.draw(st.integers(1, 9)))
         tree = drafter.propose(text[-1], budget)
         assert tree.is_chain and tree.tokens[0] == text[-1]

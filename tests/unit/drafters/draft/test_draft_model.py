@@ -1,4 +1,4 @@
-"""A smaller model that guesses: the text stays as it is, and no token is read twice."""
+"""A smaller model that drafts: the text stays as it is, and no token is read twice."""
 
 from __future__ import annotations
 
@@ -67,9 +67,11 @@ def budget(count: int, min_reach: float = 0.0) -> Budget:
 
 
 def observe(drafter: DraftModelDrafter, tree: TokenTree, written: Sequence[int]) -> None:
-    guesses = tree.tokens[1:].tolist()
+    draft_tokens = tree.tokens[1:].tolist()
     right = 0
-    while right < len(guesses) and right < len(written) and guesses[right] == written[right]:
+    while (
+        right < len(draft_tokens) and right < len(written) and draft_tokens[right] == written[right]
+    ):
         right += 1
     drafter.observe(tree, OUT, Verdict(tuple(written), tuple(range(1, right + 1)), False))
 
@@ -102,7 +104,7 @@ def test_any_draft_gives_the_plain_greedy_text(
 
 @pytest.mark.parametrize("quality", DRAFTS)
 def test_what_the_draft_holds_is_what_it_read(quality: str, decode: Any) -> None:
-    """Its guesses are those of a draft that reads the whole text anew each time."""
+    """Its draft tokens are those of a draft that reads the whole text again each time."""
     drafter, session = drafter_of(DRAFTS[quality])
     fresh: list[list[int]] = []
     kept = drafter.propose
@@ -126,11 +128,11 @@ def test_no_pass_is_spent_on_what_is_known() -> None:
     drafter, session = drafter_of(sharp(0))
     drafter.begin(PROMPT)
     tree = drafter.propose(PROMPT[-1], budget(4))
-    # The prompt in one pass, then a pass for each guess but the last, which is not read.
+    # The prompt in one pass, then a pass for each draft token but the last, which is not read.
     assert session.taken() == [5, 1, 1, 1]
-    guesses = tree.tokens[1:].tolist()
-    # All four were right: the last guess and the target's own token are missing.
-    observe(drafter, tree, [*guesses, 9])
+    draft_tokens = tree.tokens[1:].tolist()
+    # All four were right: the last draft token and the target's own token are missing.
+    observe(drafter, tree, [*draft_tokens, 9])
     tree = drafter.propose(9, budget(2))
     assert session.taken() == [2, 1]
     # The first was wrong: only the target's own token is missing.
@@ -138,7 +140,7 @@ def test_no_pass_is_spent_on_what_is_known() -> None:
     observe(drafter, tree, [int(wrong)])
     drafter.propose(int(wrong), budget(1))
     assert session.taken() == [1]
-    assert session.committed == [*PROMPT, *guesses, 9, wrong]
+    assert session.committed == [*PROMPT, *draft_tokens, 9, wrong]
 
 
 def test_a_long_text_is_prefilled_and_only_its_end_is_scored() -> None:
@@ -177,7 +179,7 @@ def test_another_prompt_reuses_what_it_shares(prompt: list[int], calls: list[int
     assert tree.tokens[1] == sharp(0)(tuple(prompt)).argmax()
 
 
-def test_a_text_beyond_the_drafts_context_is_not_guessed(decode: Any, greedy: Any) -> None:
+def test_a_text_beyond_the_drafts_context_is_not_drafted(decode: Any, greedy: Any) -> None:
     drafter, session = drafter_of(sharp(0), context_length=16)
     model = ScriptedModel(sharp(0), VOCAB)
     run = decode(model, PROMPT, [drafter], max_tokens=40)
@@ -189,7 +191,7 @@ def test_a_text_beyond_the_drafts_context_is_not_guessed(decode: Any, greedy: An
         drafter.begin([1] * length)
         assert len(drafter.propose(1, budget(8))) == 1
     assert session.taken() == []
-    drafter.begin([1] * 16)  # the last that fits, and one guess after it
+    drafter.begin([1] * 16)  # the last that fits, and one draft token after it
     assert len(drafter.propose(1, budget(8))) == 2
 
 
@@ -244,7 +246,7 @@ def test_logits_of_any_size_give_a_probability() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_no_more_is_guessed_than_the_budget_allows(count: int) -> None:
+def test_no_more_is_drafted_than_the_budget_allows(count: int) -> None:
     drafter, session = drafter_of(sharp(0))
     drafter.begin(PROMPT)
     assert len(drafter.propose(PROMPT[-1], budget(count))) == 1 + count
@@ -252,7 +254,7 @@ def test_no_more_is_guessed_than_the_budget_allows(count: int) -> None:
 
 
 @pytest.mark.parametrize("call", ["forward", "prefill", "commit", "rollback"])
-def test_after_an_interrupt_the_draft_guesses_as_before(call: str) -> None:
+def test_after_an_interrupt_the_draft_draft_tokens_as_before(call: str) -> None:
     """Ctrl-C may come right after anything that the session did."""
     drafter, session = drafter_of(sharp(0))
     drafter.begin(PROMPT)
@@ -292,9 +294,9 @@ def test_a_drafter_that_was_made_and_not_used_disturbs_no_other() -> None:
     first.begin(PROMPT)
     tree = first.propose(PROMPT[-1], budget(2))
     draft.make_drafter()
-    guesses = tree.tokens[1:].tolist()
-    observe(first, tree, [*guesses, 9])
-    expected = sharp(0)((*PROMPT, *guesses, 9)).argmax()
+    draft_tokens = tree.tokens[1:].tolist()
+    observe(first, tree, [*draft_tokens, 9])
+    expected = sharp(0)((*PROMPT, *draft_tokens, 9)).argmax()
     assert first.propose(9, budget(1)).tokens[1] == expected
     draft.close()
 

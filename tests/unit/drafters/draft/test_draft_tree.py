@@ -99,7 +99,7 @@ def test_trees_of_candidates_give_the_plain_text(
     assert run.tokens == decode(model, PROMPT, params=params, max_tokens=50).tokens
     assert max(session.calls) > 1 or width == 1
     if quality == "perfect":
-        # Its first choice is always right, so each round ends for want of guesses.
+        # Its first choice is always right, so each round ends for want of draft tokens.
         assert all(stats.num_accepted > 0 for stats in run.rounds if stats.num_draft_tokens)
 
 
@@ -175,7 +175,7 @@ def test_every_row_holds_what_the_draft_finds_likeliest_behind_its_own_path(widt
 def sampled_run(
     drafter: DraftModelDrafter, policy: FixedPolicy, seed: int, count: int = 40
 ) -> tuple[list[int], int, int]:
-    """The text, and how many of the rounds with guesses had one accepted."""
+    """The text, and how many of the rounds with draft tokens had one accepted."""
     model = ScriptedModel(logits_of(), VOCAB)
     session = model.open_session()
     session.prefill(PROMPT[:-1])
@@ -380,7 +380,7 @@ def test_a_draft_of_another_vocabulary_samples_within_both(
 
 @pytest.mark.parametrize("shape", [(), SHAPE])
 def test_drafts_and_verdicts_draw_from_streams_of_their_own(shape: tuple[int, ...]) -> None:
-    """A guess that shared its numbers with the acceptance would be accepted too often."""
+    """A draft token that shared its numbers with the acceptance would be accepted too often."""
     sampler = Sampler(SamplingParams(temperature=1.0, seed=4), PROMPT, sampled_drafts=True)
     alike = Sampler(SamplingParams(temperature=1.0, seed=4), PROMPT, sampled_drafts=True)
     drafter, _ = drafter_of(logits_of(scale=1.0))

@@ -141,7 +141,7 @@ def test_a_draft_that_dies_over_the_prompt_is_not_asked(decode: Any, caplog: Any
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("width", [0, 1, 4])
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])
-def test_logits_that_are_none_are_not_guessed_from(
+def test_logits_that_are_none_are_not_drafted_from(
     spoil: str, width: int, params: SamplingParams, decode: Any, caplog: Any
 ) -> None:
     """width 0: no branches."""

@@ -1,4 +1,4 @@
-"""A part of the target guesses for it: chosen on the text, not used where it gains nothing."""
+"""A part of the target drafts for it: chosen on the text, not used where it gains nothing."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_choice_waits_for_a_text_to_judge_by() -> None:
     assert len(drafter.propose(text(80)[-1], Budget(4, 5))) > 1
 
 
-def test_a_part_that_gains_nothing_guesses_nothing_and_says_so(
+def test_a_part_that_gains_nothing_draft_tokens_nothing_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     drafter, _, _ = attached(Fixed(GAINS_NOTHING))

@@ -58,7 +58,7 @@ class Target(ScriptedSession):
 
 
 class SharedSession(CountingSession):
-    """Reads what its target has committed, and writes behind it; each pass of the target leaves
+    """Reads what its target has committed, and writes after it; each pass of the target leaves
     other tokens there."""
 
     def __init__(self, model: ScriptedModel, target: Target) -> None:
@@ -114,7 +114,7 @@ class Follower:
         )
         self.in_step = SyncedSession(self.session, context, max_rows, shared)
         self.text: list[int] = []
-        self.guesses: list[int] = []
+        self.draft_tokens: list[int] = []
 
     def begin(self, text: Sequence[int]) -> None:
         self._write([*text])
@@ -124,18 +124,18 @@ class Follower:
         self._write([*self.text, *tokens])
         self.in_step.extend(tokens)
 
-    def guess(self, tokens: Sequence[int]) -> None:
-        self.in_step.guess(tokens)
-        self.guesses += tokens
+    def candidate(self, tokens: Sequence[int]) -> None:
+        self.in_step.candidate(tokens)
+        self.draft_tokens += tokens
 
     def retract(self, keep: int) -> None:
         self.in_step.retract(keep)
-        del self.guesses[keep:]
+        del self.draft_tokens[keep:]
 
     def score(self, tokens: Sequence[int] = (), parents: Sequence[int] = ()) -> TokenTree:
         """Checks every row against the model itself."""
-        followed = [*self.text, *self.guesses]
-        assert (self.in_step.last, self.in_step.guesses) == (followed[-1], self.guesses)
+        followed = [*self.text, *self.draft_tokens]
+        assert (self.in_step.last, self.in_step.draft_tokens) == (followed[-1], self.draft_tokens)
         tree = TokenTree(
             np.array([followed[-1], *tokens], np.int32),
             np.array([-1, *parents], np.int32),
@@ -150,15 +150,15 @@ class Follower:
         return tree
 
     def _write(self, text: list[int]) -> None:
-        """The target holds all of its text but the last token, and has scored rows behind it."""
-        self.text, self.guesses = text, []
+        """The target holds all of its text but the last token, and has scored rows after it."""
+        self.text, self.draft_tokens = text, []
         self.target.rollback(0)
         self.target.prefill(text[:-1])
         self.target.forward(TokenTree.chain(text[-1]))
 
 
 @given(seed=st.integers(0, 10_000), shared=st.booleans(), max_rows=st.sampled_from([3, 8, 64]))
-def test_whatever_happens_rows_are_scored_behind_the_text_and_the_guesses(
+def test_whatever_happens_rows_are_scored_behind_the_text_and_the_draft_tokens(
     seed: int, shared: bool, max_rows: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -173,9 +173,9 @@ def test_whatever_happens_rows_are_scored_behind_the_text_and_the_guesses(
             case 0:
                 follower.extend(some(1, 3))
             case 1:
-                follower.guess(some(1, 3))
+                follower.candidate(some(1, 3))
             case 2:
-                follower.retract(int(rng.integers(0, len(follower.guesses) + 1)))
+                follower.retract(int(rng.integers(0, len(follower.draft_tokens) + 1)))
             case 3:
                 follower.begin([*follower.text[: rng.integers(0, 9)], *some(1, 12)])
             case _:
@@ -186,7 +186,7 @@ def test_whatever_happens_rows_are_scored_behind_the_text_and_the_guesses(
                     rows = tree.path(int(rng.integers(len(tree))))
                     follower.in_step.keep(rows)
                     if rng.random() < 0.7:
-                        follower.guess([*tree.tokens[rows[1:]].tolist(), *some(1, 1)])
+                        follower.candidate([*tree.tokens[rows[1:]].tolist(), *some(1, 1)])
     follower.score()
 
 
@@ -197,18 +197,18 @@ def test_what_was_kept_is_not_read_again(shared: bool) -> None:
     follower.score([7, 8, 9], [0, 0, 2])
     assert follower.session.taken() == [4 if shared else 8]
     follower.in_step.keep([0, 2, 3])  # the branch 8, 9
-    follower.guess([8, 9, 2])
+    follower.candidate([8, 9, 2])
     follower.score()
     assert follower.session.taken() == [1]
-    # The first of three guesses is left: what is behind it is read anew.
+    # The first of three draft tokens is left: what is after it is read again.
     follower.in_step.keep([0])
     follower.retract(1)
-    follower.guess([6, 6])
+    follower.candidate([6, 6])
     follower.score()
     assert follower.session.taken() == [2]
 
 
-def test_a_text_that_goes_on_as_guessed_is_not_read_again() -> None:
+def test_a_text_that_goes_on_as_drafted_is_not_read_again() -> None:
     follower = Follower()
     follower.begin(TEXT)
     follower.score([7, 8], [0, 1])
@@ -241,7 +241,7 @@ def test_a_shared_session_keeps_nothing_from_before_its_targets_pass() -> None:
     follower.score([1, 1], [0, 1])
     follower.in_step.keep([0, 1, 2])
     follower.extend([1])
-    follower.guess([1, 1])
+    follower.candidate([1, 1])
     follower.score()
     assert follower.session.taken() == [3, 3]
 
@@ -265,7 +265,7 @@ def test_many_missing_tokens_are_prefilled(
     follower.score([2] * (rows - 1), list(range(rows - 1)))
     assert follower.session.taken() == calls
     follower.in_step.keep([0])
-    follower.guess([3])
+    follower.candidate([3])
     follower.score()
     assert follower.session.taken() == [1]
 
@@ -287,12 +287,12 @@ def test_room_is_what_fits_the_context(shared: bool) -> None:
     follower.begin(TEXT)
     assert follower.in_step.room == follower.in_step.max_rows == 6
     follower.score([7] * 5, range(5))
-    follower.guess([7, 8])
+    follower.candidate([7, 8])
     assert follower.in_step.room == 4
     with pytest.raises(ContextFullError):
         follower.score([7] * 4, range(4))
     follower.score([7] * 3, range(3))  # and nothing was spoilt
-    follower.guess([9, 9, 9])
+    follower.candidate([9, 9, 9])
     assert follower.in_step.room == 1
     follower.score()
     follower.retract(0)
@@ -309,7 +309,7 @@ def test_after_an_interrupt_it_is_in_step_again(call: str, when: str, shared: bo
     follower.begin(TEXT)
     follower.score([7, 8], [0, 1])
     follower.in_step.keep([0, 1, 2])
-    follower.guess([7, 9] if call != "prefill" else [6] * (MAX_CATCH_UP + 2))
+    follower.candidate([7, 9] if call != "prefill" else [6] * (MAX_CATCH_UP + 2))
     done = getattr(follower.session, call)
 
     def interrupted(*arguments: Any) -> None:
@@ -323,7 +323,7 @@ def test_after_an_interrupt_it_is_in_step_again(call: str, when: str, shared: bo
         follower.in_step.keep([0])
     setattr(follower.session, call, done)
     follower.retract(0)
-    follower.guess([7, 8, 6])  # what was there before
+    follower.candidate([7, 8, 6])  # what was there before
     follower.score([5, 6], [0, 0])
     follower.retract(0)
     follower.score()
@@ -333,7 +333,7 @@ def test_after_an_interrupt_it_is_in_step_again(call: str, when: str, shared: bo
     follower.score()
 
 
-def test_a_draft_in_its_targets_cache_guesses_like_one_with_its_own(decode: Any) -> None:
+def test_a_draft_in_its_targets_cache_draft_tokens_like_one_with_its_own(decode: Any) -> None:
     """And leaves the target's text as it is."""
     model = ScriptedModel(random_logits(VOCAB, order=3, scale=20.0), VOCAB)
     proposals: list[list[list[int]]] = []
@@ -382,11 +382,11 @@ def test_a_restored_session_goes_on_with_the_text_that_it_holds() -> None:
     text, other = SyncedSession(first, CONTEXT, 64), SyncedSession(second, CONTEXT, 64)
     text.begin(TEXT)
     text.catch_up()
-    text.guess([9, 2])
+    text.candidate([9, 2])
     text.score(TokenTree.chain(2))
     text.keep([0])
     state = text.snapshot()
-    assert state["held"].tolist() == TEXT == first.committed  # without what was guessed
+    assert state["held"].tolist() == TEXT == first.committed  # without what was drafted
     other.begin([7, 7, 7])
     other.catch_up()
     other.restore(state)

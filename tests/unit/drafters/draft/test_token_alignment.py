@@ -47,7 +47,7 @@ def languages(byte_tokenizer_json: str) -> Languages:
 def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
     name: str, languages: Languages
 ) -> None:
-    """Round by round, some of them drafted by others, and with guesses of every kind."""
+    """Round by round, some of them drafted by others, and with draft tokens of every kind."""
     target, draft = languages["target"], languages[name]
     ids, inner = target.codec.encode(HELP.STORY * 2), HELP.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
@@ -58,8 +58,8 @@ def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
         written = HELP.complete(target, ids[:at])
         rest = PartCodec(draft.codec).after("x", (HELP.STORY * 2)[len(written) :][:30])
         wrong = rng.integers(0, draft.size, 3).tolist()
-        inner.guesses = [*rest[: rng.integers(0, 5)], *wrong[: rng.integers(0, 3)]]
-        inner.confidence = [0.9] * len(inner.guesses)
+        inner.draft_tokens = [*rest[: rng.integers(0, 5)], *wrong[: rng.integers(0, 3)]]
+        inner.confidence = [0.9] * len(inner.draft_tokens)
         tree = TokenTree.chain(ids[at - 1], ids[at : at + 2])  # of another drafter
         if rng.random() < 0.7:
             tree = drafter.propose(ids[at - 1], Budget(6, 7))
@@ -80,7 +80,7 @@ def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Lang
     ids, inner = of_target.encode(text), HELP.Recording()
     assert len(ids) > 10_000
     drafter = CrossTokenizerDrafter(inner, of_target, of_draft)
-    inner.guesses, inner.confidence = of_draft.encode("nothing at all"), [0.9] * 20
+    inner.draft_tokens, inner.confidence = of_draft.encode("nothing at all"), [0.9] * 20
     drafter.begin(ids[:10_000])
     tree = drafter.propose(ids[9_999], Budget(6, 7))
     of_target.taken(), of_draft.taken()
@@ -194,7 +194,7 @@ def test_a_beginning_that_both_have_is_written_once(languages: Languages) -> Non
         assert inner.ids == draft.encode(text)
 
 
-def test_a_text_without_ids_is_not_guessed_after(languages: Languages) -> None:
+def test_a_text_without_ids_is_not_drafted_after(languages: Languages) -> None:
     draft, target = chatty(languages, bos=False)
     inner = HELP.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft)
@@ -209,21 +209,21 @@ def test_a_text_without_ids_is_not_guessed_after(languages: Languages) -> None:
     assert inner.begun == 0
 
 
-def test_a_guess_alone_is_encoded_behind_tokens_that_are_not_canonical(
+def test_a_draft_token_alone_is_encoded_behind_tokens_that_are_not_canonical(
     languages: Languages,
 ) -> None:
     target, draft = languages["target"], languages["permuted"]
-    guess = " nothing at all"
+    candidate = " nothing at all"
     bytes_alone = {piece: id for id, piece in enumerate(target.pieces)}
     for said in ("They said", "They sai\u4eee", "x" * 99, " " * 99):
         prompt = [bytes_alone[bytes([byte])] for byte in said.encode()]
         inner = HELP.Recording()
-        inner.guesses = draft.codec.encode(guess)
-        inner.confidence = [1.0] * len(inner.guesses)
+        inner.draft_tokens = draft.codec.encode(candidate)
+        inner.confidence = [1.0] * len(inner.draft_tokens)
         drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         drafter.begin(prompt)
         tree = drafter.propose(prompt[-1], Budget(20, 21))
-        assert tree.tokens[1:].tolist() == target.codec.encode(guess), said
+        assert tree.tokens[1:].tolist() == target.codec.encode(candidate), said
 
 
 @pytest.mark.parametrize("emoji", ["\U0001f680", "\U0001f469\u200d\U0001f680"])
@@ -239,18 +239,18 @@ def test_an_unfinished_character_is_finished_or_left_alone(
         rest = f"They said {emoji}!"[len(HELP.complete(target, ids[:count])) :]
         if not target.bytes_of(ids[:count]).decode(errors="replace").endswith("\ufffd"):
             continue
-        for guess in (rest, "nothing", "\U0001f600"):
-            inner.guesses = [*draft.codec.encode(guess), draft.eos]
-            inner.confidence = [1.0] * len(inner.guesses)
+        for candidate in (rest, "nothing", "\U0001f600"):
+            inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
+            inner.confidence = [1.0] * len(inner.draft_tokens)
             tree = drafter.propose(ids[count - 1], Budget(20, 21))
             tokens = tree.tokens[1:].tolist()
-            if guess == rest:
+            if candidate == rest:
                 assert tokens == ids[count:]
-            elif guess == "nothing":
+            elif candidate == "nothing":
                 assert tokens == []
             elif tokens:  # it begins with the same bytes
                 text = HELP.complete(target, [*ids[:count], *tokens])
-                assert text == f"They said {emoji}!"[: -len(rest)] + guess
+                assert text == f"They said {emoji}!"[: -len(rest)] + candidate
 
 
 def test_bytes_that_are_no_character_end_no_stream(languages: Languages) -> None:
@@ -271,8 +271,8 @@ def test_bytes_that_are_no_character_are_read_as_they_are_shown(languages: Langu
     prompt = [*they, *wrong, *said]
     inner = HELP.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
-    inner.guesses = [*draft.codec.encode(" nothing"), draft.eos]
-    inner.confidence = [1.0] * len(inner.guesses)
+    inner.draft_tokens = [*draft.codec.encode(" nothing"), draft.eos]
+    inner.confidence = [1.0] * len(inner.draft_tokens)
     drafter.begin(prompt)
     tree = drafter.propose(prompt[-1], Budget(20, 21))
     assert draft.bytes_of(inner.ids).decode() == "Theyj\N{REPLACEMENT CHARACTER} said so"
@@ -290,8 +290,8 @@ def test_after_an_interrupt_the_draft_reads_the_same(
     for at in range(1, 6):
         codecs = {"target": HELP.Counting(target.codec), "draft": HELP.Counting(draft.codec)}
         inner = HELP.Recording()
-        inner.guesses = draft.codec.encode(" and more")
-        inner.confidence = [1.0] * len(inner.guesses)
+        inner.draft_tokens = draft.codec.encode(" and more")
+        inner.confidence = [1.0] * len(inner.draft_tokens)
         drafter = CrossTokenizerDrafter(inner, codecs["target"], codecs["draft"])
         drafter.begin(ids[:30])
         drafter.propose(ids[29], Budget(5, 6))

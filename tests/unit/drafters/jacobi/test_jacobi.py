@@ -76,10 +76,10 @@ budgets = st.builds(
     fill=st.sampled_from(JacobiInit),
     limits=st.lists(budgets, min_size=10, max_size=10),
 )
-def test_guesses_are_the_argmax_of_the_round_before(
+def test_draft_tokens_are_the_argmax_of_the_round_before(
     model: ScriptedModel, prompt: list[int], block: int, fill: JacobiInit, limits: list[Budget]
 ) -> None:
-    """Every guess by its position in the text: refined where the row before it was scored."""
+    """Every draft token by its position in the text: refined where the row before it was scored."""
     filler = Filler(fill, seed=3)
     filler.begin(prompt)
     known: dict[int, int] = {}
@@ -140,7 +140,7 @@ def constant(tokens: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fill", JacobiInit)
-def test_a_block_converges_at_once_where_its_guesses_do_not_matter(fill: JacobiInit) -> None:
+def test_a_block_converges_at_once_where_its_draft_tokens_do_not_matter(fill: JacobiInit) -> None:
     """All wrong, then the whole block right, since every row wrote its position's token."""
     accepted = written(by_place, 2, fill=fill, block=6)
     assert accepted == [0, 6]
@@ -169,7 +169,7 @@ def test_a_text_that_depends_on_its_last_token_converges_one_token_a_round() -> 
     for before, after in pairwise(made):
         if len(before.verdict.tokens) > 1:
             continue
-        # The guesses are those of the round before, moved on by one step of the recurrence.
+        # The draft tokens are those of the round before, moved on by one step of the recurrence.
         previous = before.tree.tokens[1:].tolist()
         assert after.tree.tokens[1:].tolist() == [token * 5 % 64 for token in previous]
     assert any(len(each.verdict.tokens) == 1 for each in made[:-1])
@@ -183,14 +183,14 @@ def test_a_text_that_depends_on_its_last_token_converges_one_token_a_round() -> 
         (JacobiInit.RANDOM, None),
     ],
 )
-def test_first_guesses_by_fill(fill: JacobiInit, expected: list[int] | None) -> None:
+def test_first_draft_tokens_by_fill(fill: JacobiInit, expected: list[int] | None) -> None:
     drafter, prompt = JacobiDrafter(fill, block=4), [1, 2, 3, 4, 1]
     drafter.begin(prompt)
     found = drafter.propose(1, AMPLE).tokens[1:].tolist()
     assert found == expected if expected else set(found) <= set(prompt)
 
 
-def test_the_seed_decides_random_guesses() -> None:
+def test_the_seed_decides_random_draft_tokens() -> None:
     model, prompt = ScriptedModel(random_logits(50), 50), list(range(50))
 
     def proposed(seed: int) -> list[list[int]]:
@@ -200,17 +200,17 @@ def test_the_seed_decides_random_guesses() -> None:
     assert proposed(1) == proposed(1) != proposed(2)
 
 
-def test_guesses_that_were_not_scored_are_kept() -> None:
+def test_draft_tokens_that_were_not_scored_are_kept() -> None:
     drafter = JacobiDrafter(JacobiInit.RANDOM, block=5)
     drafter.begin(list(range(10)))
-    guesses = drafter.propose(9, AMPLE).tokens[1:].tolist()
+    draft_tokens = drafter.propose(9, AMPLE).tokens[1:].tolist()
     drafter.observe(TokenTree.chain(9), OUT, Verdict((0,), (), False))
-    assert drafter.propose(0, AMPLE).tokens[1:5].tolist() == guesses[1:]
+    assert drafter.propose(0, AMPLE).tokens[1:5].tolist() == draft_tokens[1:]
     drafter.observe(TokenTree.chain(0, [77]), OUT, Verdict((0, 0), (), False))
-    assert drafter.propose(0, AMPLE).tokens[1:3].tolist() == guesses[3:]
+    assert drafter.propose(0, AMPLE).tokens[1:3].tolist() == draft_tokens[3:]
 
 
-def test_only_the_rows_that_were_scored_refine_guesses() -> None:
+def test_only_the_rows_that_were_scored_refine_draft_tokens() -> None:
     drafter = JacobiDrafter(JacobiInit.RANDOM, block=5)
     drafter.begin(list(range(10)))
     tree = drafter.propose(9, AMPLE)
@@ -232,7 +232,7 @@ def test_the_rows_may_lie_anywhere_in_a_tree_of_several_drafters(make_tree: Any)
     assert drafter.propose(10, AMPLE).tokens.tolist() == [10, 12, 14]
 
 
-def test_beginning_again_forgets_guesses_and_interrupted_rounds() -> None:
+def test_beginning_again_forgets_draft_tokens_and_interrupted_rounds() -> None:
     used, fresh = JacobiDrafter(), JacobiDrafter()
     used.begin([1, 2, 3, 1])
     used.propose(1, AMPLE)  # interrupted here
@@ -246,13 +246,13 @@ def test_beginning_again_forgets_guesses_and_interrupted_rounds() -> None:
     assert used.propose(4, AMPLE).tokens.tolist() == fresh.propose(4, AMPLE).tokens.tolist()
 
 
-def test_confidence_is_learnt_by_how_a_guess_came_about() -> None:
+def test_confidence_is_learnt_by_how_a_draft_token_came_about() -> None:
     drafter = JacobiDrafter(JacobiInit.REPEAT_LAST, block=4)
     made = list(rounds(drafter, ScriptedModel(constant, 64), [1, 2], [AMPLE] * 3))
     stable = made[1].tree.confidence
-    # The first round refined every guess to 7, the second found them as they were.
+    # The first round refined every draft token to 7, the second found them as they were.
     assert made[1].tree.tokens.tolist() == [7, 7, 7, 7, 7]
-    assert made[2].tree.confidence[1] > stable[1]  # by now one such guess was right
+    assert made[2].tree.confidence[1] > stable[1]  # by now one such draft token was right
     before = JacobiDrafter(JacobiInit.REPEAT_LAST).snapshot()["acceptance"]
     (seen, right) = (drafter.snapshot()["acceptance"] - before)[:2]
     # Filled wrong once and right in the third round; refined right in the second.

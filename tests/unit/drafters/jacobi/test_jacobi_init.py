@@ -1,4 +1,4 @@
-"""First guesses: where they come from, and that they depend on the text and the seed alone."""
+"""First draft tokens: where they come from, and that they depend on the text and the seed alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_random_tokens_are_of_the_text_and_follow_the_seed(
         assert set(filler(JacobiInit.RANDOM, text, seed).fill([], 1000)) == set(text)
 
 
-def test_another_seed_gives_other_guesses_and_so_does_another_draw() -> None:
+def test_another_seed_gives_other_draft_tokens_and_so_does_another_draw() -> None:
     text = list(range(100))
     one = filler(JacobiInit.RANDOM, text, 1)
     first = one.fill([], 20)

@@ -35,7 +35,7 @@ Cells = dict[tuple[int, int], int]  # the window's tokens by row and by position
 )
 def test_a_size_is_read(text: str, expected: tuple[int, int, int]) -> None:
     size = WindowSize.parse(text)
-    assert (size.width, size.ngram, size.guesses) == expected
+    assert (size.width, size.ngram, size.draft_tokens) == expected
     assert WindowSize.parse(str(size)) == size
     assert size.num_rows == (expected[1] - 1) * (expected[0] + expected[2])
 
@@ -58,7 +58,7 @@ def test_a_size_for_so_many_rows_has_no_more_and_wastes_few() -> None:
     for num_rows in range(2, 300):
         size = WindowSize.within(num_rows)
         assert num_rows - (size.ngram - 1) < size.num_rows <= num_rows
-        assert 0 <= size.guesses - size.width <= 1
+        assert 0 <= size.draft_tokens - size.width <= 1
 
 
 class Round(NamedTuple):
@@ -145,7 +145,7 @@ models = st.builds(
 )
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 sizes = st.builds(
-    WindowSize, width=st.integers(1, 4), ngram=st.integers(2, 4), guesses=st.integers(1, 4)
+    WindowSize, width=st.integers(1, 4), ngram=st.integers(2, 4), draft_tokens=st.integers(1, 4)
 )
 budgets = st.builds(
     Budget,
@@ -209,7 +209,7 @@ def test_a_window_moves_on_and_is_harvested_as_defined(
         for place, token in now.items():
             assert token == before[place] if place in before else token in after
         for first in range(8):
-            assert drafter._pool.after(first) == latest(added, first, size.guesses)
+            assert drafter._pool.after(first) == latest(added, first, size.draft_tokens)
 
 
 @given(model=models, prompt=prompts, size=sizes, budget=budgets)
@@ -231,18 +231,18 @@ def test_a_round_keeps_its_budget_and_has_no_equal_siblings(
 
 
 @given(model=models, prompt=prompts, size=sizes)
-def test_what_followed_the_pending_token_is_guessed_beside_the_window(
+def test_what_followed_the_pending_token_is_drafted_beside_the_window(
     model: ScriptedModel, prompt: list[int], size: WindowSize
 ) -> None:
     drafter = LookaheadDrafter(size)
     drafter.begin(prompt)
     found = {token: drafter._pool.after(token) for token in range(8)}
     for each in rounds(drafter, model, prompt, [AMPLE] * 10):
-        guesses = found[each.text[-1]]
+        draft_tokens = found[each.text[-1]]
         paths = {tuple(path_below(each.levels, column)) for column in range(size.width)}
-        assert all(follow(each.tree, path) is not None for path in (*paths, *guesses))
+        assert all(follow(each.tree, path) is not None for path in (*paths, *draft_tokens))
         # And nothing else: every row lies on one of these paths.
-        prefixes = {path[:end] for path in (*paths, *guesses) for end in range(len(path) + 1)}
+        prefixes = {path[:end] for path in (*paths, *draft_tokens) for end in range(len(path) + 1)}
         assert len(each.tree) == len(prefixes)
         found = {token: drafter._pool.after(token) for token in range(8)}
 
@@ -251,7 +251,7 @@ def test_matches_come_from_the_prompt_in_the_first_round() -> None:
     drafter = LookaheadDrafter(WindowSize(3, 4, 2), seed=5)
     drafter.begin([9, 1, 2, 3, 9, 4, 5, 6, 9, 7, 8, 9, 9])
     tree = drafter.propose(9, AMPLE)
-    # Three n-grams begin with 9; the two latest are guessed.
+    # Three n-grams begin with 9; the two latest are drafted.
     assert follow(tree, [7, 8, 9]) is not None and follow(tree, [4, 5, 6]) is not None
     assert follow(tree, [1, 2]) is None
     chain = drafter.propose(9, NO_WINDOW)
@@ -323,7 +323,7 @@ def cycle(tokens: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("budget", [AMPLE, NO_WINDOW, Budget(4, 20), Budget(1, 2)])
-def test_filled_positions_are_guessed_for_where_they_stand(budget: Budget) -> None:
+def test_filled_positions_are_drafted_for_where_they_stand(budget: Budget) -> None:
     """By what followed in a periodic text, every cell of the window is right."""
     drafter = LookaheadDrafter(WindowSize(4, 4, 2), JacobiInit.NGRAM)
     for text, levels, _, _ in rounds(drafter, ScriptedModel(cycle, 8), CYCLE * 2, [budget] * 9):
@@ -425,7 +425,7 @@ def test_confidence_is_learnt_for_window_and_pool_apart() -> None:
     assert drafter.propose(1, AMPLE).tokens.tolist() == [1, 2, 3]
     drafter.observe(TokenTree.chain(1), OUT, Verdict((2, 9), (), False))
     changed = acceptance(drafter) - before
-    # The n-gram's first guess was right, its second wrong; nothing is said of the window.
+    # The n-gram's first draft token was right, its second wrong; nothing is said of the window.
     assert np.flatnonzero(changed).tolist() == [3, 4] and changed[3] > 0 > changed[4]
     learnt = acceptance(drafter)
     drafter.observe(TokenTree.chain(9), OUT, Verdict((2, 9), (), False))  # without a proposal
@@ -451,7 +451,7 @@ def test_confidence_is_by_depth_in_the_window_and_by_how_lately_in_the_pool() ->
     assert below.tolist() == pytest.approx(estimates[[4, 6, 8, 10, 10]])
 
 
-def test_a_guess_of_window_and_pool_counts_as_the_likelier() -> None:
+def test_a_draft_token_of_window_and_pool_counts_as_the_likelier() -> None:
     drafter = LookaheadDrafter(WindowSize(3, 3, 1))
     drafter.begin([1, 2, 3, 1])
     drafter._levels = [[1, 2, 7]]

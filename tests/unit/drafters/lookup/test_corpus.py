@@ -62,7 +62,7 @@ def test_what_follows_the_match_is_proposed() -> None:
     tree = proposed(drafter_of(POEM), [5, 10, 11, 12])
     assert tree.tokens.tolist() == [12, 13, 14, 15, 16] and tree.is_chain
     assert tree.proposed_by == ("", *["corpus"] * 4)
-    # The longer the match, the surer; below a guess the match is longer by it.
+    # The longer the match, the surer; below a draft token the match is longer by it.
     expected = [_priors()[_kind(length, 1, 1)] for length in (3, 4, 5, 6)]
     assert tree.confidence[1:].tolist() == pytest.approx(expected)
 
@@ -104,9 +104,9 @@ def test_proposals_occur_in_a_document_and_keep_the_budget(
     assert len(tree) <= budget.num_rows and max(tree.depths) <= budget.num_draft_tokens
     assert tree.tokens[0] == text[-1] and tree.is_chain >= (not budget.branches)
     rows = paths(tree)
-    assert len(rows) == len(tree) - 1  # no two rows are the same guess
-    for guess in rows:
-        around = [*text[-2:], *guess]
+    assert len(rows) == len(tree) - 1  # no two rows are the same draft token
+    for candidate in rows:
+        around = [*text[-2:], *candidate]
         assert any(
             document[place : place + len(around)] == around
             for document in documents
@@ -160,14 +160,14 @@ def test_beginning_again_forgets_the_text() -> None:
 @pytest.mark.parametrize(
     ("written", "learnt"),
     [
-        # Guesses 13 14 15 16 after a match of 3, and below it of 4, 5 and 6.
+        # Draft tokens 13 14 15 16 after a match of 3, and below it of 4, 5 and 6.
         ((13, 14, 15, 16, 17), [(3, True), (4, True), (5, True), (6, True)]),
         ((13, 50), [(3, True), (4, False)]),
         ((50,), [(3, False)]),
         ((13,), [(3, True)]),
     ],
 )
-def test_each_guess_that_the_text_decides_is_learnt_from_once(
+def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
     monkeypatch: Any, written: tuple[int, ...], learnt: list[tuple[int, bool]]
 ) -> None:
     seen: list[tuple[int, bool]] = []
@@ -263,4 +263,4 @@ def test_the_output_is_the_models_own(decode: Any, greedy: Any, scripted: Any) -
     model = scripted(len(prompt), script, vocab_size=VOCAB_SIZE)
     run = decode(model, prompt, [drafter_of(POEM)], max_tokens=9)
     assert run.tokens == greedy(model, prompt, 9) == script
-    assert len(run.rounds) < 9  # some guesses were right
+    assert len(run.rounds) < 9  # some draft tokens were right

@@ -270,7 +270,7 @@ def test_an_index_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @given(choice=st.data())
-def test_damage_to_data_too_large_to_check_costs_guesses_only(
+def test_damage_to_data_too_large_to_check_costs_draft_tokens_only(
     tmp_path_factory: Any, choice: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("index") / "docs.corpus"

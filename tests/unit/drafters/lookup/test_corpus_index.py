@@ -180,7 +180,7 @@ def test_a_token_beyond_the_vocabulary_is_never_returned() -> None:
 
 
 @given(data=st.binary(min_size=8, max_size=240), text=texts)
-def test_damaged_data_costs_guesses_only(data: bytes, text: list[int]) -> None:
+def test_damaged_data_costs_draft_tokens_only(data: bytes, text: list[int]) -> None:
     num_tokens = len(data) // 8
     index = CorpusIndex(data, 0, num_tokens, VOCAB_SIZE)
     matches = [index.match(text), CorpusMatch(0, 0, num_tokens)]
@@ -196,7 +196,9 @@ def test_damaged_data_costs_guesses_only(data: bytes, text: list[int]) -> None:
 
 
 @given(places=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=20), text=texts)
-def test_suffixes_that_lie_outside_cost_guesses_only(places: list[int], text: list[int]) -> None:
+def test_suffixes_that_lie_outside_cost_draft_tokens_only(
+    places: list[int], text: list[int]
+) -> None:
     tokens = [place % VOCAB_SIZE for place in places]
     data = np.array(tokens, ">u4").tobytes() + np.array(places, "<i4").tobytes()
     index = CorpusIndex(data, 0, len(places), VOCAB_SIZE)

@@ -1,4 +1,4 @@
-"""The n-gram cache guesses what was written before, and is as sure of it as outcomes allow."""
+"""The n-gram cache drafts what was written before, and is as sure of it as outcomes allow."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_contexts_do_not_reach_over_the_beginning_of_a_generation(path: Path) ->
     assert saved(path, (8,)) == [(9, 1)] and saved(path, (8, 9)) == [(5, 1)]
 
 
-def test_another_session_is_guessed_from(path: Path) -> None:
+def test_another_session_is_drafted_from(path: Path) -> None:
     drafter = open_drafter(path)
     write(drafter, [1, 2, 3], [4, 5], [6, 7, 8])
     assert drafter.propose(8, CHAINS).tokens.tolist() == [8]  # never followed by anything
@@ -119,7 +119,7 @@ def test_another_session_is_guessed_from(path: Path) -> None:
     assert later.propose(3, Budget(0, 1)).tokens.tolist() == [3]
 
 
-def test_the_same_session_is_guessed_from_before_it_is_saved(path: Path) -> None:
+def test_the_same_session_is_drafted_from_before_it_is_saved(path: Path) -> None:
     drafter = open_drafter(path)
     write(drafter, [1, 2, 3], [4, 5, 6])
     drafter.begin([1, 2, 3])
@@ -133,9 +133,9 @@ def test_the_longest_known_context_is_followed(path: Path) -> None:
         write(drafter, [9], [3, 100])
         write(drafter, [8], [2, 3, 101], [9])
     write(drafter, [1], [2, 3, 102])
-    for prompt, guess in (([1, 2, 3], 102), ([7, 2, 3], 101), ([7, 9, 3], 100)):
+    for prompt, candidate in (([1, 2, 3], 102), ([7, 2, 3], 101), ([7, 9, 3], 100)):
         drafter.begin(prompt)
-        assert drafter.propose(3, Budget(1, 64, branches=False)).tokens.tolist() == [3, guess]
+        assert drafter.propose(3, Budget(1, 64, branches=False)).tokens.tolist() == [3, candidate]
     drafter.begin([6, 6, 3])  # both longer contexts are new
     tokens = drafter.propose(3, Budget(1, 64)).tokens.tolist()
     assert sorted(tokens[1:]) == [100, 101, 102]
@@ -180,7 +180,7 @@ def test_confidence_rises_with_context_count_and_share(path: Path) -> None:
         *((1, 1, 4), (2, 2, 5), (3, 3, 5), (4, 5, 6), (9, 9, 6), (10, 10, 7), (80, 100, 7)),
     ],
 )
-def test_each_kind_of_guess_is_learnt_about_by_itself(
+def test_each_kind_of_draft_token_is_learnt_about_by_itself(
     path: Path, count: int, total: int, evidence: int
 ) -> None:
     for context in ((3,), (2, 3), (1, 2, 3)):
@@ -196,7 +196,7 @@ def test_each_kind_of_guess_is_learnt_about_by_itself(
             assert kinds_seen(drafter) == {(order, evidence): (1, right)}
 
 
-def test_a_round_teaches_about_every_guess_that_the_text_decides(path: Path) -> None:
+def test_a_round_teaches_about_every_draft_token_that_the_text_decides(path: Path) -> None:
     drafter = open_drafter(path)
     write(drafter, [1, 2, 3], [4, 5, 6])
     write(drafter, [1, 2, 3], [4, 5, 7])
@@ -215,7 +215,7 @@ def test_a_round_that_did_not_ask_teaches_nothing(path: Path, make_tree: Any) ->
     write(drafter, [1, 2, 3], [4, 5, 6])
     drafter.begin([1, 2, 3])
     drafter.propose(3, CHAINS)
-    drafter.begin([1, 2, 3])  # the guesses of a generation that was cut off
+    drafter.begin([1, 2, 3])  # the draft tokens of a generation that was cut off
     before = drafter.snapshot()["acceptance"]
     drafter.observe(make_tree(3, [4], [0]), OUT, Verdict((4, 5), (1,), True))
     assert (drafter.snapshot()["acceptance"] == before).all()
@@ -230,7 +230,7 @@ def test_a_round_that_did_not_ask_teaches_nothing(path: Path, make_tree: Any) ->
 def test_confidence_is_calibrated(path: Path) -> None:
     # A text in which each token is followed by one of three, drawn 6 : 3 : 1 by the seed: every
     # context has the same followers, so shares estimate these chances. 4000 rounds; a bin of 300
-    # guesses has a standard error of 0.03 at most, and counts lag behind at first.
+    # draft tokens has a standard error of 0.03 at most, and counts lag after at first.
     rng = np.random.default_rng(7)
     successors = rng.permuted(np.tile(np.arange(40), (40, 1)), axis=1)[:, :3]
     drafter, pending = open_drafter(path), 0
@@ -348,7 +348,7 @@ def test_a_vocabulary_that_is_too_large_is_refused(path: Path) -> None:
         NgramCacheDrafter(path, "v", 2**21 - 1)
 
 
-def test_the_text_is_the_same_and_a_second_session_has_more_guesses_right(
+def test_the_text_is_the_same_and_a_second_session_has_more_draft_tokens_right(
     path: Path, decode: Any, greedy: Any, scripted: Any
 ) -> None:
     script = np.random.default_rng(3).integers(0, VOCAB, 60).tolist()

@@ -241,7 +241,7 @@ def assert_starts_anew(path: Path, warnings: list[str], why: str) -> None:
     assert store.save()
     assert store.lookup((1, 2), 4) == open_store(path).lookup((1, 2), 4) == (1, [(4, 1)])
     assert len(warnings) == 1
-    assert str(path) in warnings[0] and "starts anew" in warnings[0] and why in warnings[0]
+    assert str(path) in warnings[0] and "starts again" in warnings[0] and why in warnings[0]
 
 
 def sealed(content: bytes, magic: bytes = b"ESNGRAM\n") -> bytes:

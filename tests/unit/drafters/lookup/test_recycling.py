@@ -77,7 +77,7 @@ def score(model: ScriptedModel, text: Sequence[int], tree: TokenTree) -> tuple[F
     return out, verify(tree, out, Sampler(SamplingParams(), text))
 
 
-def guesses(drafter: RecyclingDrafter, token: int) -> set[int]:
+def draft_tokens(drafter: RecyclingDrafter, token: int) -> set[int]:
     """All that may follow a token."""
     return set(drafter.propose(token, CHILDREN).tokens[1:].tolist())
 
@@ -90,17 +90,17 @@ def test_every_row_is_kept_the_rejected_ones_too(make_tree: Any) -> None:
     model = ScriptedModel(random_logits(40, order=2), 40)
     drafter = RecyclingDrafter()
     drafter.begin([5, 6])
-    assert not guesses(drafter, 6)
+    assert not draft_tokens(drafter, 6)
     tree = make_tree(6, [1, 2, 3, 4], [0, 0, 1, 2])
     out, verdict = score(model, [5, 6], tree)
     assert len(verdict.kept) < 5
     drafter.observe(tree, out, verdict)
-    assert guesses(drafter, 6) == best(model.next_logits, 5, 6)
-    assert guesses(drafter, 1) == best(model.next_logits, 6, 1)
-    assert guesses(drafter, 2) == best(model.next_logits, 6, 2)
-    assert guesses(drafter, 3) == best(model.next_logits, 1, 3)
-    assert guesses(drafter, 4) == best(model.next_logits, 2, 4)
-    assert not guesses(drafter, 5)  # never scored
+    assert draft_tokens(drafter, 6) == best(model.next_logits, 5, 6)
+    assert draft_tokens(drafter, 1) == best(model.next_logits, 6, 1)
+    assert draft_tokens(drafter, 2) == best(model.next_logits, 6, 2)
+    assert draft_tokens(drafter, 3) == best(model.next_logits, 1, 3)
+    assert draft_tokens(drafter, 4) == best(model.next_logits, 2, 4)
+    assert not draft_tokens(drafter, 5)  # never scored
 
 
 def test_a_vocabulary_smaller_than_the_table_is_wide() -> None:
@@ -109,7 +109,7 @@ def test_a_vocabulary_smaller_than_the_table_is_wide() -> None:
     for vocab_size in (1, 2, 5):
         out = Forward(np.random.default_rng(0).normal(size=(1, vocab_size)).astype(np.float32))
         drafter.observe(TokenTree.chain(1), out, Verdict((0,), (), False))
-        assert guesses(drafter, 1) == set(range(vocab_size))
+        assert draft_tokens(drafter, 1) == set(range(vocab_size))
 
 
 def test_padding_is_not_kept() -> None:
@@ -119,7 +119,7 @@ def test_padding_is_not_kept() -> None:
     tree = TokenTree.chain(5, [7])
     out, verdict = score(model, [5], tree.padded(4))
     drafter.observe(tree, out, verdict)
-    assert guesses(drafter, 7) and not guesses(drafter, 0)
+    assert draft_tokens(drafter, 7) and not draft_tokens(drafter, 0)
 
 
 @pytest.mark.parametrize("accepted_first", [True, False])
@@ -138,7 +138,7 @@ def test_of_rows_with_the_same_token_the_one_in_the_text_counts(
     drafter = RecyclingDrafter()
     drafter.begin([5, 6])
     drafter.observe(tree, out, verdict)
-    assert guesses(drafter, right) == best(model.next_logits, 6, right)
+    assert draft_tokens(drafter, right) == best(model.next_logits, 6, right)
 
 
 def test_a_later_round_counts_more_than_an_earlier_one() -> None:
@@ -148,7 +148,7 @@ def test_a_later_round_counts_more_than_an_earlier_one() -> None:
     for text in ([5, 6], [9, 6]):
         tree = TokenTree.chain(6)
         drafter.observe(tree, *score(model, text, tree))
-    assert guesses(drafter, 6) == best(model.next_logits, 9, 6)
+    assert draft_tokens(drafter, 6) == best(model.next_logits, 9, 6)
 
 
 def score_tokens(drafter: RecyclingDrafter, tokens: Sequence[int]) -> None:
@@ -177,12 +177,12 @@ def test_the_table_is_bounded_and_forgets_what_was_scored_least_lately() -> None
     assert len(drafter._table) == MAX_TABLE_TOKENS
     score_tokens(drafter, [500, 1003, 1001])  # 500 is new; 1001 and 1003 are the latest now
     assert len(drafter._table) == MAX_TABLE_TOKENS
-    assert not guesses(drafter, 1002) and guesses(drafter, 1004)
+    assert not draft_tokens(drafter, 1002) and draft_tokens(drafter, 1004)
     score_tokens(drafter, [501, 502, 503])
-    assert not any(guesses(drafter, token) for token in (1004, 1005, 1006))
+    assert not any(draft_tokens(drafter, token) for token in (1004, 1005, 1006))
     # Row 0 of a round, 1000, is a row of the text and comes after its rejected ones.
     kept = (500, 501, 502, 503, 1000, 1001, 1003, 1007)
-    assert all(guesses(drafter, token) for token in kept)
+    assert all(draft_tokens(drafter, token) for token in kept)
     assert 0 < size_in_bytes(drafter._table) < 2_000_000
 
 
@@ -194,9 +194,9 @@ def test_a_restored_table_is_no_larger() -> None:
     fresh.restore(drafter.snapshot())
     assert size_in_bytes(fresh._table) < 2_000_000
     score_tokens(fresh, [MAX_TABLE_TOKENS])
-    assert guesses(fresh, MAX_TABLE_TOKENS)
+    assert draft_tokens(fresh, MAX_TABLE_TOKENS)
     # The order of the table is part of the snapshot. Token 0 is the row of the text, the latest.
-    assert guesses(fresh, 0) and not guesses(fresh, 1)
+    assert draft_tokens(fresh, 0) and not draft_tokens(fresh, 1)
 
 
 def table_of(next_logits: NextLogits, vocab_size: int) -> RecyclingDrafter:
@@ -319,7 +319,7 @@ def test_the_table_belongs_to_a_conversation(decode: Any, prompt: list[int], kep
     drafter.begin(prompt)
     scored = set(run.session.committed[len(SYSTEM) + 1 :])
     assert 2 in scored
-    assert all(bool(guesses(drafter, token)) == kept for token in scored)
+    assert all(bool(draft_tokens(drafter, token)) == kept for token in scored)
 
 
 def content(tree: TokenTree) -> list[list[float]]:
@@ -348,7 +348,7 @@ def test_a_snapshot_carries_the_table_and_what_was_learnt(decode: Any) -> None:
 def test_a_drafter_that_has_seen_nothing_has_a_snapshot_too() -> None:
     used, fresh = table_of(random_logits(40), 40), RecyclingDrafter()
     used.restore(fresh.snapshot())
-    assert not guesses(used, 1)
+    assert not draft_tokens(used, 1)
     used.begin([1])
     assert len(used.propose(1, BUDGET)) == 1
 
@@ -368,7 +368,7 @@ def test_a_drafter_that_has_seen_nothing_has_a_snapshot_too() -> None:
         ("entries", np.zeros((40, 3, 8), np.int32)),
         ("entries", np.zeros((39, 2, 8), np.int32)),
         ("entries", np.zeros((40, 2, 8))),
-        ("entries", np.full((40, 2, 8), 24, np.int32)),  # no such kind of guess
+        ("entries", np.full((40, 2, 8), 24, np.int32)),  # no such kind of draft token
         ("entries", np.full((40, 2, 8), -1, np.int32)),
         ("entries", np.int32(0)),
     ],
@@ -403,7 +403,7 @@ def cycle(period: int) -> NextLogits:
     return next_logits
 
 
-def test_what_was_scored_before_is_guessed_and_accepted(decode: Any) -> None:
+def test_what_was_scored_before_is_drafted_and_accepted(decode: Any) -> None:
     run = decode(ScriptedModel(cycle(12), 12), [0], [RecyclingDrafter()], max_tokens=60)
     assert run.tokens == [(1 + i) % 12 for i in range(60)]
     # Each token is new in the first period; later several are accepted a round.

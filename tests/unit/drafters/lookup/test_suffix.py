@@ -121,7 +121,7 @@ def test_the_index_stays_linear(alphabet: int) -> None:
     assert sum(map(len, index._next)) < 3 * len(text)
 
 
-def test_a_repeated_text_is_guessed_and_a_new_one_is_not() -> None:
+def test_a_repeated_text_is_drafted_and_a_new_one_is_not() -> None:
     drafter = SuffixDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1, 2])
     tree = drafter.propose(2, BUDGET)
@@ -184,14 +184,14 @@ def acceptance(drafter: SuffixDrafter) -> list[float]:
 @pytest.mark.parametrize(
     ("written", "learnt"),
     [
-        # Guesses 3 4 5 after a match of 2. Rows below a wrong one say nothing.
+        # Draft tokens 3 4 5 after a match of 2. Rows below a wrong one say nothing.
         ((3, 4, 5, 9), [(2, True), (3, True), (4, True)]),
         ((3, 9), [(2, True), (3, False)]),
         ((9,), [(2, False)]),
         ((3,), [(2, True)]),  # cut by a stop token
     ],
 )
-def test_each_guess_that_the_text_decides_is_learnt_from_once(
+def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
     written: tuple[int, ...], learnt: list[tuple[int, bool]]
 ) -> None:
     drafter = SuffixDrafter()
@@ -208,7 +208,9 @@ def test_each_guess_that_the_text_decides_is_learnt_from_once(
         right[6 * row] += outcome
     np.testing.assert_allclose(change[:2], [seen, right], atol=1e-9)
     after = drafter._acceptance.snapshot()
-    drafter.observe(TokenTree.chain(9), OUT, Verdict((1, 2), (), False))  # a round without guess
+    drafter.observe(
+        TokenTree.chain(9), OUT, Verdict((1, 2), (), False)
+    )  # a round without draft token
     assert np.array_equal(drafter._acceptance.snapshot(), after)
 
 
