@@ -80,7 +80,7 @@ def raises(targets: Any, name: str, data: bytes, kind: type[BaseException]) -> b
 
 
 def minimized(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
-    """Without parts that it fails without, the largest first."""
+    """Leaves out parts that it fails without, the largest first."""
     size = len(data) // 2
     while size:
         at = 0

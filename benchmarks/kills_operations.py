@@ -77,7 +77,7 @@ def same(values: Any) -> int:
 
 
 def exports(model: Path, folder: Path) -> dict[str, Operation]:
-    """Of the tiny model, by turns in two quantizations: an even and an odd version."""
+    """Exports the tiny model, by turns in two quantizations: an even and an odd version."""
     checkpoint = open_checkpoint(model)
     bundle, gguf = folder / "bundle", folder / "model.gguf"
 

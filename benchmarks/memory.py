@@ -40,7 +40,7 @@ TEXT = "The moon pulls the sea towards itself, and so there are tides twice a da
 
 
 def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
-    """In this process, which must not have opened a model before."""
+    """Measures in this process, which must not have opened a model before."""
     target, _, draft = case.partition("+")
     (model, runtime, quantization), (draft_model, draft_runtime, _) = parsed(target), parsed(draft)
     options: dict[str, Any] = {

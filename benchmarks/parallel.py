@@ -31,7 +31,7 @@ ARMS = {"plain": "none", "auto": "auto", "shared": "auto"}  # the drafters of ea
 
 @dataclass
 class Answers:
-    """Of one conversation."""
+    """Holds the answers of one conversation."""
 
     texts: list[tuple[int, list[int]]] = field(default_factory=list)  # prompt and tokens
     written: list[tuple[float, int]] = field(default_factory=list)  # when, and how many tokens

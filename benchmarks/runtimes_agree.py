@@ -20,7 +20,7 @@ from edge_spec.exporters.parity import compare, parity_text, score_text
 
 
 def margin(engine: Engine, tokens: list[int], first: int, second: int) -> float:
-    """By how much the runtime prefers `first` to `second` after `tokens`."""
+    """Returns by how much the runtime prefers `first` to `second` after `tokens`."""
     session = engine.parts.model.open_session()
     try:
         session.prefill(tokens[:-1])

@@ -61,7 +61,7 @@ main()
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process, at a time in seconds since the start."""
+    """Holds what one process uses, at a time in seconds since the start."""
 
     at_s: float
     memory_bytes: int
@@ -138,7 +138,7 @@ def ask_sdk(process: subprocess.Popen[str], number: int) -> list[Outcome]:
 
 
 def growth(samples: list[Usage], until_s: float) -> dict[str, Any]:
-    """Of one process, after the first half of the time."""
+    """Returns the growth of one process, after the first half of the time."""
     warm = [each for each in samples if each.at_s >= until_s / 2] or samples
     window = max(1, len(warm) // 5)
     first, last = warm[:window], warm[-window:]

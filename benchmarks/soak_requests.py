@@ -28,8 +28,8 @@ FILLER = "The quick brown fox jumps over the lazy dog, and number {number} follo
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one request. key: what was asked, the same for the same request whichever way it came;
-    None where the text is not compared. sampled: with a seed, else greedily."""
+    """Holds what came of one request. key: what was asked, the same for the same request whichever
+    way it came; None where the text is not compared. sampled: with a seed, else greedily."""
 
     kind: str
     key: str | None = None

@@ -114,7 +114,7 @@ class Asker:
         return [Outcome("conversation", asked, text)]
 
     def changed_drafter(self, random: Random) -> list[Outcome]:
-        """From one drafter to another in the middle of an answer."""
+        """Changes from one drafter to another in the middle of an answer."""
         prompt, text = random.choice(self._prompts), ""
         before = self._engine.drafter
         try:

@@ -30,7 +30,7 @@ SHOWN_WIDTHS = WIDTHS[:-1]
 
 
 def measure_costs(arguments: Any) -> dict[str, Any]:
-    """Of each way to store a target: all its sizes and both drafts, interleaved."""
+    """Measures each way to store a target: all its sizes and both drafts, interleaved."""
     results: dict[str, Any] = {}
     for target in arguments.targets:
         format, quantization = target.split(":")

@@ -34,7 +34,7 @@ def cut(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without what a terminal could obey."""
+    """Removes what a terminal could obey."""
     line = " ".join(text.split())
     return "".join(each if each.isprintable() else "\ufffd" for each in line)
 

@@ -52,7 +52,7 @@ class GgufModelInfo:
 
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
-    """Of the supported architectures everything is checked that a conversion needs, of others
+    """Checks of the supported architectures everything that a conversion needs, of others
     that the file is complete. Raises ModelFileError.
 
     The library ends the process where an assertion of its own fails, so all that it asserts about

@@ -24,8 +24,8 @@ _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a lit
 
 
 def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
-    """For each matrix [in], measured by the reference on the beginnings of our own prompts; none
-    for an embedding that is no head."""
+    """Returns an array [in] for each matrix, measured by the reference on the beginnings of our own
+    prompts; none for an embedding that is no head."""
     progress("Measuring what weights are multiplied with", 0.0)
     tokenizer = Tokenizer(checkpoint.tokenizer_json())
     tokens: list[int] = []

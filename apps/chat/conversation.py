@@ -36,7 +36,7 @@ class Stop:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Within the block, `request` ends what is watched; an earlier request is over."""
+        """Makes `request` within the block end what is watched; an earlier request is over."""
         self.requested = False
         try:
             yield

@@ -45,7 +45,7 @@ class Meter:
 
 
 def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
-    """As many of the figures as fit into `width` cells, the most telling first: those of the
+    """Shows as many of the figures as fit into `width` cells, the most telling first: those of the
     answer that is being written, or of the last one. note: what else there is to say."""
     parts = [note] if note else []
     running = conversation.running

@@ -55,7 +55,8 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Of all conversations, beside converted models; in memory where there can be no file."""
+    """Opens the history of all conversations, beside converted models; in memory where there can be
+    no file."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

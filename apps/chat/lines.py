@@ -90,7 +90,7 @@ def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: boo
 
 @contextmanager
 def _interrupt_stops(stop: Stop) -> Iterator[None]:
-    """Within the block, the first Ctrl-C stops what is running; a second one raises."""
+    """Makes the first Ctrl-C within the block stop what is running; a second one raises."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

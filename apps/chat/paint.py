@@ -1,4 +1,4 @@
-"""From what is to be shown to text for a terminal, in which nothing can command the terminal."""
+"""Turns what is to be shown into text for a terminal, in which nothing can command the terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain(shown: RenderableType, width: int = 80) -> str:
 
 
 def bar_character() -> str:
-    """Of charts: a block, where standard output can print one."""
+    """Returns the bars of charts: a block, where standard output can print one."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     return "\u2588" if encoding.lower().startswith("utf") else "#"
 

@@ -33,7 +33,7 @@ class Tail:
         self._not_before = 0.0
 
     def fragments(self, text: str, room: Room) -> StyleAndTextTuples:
-        """At most `room.rows` lines, the last of what `text` is painted as."""
+        """Returns at most `room.rows` lines, the last of what `text` is painted as."""
         begun = self._clock()
         is_longer = room == self._room and text.startswith(self._text)
         if is_longer and (text == self._text or begun < self._not_before):

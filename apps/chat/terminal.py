@@ -76,7 +76,7 @@ class Terminal:
         self._session.default_buffer.on_text_changed += lambda buffer: self._let_go()
 
     def talk(self) -> None:
-        """Until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
+        """Talks until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
         try:
             with patch_stdout():  # warnings, too, appear above the input
                 asyncio.run(self._talk())

@@ -116,7 +116,7 @@ class _Behind(Thread):
 
 @contextmanager
 def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
-    """Within the block, SIGINT, SIGTERM and SIGHUP close the window; gives those that came.
+    """Makes SIGINT, SIGTERM and SIGHUP close the window within the block; gives those that came.
 
     Python's handlers would wait until the window's own loop, which is native, runs Python again.
     """

@@ -132,7 +132,7 @@ def _add_descriptions(
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def figures() -> Response:
-        """For Prometheus."""
+        """Answers Prometheus."""
         return Response(metrics.text(), headers={"content-type": MEDIA_TYPE})
 
     @app.get("/edge-spec/info", response_model=documents.Info)

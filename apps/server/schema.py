@@ -167,8 +167,9 @@ class CompletionRequest(_AnswerRequest):
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """As chat templates read it. Calls of tools have their arguments as a mapping there, where the
-    text is one. Raises UsageError for arguments that are nested too deeply."""
+    """Returns the message as chat templates read it. Calls of tools have their arguments as a
+    mapping there, where the text is one. Raises UsageError for arguments that are nested too
+    deeply."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)

@@ -10,7 +10,8 @@ from edge_spec import GenerationResult
 
 
 def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Of one answer, or of all choices of a reply: sums, and rates over the sums."""
+    """Returns the timings of one answer, or of all choices of a reply: sums, and rates over the
+    sums."""
     all_stats = [result.stats for result in results]
     cache_n = sum(stats.cached_n for stats in all_stats)
     prompt_n = sum(stats.prompt_n for stats in all_stats) - cache_n

@@ -1,4 +1,4 @@
-"""From a request to what an engine is asked for."""
+"""Turns a request into what an engine is asked for."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class RpcError(Exception):
 
 
 class UnreadableError(RpcError):
-    """Of a line that is no request: answered even where its `id` could not be read."""
+    """Tells of a line that is no request: it is answered even where its `id` could not be read."""
 
     def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
         super().__init__(code, message)

@@ -123,7 +123,7 @@ def _measure(
 def _peer_choice(
     model: str, loading: options.ModelOptions, models: Sequence[str], pythons: Sequence[str]
 ) -> PeerChoice:
-    """With one GGUF file for all, ourselves included."""
+    """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.bench.peers import PeerChoice, parse_choices
     from edge_spec.models.options import LoadOptions

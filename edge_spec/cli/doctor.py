@@ -113,5 +113,5 @@ def lines(finding: Finding, width: int, columns: int | None) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """On one line: a model may have any character in its tokens and names."""
+    """Puts the text on one line: a model may have any character in its tokens and names."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))

@@ -31,8 +31,8 @@ class EndSignals:
         self._unheard = 0  # those that came since Python last called a handler
 
     def acquire(self) -> None:
-        """From now on, but for those that whoever started the process has turned off, as nohup
-        does."""
+        """Watches the signals from now on, but for those that whoever started the process has
+        turned off, as nohup does."""
         for name in _NAMES:
             number = getattr(signal, name, None)
             if number is None:
@@ -60,7 +60,7 @@ class EndSignals:
 
     @property
     def status(self) -> int | None:
-        """Of a process that a signal ended; None where none came."""
+        """Returns the exit status of a process that a signal ended; None where none came."""
         return None if self._came is None else _BY_SIGNAL + self._came
 
     def release(self) -> None:

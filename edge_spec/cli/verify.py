@@ -70,7 +70,7 @@ def verify(
 def _prove(
     model: str, loading: options.ModelOptions, prompts: Sequence[Prompt], extent: Extent
 ) -> Proof:
-    """In exact mode, too, where texts differ."""
+    """Proves the default mode, and exact mode, too, where texts differ."""
     from dataclasses import replace
 
     from edge_spec.cli.opening import open_engine

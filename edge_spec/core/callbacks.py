@@ -24,7 +24,8 @@ def library_callback(function: _Function) -> _Function:
 
 
 def comes_later(number: int, frame: FrameType | None) -> bool:
-    """For a handler that would raise: whether it must not now, and is called once more soon."""
+    """Says, for a handler that would raise, whether it must not now and is called once more
+    soon."""
     while frame is not None and frame.f_code not in _codes:
         frame = frame.f_back
     if frame is None:

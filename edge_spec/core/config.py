@@ -85,7 +85,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Of its matrices, all experts included; norms and biases are few."""
+        """Counts the parameters of its matrices, all experts included; norms and biases are few."""
         attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
         mlp = 3 * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)

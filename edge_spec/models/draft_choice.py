@@ -125,7 +125,7 @@ def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
 
 
 def _format(path: Path) -> str | None:
-    """Of a conversion; None where its manifest does not say it."""
+    """Returns the format of a conversion; None where its manifest does not say it."""
     if not is_bundle(path):
         return path.suffix[1:]
     try:

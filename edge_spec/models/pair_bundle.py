@@ -183,7 +183,8 @@ class PairMember:
         return self.directory / PROFILES
 
     def path(self, format: str) -> Path:
-        """Of the variant in this format, whose files, or whose manifest, are what pair.json says.
+        """Returns the path of the variant in this format, whose files, or whose manifest, are what
+        pair.json says.
 
         Raises UsageError where there is none, BundleError.
         """

@@ -264,7 +264,7 @@ class _Writer:
 
 
 def stored_quantization(path: Path) -> str:
-    """Of a bundle, or of a GGUF file."""
+    """Returns the quantization of a bundle, or of a GGUF file."""
     if is_bundle(path):
         return read_manifest(path).quantization
     return joined_types(runtimes.open_model_info(path).weight_types)

@@ -73,7 +73,7 @@ _FILE = TypeAdapter(_File)
 
 
 def history_path(target: Source, draft: Source) -> Path:
-    """Of this pair, in the cache."""
+    """Returns the file of this pair in the cache."""
     name = f"{target.name}-{target.identity}-{draft.name}-{draft.identity}.json"
     return cache_directory() / "pairs" / name
 
@@ -122,7 +122,7 @@ class PairHistory:
         )
 
     def findings(self) -> list[str]:
-        """Of all domains."""
+        """Returns the findings of all domains."""
         found = (self.staleness(domain) for domain in sorted(self._domains))
         return [line for line in found if line is not None]
 

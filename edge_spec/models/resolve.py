@@ -1,4 +1,4 @@
-"""From a model's name to what a runtime opens: fetched, converted once, described."""
+"""Resolves a model's name to what a runtime opens: fetched, converted once, described."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def find_resolved(
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> ResolvedModel | None:
-    """As `resolve_model`, for a look at the model alone: nothing is converted, written or hashed.
+    """Resolves as `resolve_model` does, for a look at the model alone: nothing is converted,
+    written or hashed.
     None where it would have to be converted, also since a conversion is damaged."""
     if not is_converted(source, runtime, options, providers):
         return None

@@ -51,8 +51,8 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
 
 
 def library_version(runtime: str) -> str:
-    """Of the library that a runtime calls; for one that is not known here, the version of the
-    package that brings the runtime. "" where neither is installed."""
+    """Returns the version of the library that a runtime calls; for one that is not known here, the
+    version of the package that brings the runtime. "" where neither is installed."""
     if runtime not in LIBRARIES:
         found = entry_points(group="edge_spec.runtimes", name=runtime)
         return next((point.dist.version for point in found if point.dist is not None), "")
@@ -70,7 +70,8 @@ def load_exporter(name: str) -> Exporter:
 
 
 def writer_versions(formats: Iterable[str]) -> dict[str, str]:
-    """Of edge-spec and of the libraries that these exporters write with, by distribution."""
+    """Returns the versions of edge-spec and of the libraries that these exporters write with, by
+    distribution."""
     found = {}
     for distribution in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
         with suppress(PackageNotFoundError):

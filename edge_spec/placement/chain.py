@@ -33,7 +33,7 @@ class Walk:
 
 
 def agreements(model: Model, recordings: Iterable[Recording]) -> list[list[bool]]:
-    """For each token of each text, whether the draft prefers it after the ones before.
+    """Says for each token of each text whether the draft prefers it after the ones before.
 
     The draft reads the text itself: exact for greedy chains, which are accepted up to the first
     miss. Raises ContextFullError.
@@ -66,7 +66,8 @@ def best_walk(
     draft_s: float,
     pass_s: PassCost,
 ) -> Walk:
-    """With the number of draft tokens that is fastest. draft_s: seconds a draft token."""
+    """Returns the walk with the number of draft tokens that is fastest. draft_s: seconds a draft
+    token."""
     walks = [walk(recordings, hits, n, draft_s, pass_s) for n in range(1, MOST_DRAFT_TOKENS + 1)]
     return max(walks, key=lambda each: each.tokens_per_s)
 

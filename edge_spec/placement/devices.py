@@ -51,7 +51,8 @@ def processor(runtime: str) -> Device:
 
 
 def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
-    """Of every runtime, in the order of their names, those with a missing library included.
+    """Lists the devices of every runtime, in the order of their names, those with a missing library
+    included.
 
     Each is asked in a process of its own, so that a driver that crashes or hangs is an entry with
     a fault.
@@ -73,7 +74,8 @@ def _listed(runtime: str, rpc_servers: Sequence[str], lifeline: Lifeline) -> lis
 
 
 def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
-    """In this process, as JSON has them. Raises EdgeSpecError, and whatever a library raises."""
+    """Lists the devices in this process, as JSON has them. Raises EdgeSpecError, and whatever a
+    library raises."""
     loaded = runtimes.load_runtime(runtime)
     if not isinstance(loaded, DeviceListing):
         fault = "it does not list its devices"

@@ -69,7 +69,7 @@ def pass_costs(profile: Profile) -> PassCost:
 def replay_drafters(
     names: str, prepared: ResolvedModel, profile: Profile, recordings: Sequence[Recording]
 ) -> list[Stats]:
-    """Of drafters that need no second model and no part of the target, which begin again: what
+    """Replays drafters that need no second model and no part of the target, which begin again: what
     they keep from one run to the next is put aside. Raises an EdgeSpecError."""
     with TemporaryDirectory() as scratch:
         setting = DrafterContext(

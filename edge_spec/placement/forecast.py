@@ -22,7 +22,8 @@ class ModelMemory:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of models that are open together; free: bytes before they are, None where not known."""
+    """Holds the memory of models that are open together; free: bytes before they are, None where
+    not known."""
 
     models: tuple[ModelMemory, ...]
     free: int | None

@@ -204,7 +204,7 @@ class SkipSearch:
 
 
 def best_exit(judge: Judge) -> ChosenPart:
-    """Of some exits, by their forecast."""
+    """Chooses among some exits by their forecast."""
     layers = judge.num_layers
     exits = sorted({max(1, round(share * layers)) for share in _EXITS} - {layers})
     return max((judge.exit(layer) for layer in exits), key=_worth)
@@ -270,7 +270,8 @@ def save_parts(bundle: Bundle, parts: Mapping[str, ChosenPart]) -> None:
 
 
 def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
-    """By the drafter's name. Raises BundleError for a file that does not hold them."""
+    """Returns the parts by the drafter's name. Raises BundleError for a file that does not hold
+    them."""
     if PARTS_FILE not in bundle.manifest.files:
         return {}
     path = bundle.file(PARTS_FILE)

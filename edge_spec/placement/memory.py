@@ -51,7 +51,8 @@ def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) 
 
 
 def resident_bytes() -> int | None:
-    """Of this process, mapped files included; None where the system does not say."""
+    """Returns the resident memory of this process, mapped files included; None where the system
+    does not say."""
     if not _STATM.exists():
         return None
     return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -72,8 +73,8 @@ def total_bytes() -> int | None:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Of the control groups (version 2) that this process is in, and what is used of each: contents
-    of files are dropped where memory is wanted."""
+    """Gives the limits of the control groups (version 2) that this process is in, and what is used
+    of each: contents of files are dropped where memory is wanted."""
     lines = _GROUP.read_text("utf-8", "replace").splitlines() if _GROUP.exists() else []
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     if own is None:

@@ -17,7 +17,7 @@ UNKNOWN = "unknown"  # a device that the library does not tell
 
 @dataclass(frozen=True)
 class FunctionPlacement:
-    """Of one function of a model, constants left out; largest first.
+    """Counts the operations of one function of a model, constants left out; largest first.
 
     shares: of the estimated cost, which add up to 1; empty where the library tells no costs.
     fallbacks: operations by their kind that the device which was asked for cannot run.
@@ -38,7 +38,7 @@ class Placing(Protocol):
 
 
 def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
-    """By the first installed runtime that reads the bundle and can tell. Raises UsageError where
+    """Asks the first installed runtime that reads the bundle and can tell. Raises UsageError where
     there is none."""
     format = bundle.manifest.format
     for runtime in _installed():

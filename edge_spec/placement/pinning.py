@@ -1,4 +1,4 @@
-"""From a plan to the options that models are opened with."""
+"""Turns a plan into the options that models are opened with."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def _reason(each: Placement, best: Placement, free: int | None) -> str:
 
 
 def _step_ms(placement: Placement) -> float:
-    """Of a plain round."""
+    """Returns the time of a plain round."""
     return 1e3 * (placement.speedup or 1.0) / (placement.tokens_per_s or 1.0)
 
 

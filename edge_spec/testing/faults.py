@@ -141,7 +141,7 @@ class FaultyModel:
 def faulty_session(
     session: Session, faults: Sequence[Fault], part_faults: Sequence[Fault] = ()
 ) -> Session:
-    """With the optional methods that the session has."""
+    """Wraps a session with the optional methods that the session has."""
     if isinstance(session, SelfDrafting):
         return _SelfDrafting(session, faults, part_faults)
     kind = _Restorable if isinstance(session, Restorable) else FaultySession

@@ -44,7 +44,7 @@ class FaultCase:
 
 @dataclass(frozen=True)
 class FaultReport:
-    """Of the faults that happened; one whose call never comes is not counted."""
+    """Tells of the faults that happened; one whose call never comes is not counted."""
 
     cases: tuple[FaultCase, ...]
 

@@ -117,7 +117,7 @@ class _SessionCheck:
         session.close()
 
     def restored(self) -> None:
-        """For sessions whose cache can be taken out."""
+        """Checks sessions whose cache can be taken out."""
         session = self._opened(self._prompt[:6])
         out = session.forward(TokenTree.chain(self._prompt[6], self._draft_tokens)).logits.copy()
         session.commit([0])

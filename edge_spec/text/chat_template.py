@@ -87,7 +87,7 @@ class ChatTemplate:
 
 
 def _num_characters(value: Any) -> int:
-    """In messages or tools, with all that is nested in them."""
+    """Counts the characters in messages or tools, with all that is nested in them."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict | Mapping):  # dict first: it is told fast

@@ -62,7 +62,7 @@ class TemplateLimits:
 
     @classmethod
     def of(cls, num_characters: int) -> TemplateLimits:
-        """For a conversation of so many characters."""
+        """Makes the limits for a conversation of so many characters."""
         return cls(
             value=1_000_000 + 16 * num_characters,
             total=32_000_000 + 256 * num_characters,
@@ -95,7 +95,7 @@ class TemplateBudget:
         return value
 
     def take(self, value: Any, times: int) -> None:
-        """As `read`, for what may be no longer than what is made."""
+        """Counts as `read` does, for what may be no longer than what is made."""
         weight = self.weight(value)
         self.require(weight)
         self.step(1 + times * weight / _ITEMS_A_STEP)
@@ -123,7 +123,7 @@ class TemplateBudget:
         return self.copied(value)
 
     def copied(self, value: Any) -> Any:
-        """As `made`, for what weighs no more than a value that was counted."""
+        """Counts as `made` does, for what weighs no more than a value that was counted."""
         if isinstance(value, _SEQUENCES):
             size = len(value)
             self._made += size
@@ -162,7 +162,7 @@ class TemplateBudget:
         return total
 
     def text(self, value: Any) -> str:
-        """As jinja2 writes it."""
+        """Returns the value as jinja2 writes it."""
         if isinstance(value, str):
             return value
         self.require(self.weight(value))
@@ -171,7 +171,7 @@ class TemplateBudget:
 
 
 def check_fields(budget: TemplateBudget, text: str, *args: Any, **kwargs: Any) -> None:
-    """Of str.format and str.format_map."""
+    """Checks the fields of str.format and str.format_map."""
     size = len(text)
     largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
     for _, name, form, _ in Formatter().parse(text):
@@ -184,12 +184,13 @@ def check_fields(budget: TemplateBudget, text: str, *args: Any, **kwargs: Any) -
 
 
 def num_parts(*values: Any) -> int:
-    """Of the attributes that these are names of: each is looked up for every item."""
+    """Counts the parts of the attributes that these are names of: each is looked up for every
+    item."""
     return 1 + sum(v.count(".") + v.count(",") for v in values if isinstance(v, str))
 
 
 def check_attributes(*values: Any) -> None:
-    """Of filters that take the name of one."""
+    """Checks the attributes of filters that take the name of one."""
     if any(isinstance(v, str) and len(v) > _MAX_ATTRIBUTE_CHARACTERS for v in values):
         raise LimitError("names an attribute that is too long")
     if num_parts(*values) > _MAX_ATTRIBUTE_PARTS:
@@ -263,7 +264,7 @@ def check_replace(
 
 
 def check_search(budget: TemplateBudget, text: Any, part: Any = "", *args: Any) -> None:
-    """From the right, or for any of the characters of `part`."""
+    """Checks a search from the right, or for any of the characters of `part`."""
     if isinstance(text, str) and isinstance(part, str) and len(part) > 1:
         if len(text) * len(part) > _MAX_SEARCH:
             raise LimitError("searches for too long a text")

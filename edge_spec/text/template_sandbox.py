@@ -162,7 +162,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """As models were trained with it: transformers' own, which escapes nothing for HTML."""
+        """Writes JSON as models were trained with it: transformers' own, which escapes nothing for
+        HTML."""
         check_width(indent)
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

@@ -37,7 +37,7 @@ PREFILL_ROWS = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the cache: `slots` hold `context_length` tokens and the padding of any pass."""
+    """Describes the cache: `slots` hold `context_length` tokens and the padding of any pass."""
 
     context_length: int
     slots: int

@@ -64,7 +64,7 @@ class GpuRecipe:
         return ops.gather(x=table, indices=ids, axis=0)
 
     def norm(self, x: Var, name: str) -> Var:
-        """In float32: squares of large activations leave float16."""
+        """Computes in float32: squares of large activations leave float16."""
         wide = ops.cast(x=x, dtype="fp32")
         mean = ops.reduce_mean(x=ops.mul(x=wide, y=wide), axes=[-1], keep_dims=True)
         scale = ops.rsqrt(x=mean, epsilon=np.float32(self._config.norm_epsilon))
@@ -127,8 +127,8 @@ class AneRecipe:
         self._parts = [slice(*ends) for ends in pairwise(borders)]
 
     def embed(self, ids: Var, rows: int) -> Var:
-        """From the head's parts, so that tied weights are stored once: each gives its own rows and
-        zeros for the others."""
+        """Gathers from the head's parts, so that tied weights are stored once: each gives its own
+        rows and zeros for the others."""
         found: Any = None
         for part in self._parts:
             table = self._weights.head("model.embed_tokens.weight", part, 2)

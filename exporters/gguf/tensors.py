@@ -37,7 +37,7 @@ class GgufTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of bytes."""
+        """Returns the shape in bytes."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         *rows, columns = self.source.shape
         return (*rows, columns // block * block_bytes)

@@ -230,7 +230,7 @@ class GraphBuilder:
 
 
 def cache_shape(config: ModelConfig) -> list[int | str]:
-    """Of the keys, or of the values, of one layer."""
+    """Returns the shape of the keys, or of the values, of one layer."""
     return [1, config.num_kv_heads, "capacity", config.head_dim]
 
 

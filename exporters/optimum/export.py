@@ -173,7 +173,7 @@ class _Making:
         self._describe(self._kept, work)
 
     def _compared(self, made: _Made, max_kl_divergence: float) -> _Made:
-        """With its parity, unless nothing is to be checked. Raises ExportError beyond the bound,
+        """Adds its parity, unless nothing is to be checked. Raises ExportError beyond the bound,
         BundleError where the runtime cannot run it."""
         if not self._check:
             return made

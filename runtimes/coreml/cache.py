@@ -14,7 +14,8 @@ MASKED = -30000.0  # what a mask adds to scores that must not count: beyond any,
 
 
 class Slots:
-    """Of the committed tokens, in their order, which is also that of their slots."""
+    """Holds the slots of the committed tokens, in their order, which is also that of their
+    slots."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -39,7 +40,7 @@ class Slots:
         return self.end + rows <= self.num_slots
 
     def take(self, slots: Sequence[int]) -> None:
-        """For the next tokens; rising, and after the end."""
+        """Takes slots for the next tokens; rising, and after the end."""
         self._taken += slots
         self._mask[list(slots)] = 0
 
@@ -49,7 +50,8 @@ class Slots:
         del self._taken[length:]
 
     def mask(self, sees: np.ndarray, rows: int) -> np.ndarray:
-        """For a pass whose rows are written at the end, [1, 1, rows, num_slots] float16.
+        """Returns the mask of a pass whose rows are written at the end, [1, 1, rows, num_slots]
+        float16.
 
         sees: [n, n] bool, which of the n first rows each of them attends to, beside all committed
         tokens; the others are padding, which attends to itself.
@@ -74,7 +76,7 @@ class Slots:
         return moved
 
     def compact(self) -> None:
-        """To be called once every state is `compacted`."""
+        """Closes the holes; call it once every state is `compacted`."""
         length = len(self)
         self.forget(0)
         self.take(range(length))

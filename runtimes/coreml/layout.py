@@ -19,7 +19,7 @@ _LOGITS = re.compile(r"logits(?:_(\d+))?")
 
 @dataclass(frozen=True)
 class Signature:
-    """Of one function, as a package or a program declares it."""
+    """Describes one function, as a package or a program declares it."""
 
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
@@ -121,7 +121,7 @@ def _part(match: re.Match[str] | None) -> int:
 
 
 def signatures_of_spec(spec: Any) -> dict[str, Signature]:
-    """Of a package's specification, a protocol buffer."""
+    """Reads the signatures of a package's specification, a protocol buffer."""
     described = spec.description
     functions = described.functions or [described]
 
@@ -139,7 +139,7 @@ def signatures_of_spec(spec: Any) -> dict[str, Signature]:
 
 
 def signatures_of_program(program: Any) -> dict[str, Signature]:
-    """Of a pymil Program, which need not have been saved."""
+    """Reads the signatures of a pymil Program, which need not have been saved."""
     found = {}
     for name, function in program.functions.items():
         states = {key for key, var in function.inputs.items() if is_state(var)}

@@ -109,7 +109,7 @@ class CoreMlRuntime:
         return compute_devices(self.name)
 
     def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
-        """By Core ML's own plan for the unit that the options name, or the package's."""
+        """Returns Core ML's own plan for the unit that the options name, or the package's."""
         require_core_ml()
         from edge_spec.runtimes.coreml.native import compiled_package
         from edge_spec.runtimes.coreml.unit_plan import read_plan, summarize
@@ -119,7 +119,8 @@ class CoreMlRuntime:
 
 
 def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
-    """With the context that was asked for. Raises UsageError where the cache does not hold it."""
+    """Returns the configuration with the context that was asked for. Raises UsageError where the
+    cache does not hold it."""
     config, wanted = bundle.config, options.context_length
     if wanted is None:
         return config

@@ -90,7 +90,7 @@ def compiled_package(bundle: Bundle) -> Path:
 
 
 def compute_devices(runtime: str) -> list[Device]:
-    """Of this machine, by the names that `--device` takes."""
+    """Lists the devices of this machine by the names that `--device` takes."""
     coremltools = import_coremltools()
     found = coremltools.models.MLModel.get_available_compute_devices()
     names = {CLASSES.get(type(device).__name__) for device in found}

@@ -37,7 +37,7 @@ def package_of(bundle: Bundle) -> Path:
 
 
 def _listed_paths(package: Path) -> list[str]:
-    """Of the parts of a package, below its Data. Raises BundleError."""
+    """Returns the paths of the parts of a package, below its Data. Raises BundleError."""
     try:
         with (package / "Manifest.json").open("rb") as file:
             entries = json.loads(file.read(_MAX_MANIFEST_BYTES))["itemInfoEntries"]

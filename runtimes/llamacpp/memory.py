@@ -56,7 +56,7 @@ def ik_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
 
 
 def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:
-    """Of the cache, which doubles from FIRST_TOKENS on."""
+    """Counts the cells of the cache, which doubles from FIRST_TOKENS on."""
     length, used = context_tokens(config.context_length, options, num_tokens)
     cells = min(FIRST_TOKENS, length)
     while cells < used:

@@ -144,7 +144,7 @@ class LlamaCppSession:
             self._grow(self._room_for(needed))
 
     def _room_for(self, length: int) -> int:
-        """Of a context that holds so many tokens: as it is, or twice as large."""
+        """Returns the size of a context that holds so many tokens: as it is, or twice as large."""
         room = self._choices.num_tokens
         return min(max(length, 2 * room), self._context_length) if length > room else room
 

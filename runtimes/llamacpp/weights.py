@@ -97,7 +97,7 @@ class GgufWeights:
         )
 
     def cache_bytes(self, choices: ContextChoices) -> int:
-        """Of keys and values."""
+        """Returns the size of keys and values."""
         pairs = self._config.num_layers * self._config.kv_size * choices.num_tokens
         return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
 
@@ -112,7 +112,7 @@ class GgufWeights:
         )
 
     def _used_devices(self, on_device: bool) -> list[LibraryDevice]:
-        """With the memory that is free now."""
+        """Returns them with the memory that is free now."""
         names = {device.name for device in self._devices}
         servers = {device.server for device in self._devices if device.server}
         return [

@@ -49,7 +49,7 @@ def fold_constants(kind: str, arguments: dict[str, Any]) -> Any:
 
 
 def _typed(value: Any, dtype: Any) -> Any:
-    """As the program has it: float16 comes as float32."""
+    """Types a value as the program has it: float16 comes as float32."""
     from coremltools.converters.mil.mil import types
 
     if dtype is None or not isinstance(value, np.ndarray):

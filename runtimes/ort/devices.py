@@ -64,7 +64,8 @@ def import_onnxruntime() -> Any:
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
-    """For names such as "cuda" or "CUDAExecutionProvider"; no name stands for the CPU.
+    """Chooses providers for names such as "cuda" or "CUDAExecutionProvider"; no name stands for the
+    CPU.
 
     Packages are loaded where a name is not built in. Raises UsageError that lists the devices, or
     for two sets of units of one provider.
@@ -91,7 +92,7 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
 
 
 def choices(onnxruntime: Any) -> dict[str, ProviderChoice]:
-    """By name: the provider's, and the kind where it has devices of several."""
+    """Lists the choices by name: the provider's, and the kind where it has devices of several."""
     found = []
     for provider in onnxruntime.get_available_providers():
         if provider == _AZURE:
@@ -137,7 +138,8 @@ def load_packages() -> Mapping[str, str]:
 def add_providers(
     settings: Any, chosen: Sequence[ProviderChoice], compiled: Path | None = None
 ) -> list[str | tuple[str, dict[str, str]]] | None:
-    """To the SessionOptions, where one is a package's; else what a session takes beside them.
+    """Adds them to the SessionOptions, where one is a package's; else what a session takes beside
+    them.
 
     compiled: where Core ML keeps what it compiles; without it, it compiles at every load. It goes
     by a graph's path, so a directory is for one state of the files alone.

@@ -44,9 +44,9 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
 
 
 def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memory:
-    """Of a graph that exporters/optimum wrote. Its matrices are copied and unmapped like ours. Of
-    an embedding only the rows in use are read, but which tensor is one is not known here: for the
-    demo model as int4 408 MB are forecast, 267 were found."""
+    """Forecasts the memory of a graph that exporters/optimum wrote. Its matrices are copied and
+    unmapped like ours. Of an embedding only the rows in use are read, but which tensor is one is
+    not known here: for the demo model as int4 408 MB are forecast, 267 were found."""
     heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # of one layer at a time
     return Memory(
         weights=bundle.num_bytes,

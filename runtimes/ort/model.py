@@ -186,7 +186,7 @@ class OrtRuntime:
     reads = "onnx"
 
     def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
-        """On other devices than the CPU a few scores are compared with the CPU's first, for which
+        """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
         options.require_only(self.name, "threads", "providers", "context_length")
         devices = choose(import_onnxruntime(), options.providers)

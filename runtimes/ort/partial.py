@@ -61,7 +61,7 @@ class PartialSession:
         self.length += len(rows)
 
     def rollback(self, length: int) -> None:
-        """To any length that this session or its target has reached."""
+        """Rolls back to any length that this session or its target has reached."""
         require_rollback(max(self.length, self._target.length), length)
         self.length = length
 
@@ -105,7 +105,7 @@ class PartialSession:
 
 
 def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Of each row; [rows, hidden] float32 -> [rows] float64."""
+    """Returns the cosine of each row; [rows, hidden] float32 -> [rows] float64."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     similar: np.ndarray = np.sum(a * b, axis=1) / np.sqrt(
         np.sum(a * a, axis=1) * np.sum(b * b, axis=1)

@@ -101,8 +101,8 @@ class Passes:
             self._cache.compact(start, rows)
 
     def updates(self, tokens: Sequence[int], start: int) -> Iterator[list[np.ndarray]]:
-        """For each pass over a part of `tokens`: the embedded rows, then what each sublayer adds
-        to them, [rows, hidden] float32. Raises ContextFullError."""
+        """Gives for each pass over a part of `tokens`: the embedded rows, then what each sublayer
+        adds to them, [rows, hidden] float32. Raises ContextFullError."""
         self._reserve(len(tokens), start)
         names = ["embedded", *(f"update.{k}" for k in range(2 * self._config.num_layers))]
         for done in range(0, len(tokens), PREFILL_ROWS):

@@ -63,9 +63,9 @@ def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
 
 
 def prompt_speedups(paired: Paired) -> list[Interval]:
-    """Of each prompt: the median of its repetitions' ratios to their neighbours, and the least and
-    the greatest of them. These two enclose the median of all repetitions that could have been made
-    with a probability of 1 - 2 ** (1 - repetitions): 75 % for three, 97 % for six."""
+    """Returns for each prompt the median of its repetitions' ratios to their neighbours, and the
+    least and the greatest of them. These two enclose the median of all repetitions that could have
+    been made with a probability of 1 - 2 ** (1 - repetitions): 75 % for three, 97 % for six."""
     rates = paired.tokens / paired.seconds
     ratios = rates / (paired.base_tokens / paired.base_seconds)
     columns = (np.median(ratios, axis=1), ratios.min(axis=1), ratios.max(axis=1))

@@ -1,4 +1,4 @@
-"""From what was measured to the figures that are reported."""
+"""Makes the figures that are reported of what was measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 
 
 class Figures:
-    """Of one measurement that has at least one run."""
+    """Holds the figures of one measurement that has at least one run."""
 
     def __init__(self, measured: BenchMeasurement) -> None:
         self._measured = measured
@@ -56,8 +56,8 @@ class Figures:
         return found
 
     def peer(self, looking_up: str | None, plain: str | None) -> dict[str, Any]:
-        """Of another library's side with speculation and its plain side, where it has them: its
-        own speedup, and our rate over each of its two."""
+        """Returns the figures of another library's side with speculation and its plain side, where
+        it has them: its own speedup, and our rate over each of its two."""
         figures: dict[str, Any] = dict.fromkeys(_FIGURES)
         strata = self._answered_by(looking_up, plain)
         if plain is None or not strata:
@@ -73,7 +73,8 @@ class Figures:
         return figures
 
     def _answered_by(self, *sides: str | None) -> list[list[int]]:
-        """By category, without prompts where a library's time begins with its only token."""
+        """Returns the answered prompts by category, without prompts where a library's time begins
+        with its only token."""
         strata = [
             [i for i in indices if all(run.num_tokens for run in self._runs([i], *sides))]
             for indices in self._by_category.values()

@@ -155,7 +155,7 @@ def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> Bench
 def _decode_all(
     sides: Sequence[Side], prompt: Sequence[int], max_tokens: int, failures: dict[str, str]
 ) -> dict[str, Run]:
-    """By name, without the sides that fail, which are written down."""
+    """Returns the runs by name, without the sides that fail, which are written down."""
     runs = {}
     for side in sides:
         if side.name not in failures:

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 def document(
     measured: BenchMeasurement, settings: Mapping[str, Any], peers: Sequence[OpenPeer]
 ) -> Document:
-    """For a measurement with at least one run; docs/cli.md lists the fields."""
+    """Makes the document of a measurement with at least one run; docs/cli.md lists the fields."""
     figures = Figures(measured)
     return {
         "machine": describe_machine(),

@@ -50,7 +50,7 @@ def check_template(subject: Subject) -> Iterator[Finding]:
 
 
 def _turns(text: ChatFormat, other_ends: str) -> Iterator[Finding]:
-    """With a question, a system message, and several turns. other_ends: the remedy where a turn
+    """Tries a question, a system message, and several turns. other_ends: the remedy where a turn
     ends in another token than a text."""
     system = _system_problem(text)
     if system is not None:

@@ -55,7 +55,7 @@ class Chosen:
 
     @property
     def draft_tokens(self) -> float:
-        """Of the draft, for each of the target's."""
+        """Returns the draft's tokens for each of the target's."""
         return self.tokens.ratio if self.is_retokenized and self.tokens else 1.0
 
     @property

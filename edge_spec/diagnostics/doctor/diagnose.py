@@ -61,7 +61,7 @@ class Report:
 
     @property
     def grouped(self) -> dict[str, list[Finding]]:
-        """In the order of GROUPS, those with a finding."""
+        """Returns the groups in the order of GROUPS, those with a finding."""
         found = {group: [f for f in self.findings if f.group == group] for group in GROUPS}
         return {group: findings for group, findings in found.items() if findings}
 

@@ -15,7 +15,8 @@ _SMALLER = "a smaller quantization or no --draft"
 
 
 def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
-    """With a full context; where that does not fit, with PLANNED_TOKENS of text."""
+    """Checks the memory with a full context; where that does not fit, with PLANNED_TOKENS of
+    text."""
     if not chosen.is_converted:
         missing = " and ".join(each.role for each in chosen.openings if each.prepared is None)
         yield note(

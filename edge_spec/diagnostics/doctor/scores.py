@@ -51,7 +51,7 @@ def check_scores(subject: Subject) -> Iterator[Finding]:
 
 
 def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray | None]:
-    """With the first runtime that can be used here."""
+    """Scores with the first runtime that can be used here."""
     reason = f"no runtime is installed that reads {each.format}"
     for runtime in _readers(each.format):
         try:

@@ -29,8 +29,8 @@ _PRECISION = 1e-4
 
 
 class Costs(NamedTuple):
-    """Of one round: passes by rows, and what one draft token takes; 0 where it is looked up in
-    text."""
+    """Holds the costs of one round: passes by rows, and what one draft token takes; 0 where it is
+    looked up in text."""
 
     rows: RowCosts
     draft_s: float
@@ -197,7 +197,7 @@ def _history(chosen: Chosen) -> PairHistory | None:
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:
-    """With the best number of draft tokens, or none."""
+    """Forecasts the speedup with the best number of draft tokens, or none."""
     return max(
         1.0,
         *(

@@ -71,7 +71,7 @@ class Examined:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Of one that `is_other` the tokenizer's."""
+        """Returns the model's, or the tokenizer's of one that `is_other`."""
         if self.is_other:
             return 1 + max(self.text.tokenizer.vocabulary().values(), default=-1)
         return self.config.vocab_size
@@ -147,7 +147,8 @@ def open_subject(
 
 
 def _other(path: Path, kept: Callable[[], Path] | None) -> Examined:
-    """As it is converted already, else as far as it is known before. Raises as `open_subject`."""
+    """Describes it as it is converted already, else as far as it is known before. Raises as
+    `open_subject`."""
     if kept is not None:
         bundle = kept()
         with suppress(BundleError):

@@ -115,7 +115,8 @@ def check_ends(subject: Subject) -> Iterator[Finding]:
 
 
 def scored_tokens(variant: Examined, most: int) -> list[int]:
-    """Of the conversation above, or of a text where the model has no template."""
+    """Returns the tokens of the conversation above, or of a text where the model has no
+    template."""
     tokens: list[int] = []
     with suppress(EdgeSpecError):
         tokens = variant.text.chat_prompt(CONVERSATION)

@@ -54,7 +54,8 @@ class Extent:
 
 @dataclass(frozen=True)
 class Determinism:
-    """Of one request, run again and again; and how rows depend on the width of their pass."""
+    """Tells whether one request, run again and again, gives one text, and how rows depend on the
+    width of their pass."""
 
     runs: int
     differing: tuple[Difference, ...]

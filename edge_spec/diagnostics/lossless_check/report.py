@@ -186,7 +186,7 @@ def _told(texts: Document) -> str:
 
 
 def _differences(report: Document) -> Sequence[tuple[str, Document]]:
-    """With the check that found each."""
+    """Returns the differences, each with the check that found each."""
     named = [("greedy", report["greedy"]), ("sampled", report["seeded"] or {"differing": []})]
     named.append(("repeated", report["determinism"]))
     return [(name, each) for name, of in named for each in of["differing"]]
@@ -216,5 +216,5 @@ def _print_differences(report: Document, console: Console) -> None:
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would take for a command."""
+    """Removes what a terminal would take for a command."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -61,7 +61,7 @@ class Sampling:
 
     @property
     def num_guesses(self) -> int:
-        """Of which it was decided whether they are accepted."""
+        """Counts the draft tokens of which it was decided whether they are accepted."""
         return self.origins[Origin.ACCEPTED] + self.origins[Origin.RECOVERED]
 
 

@@ -21,8 +21,8 @@ Cell = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Of counts to probabilities. `total_variation_bound` is exceeded by right draws with a
-    probability of at most FALSE_ALARM / 2."""
+    """Holds how well counts fit probabilities. `total_variation_bound` is exceeded by right draws
+    with a probability of at most FALSE_ALARM / 2."""
 
     num_draws: int
     chi_squared: float

@@ -73,7 +73,7 @@ class TextComparison:
     noise: float
 
     def half_eager(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
-        """Of every other task from the first on, all draft tokens are verified; the others are
+        """Verifies all draft tokens of every other task from the first on; the others are
         answered as the engine is set up, which may leave out what does not pay."""
         with self.engine.verifying_all_draft_tokens():
             always_verify = self.texts(what, tasks[::2], progress)
@@ -99,7 +99,7 @@ class TextComparison:
         )
 
     def repeated(self, task: Task, num_runs: int, progress: Progress) -> list[Difference]:
-        """Of each further run of one request from the first."""
+        """Returns the difference of each further run of one request from the first."""
         differing, first = [], ids(self._answer(task))
         for i in range(1, num_runs):
             progress("Repeating a request", i / num_runs)
@@ -134,8 +134,8 @@ class TextComparison:
         ]
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
-        """In logits, which log probabilities differ by too. In the race of a seeded choice
-        (sampling.py) the largest log(probability) / temperature - log(E) wins."""
+        """Returns the margin in logits, which log probabilities differ by too. In the race of a
+        seeded choice (sampling.py) the largest log(probability) / temperature - log(E) wins."""
         scores = [self._log_probability(before, token) for token in (won, lost)]
         if self.params.seed is not None:
             key = Draws(self.params.seed, Purpose.POSITION).at(position)
@@ -144,7 +144,7 @@ class TextComparison:
         return abs(scores[0] - scores[1])
 
     def _log_probability(self, before: Sequence[int], token: int) -> float:
-        """As plain decoding scores it."""
+        """Scores the token as plain decoding does."""
         forced = SamplingParams(logit_bias={token: _FORCED})
         with self.engine.without_drafting():
             result = self.engine.generate(

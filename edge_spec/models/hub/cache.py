@@ -124,6 +124,6 @@ def remember(reference: HubReference, commit: str) -> None:
 
 
 def content_sha256(path: Path) -> str:
-    """Of a file in the cache, whose content's name may be it already."""
+    """Hashes a file in the cache, whose content's name may be it already."""
     name = path.resolve().name
     return name if _SHA256.fullmatch(name) else sha256_file(path)

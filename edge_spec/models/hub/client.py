@@ -159,7 +159,7 @@ def _refused(reference: HubReference, error: Any, errors: Any) -> DownloadError:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """Of the transports that are loaded."""
+    """Returns the errors of the transports that are loaded."""
     return tuple(
         getattr(sys.modules[module], name) for module, name in _TRANSPORTS if module in sys.modules
     )

@@ -105,7 +105,8 @@ class _Store:
         return folder(self.reference) / "blobs" / file.digest
 
     def has(self, name: str, file: RemoteFile) -> bool:
-        """As a blob or, where the system makes no links, as the file itself."""
+        """Says whether it is here, as a blob or, where the system makes no links, as the file
+        itself."""
         linked = folder(self.reference) / "snapshots" / self.commit / name
         return file.num_bytes in (_size(self.blob(file)), _size(linked))
 

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_model(reference: HubReference, progress: Progress) -> HubModel:
-    """From the cache, without asking the hub, where all of it is there; else pulled.
+    """Opens it from the cache, without asking the hub, where all of it is there; else pulled.
 
     Raises as `pull` does.
     """
