@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_spec.diagnostics.bench.machine import describe_machine
 from edge_spec.engine.engine import Engine
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.placement.machine import describe_machine
 from edge_spec.text import prompt_files as prompts
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -129,7 +129,7 @@ def _peer_choice(
     from edge_spec.models.options import LoadOptions
     from edge_spec.models.resolve import gguf_file
     from edge_spec.models.source import Source
-    from edge_spec.placement.processor import available_cores
+    from edge_spec.placement.machine import available_cores
 
     chosen = parse_choices("--peer-model", models), parse_choices("--peer-python", pythons)
     with ProgressBar() as progress:

@@ -12,8 +12,8 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, compute_for, is_converted, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import CPU, Device
+from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place
-from edge_spec.placement.processor import available_cores
 from edge_spec.placement.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference", "mil")  # slower than any other runtime, and not made for more

@@ -20,7 +20,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.resolve import ResolvedModel, joined_types
 from edge_spec.models.source import EXPORT_VERSION, Source
-from edge_spec.placement.processor import cpu_name
+from edge_spec.placement.machine import cpu_name
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_spec.core.config import LLAMA_FAMILY
 from edge_spec.core.model import Capabilities, ModelInfo, RuntimeOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.placement.processor import available_cores
+from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_spec.diagnostics.bench.figures import Figures
-from edge_spec.diagnostics.bench.machine import describe_machine
 from edge_spec.diagnostics.bench.measuring import BenchMeasurement
 from edge_spec.diagnostics.bench.peers import OpenPeer
+from edge_spec.placement.machine import describe_machine
 
 Document = dict[str, Any]
 

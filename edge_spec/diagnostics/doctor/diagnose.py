@@ -10,7 +10,6 @@ from typing import Any
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
-from edge_spec.diagnostics.bench.machine import describe_machine
 from edge_spec.diagnostics.doctor.caches import check_caches
 from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
 from edge_spec.diagnostics.doctor.examine import examine, problem, settled
@@ -31,6 +30,7 @@ from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device, list_devices
+from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
 
 _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.diagnostics.bench.machine import describe_machine
 from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.diagnostics.lossless_check.texts import Texts
+from edge_spec.placement.machine import describe_machine
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""What is known of the processor."""
+"""What is known of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.placement import processor
+from edge_spec.placement import machine
 
 
 def test_the_processor_is_named_where_the_system_says(
@@ -14,5 +14,5 @@ def test_the_processor_is_named_where_the_system_says(
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: A Processor @ 2 GHz\n")
-    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
-    assert processor.cpu_name() == "A Processor @ 2 GHz"
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    assert machine.cpu_name() == "A Processor @ 2 GHz"
