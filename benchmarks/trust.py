@@ -3,7 +3,7 @@
     python benchmarks/trust.py                       # all of them: hours, most of it the long run
     python benchmarks/trust.py --only exact-ort kills  # again, the others as they were
     python benchmarks/trust.py --found soak=soak.json  # the long run was made before
-    python benchmarks/trust.py --only                # only writes the table anew
+    python benchmarks/trust.py --only                # only writes the table again
 
 What each proof found is kept in docs/trust.json, with the commit, the machine and the day it was
 run; the table is made from that file alone, and a test holds it against it. Exit status 1 where a
@@ -39,7 +39,7 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Proof:
-    """command: words behind the interpreter; `{prompts}` and `{json}` are filled in. It
+    """command: words after the interpreter; `{prompts}` and `{json}` are filled in. It
     writes a JSON document to `{json}`, or to stdout where it does not say so."""
 
     promise: str
@@ -76,7 +76,7 @@ def _verified(found: Found) -> str:
 def _exact(found: Found) -> str:
     return (
         f"{found['num_prompts']} prompts, {found['num_tokens']:,} tokens, "
-        f"{found['num_accepted']:,} accepted guesses: {found['differing']} differ "
+        f"{found['num_accepted']:,} accepted draft tokens: {found['differing']} differ "
         f"({found['differing_by_default']} without `--exact`); plain steps at "
         f"{found['plain_ratio']:.2f} of the default's rate, speculation at "
         f"{found['speculative_ratio']:.2f}"
@@ -256,7 +256,7 @@ def _keep(record: dict[str, Any], name: str, found: Found, commit: str) -> None:
 
 
 def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with its table made anew."""
+    """The page with its table made again."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = ["| promise | how to see it yourself | last figures | held by |", "|---|---|---|---|"]
