@@ -25,7 +25,7 @@ from typing import Any
 
 from common import machine
 
-from edge_spec.storage.atomic import atomic_file
+from edge_spec.storage.atomic.atomic import atomic_file
 
 HERE = Path(__file__).parent
 RECORD = HERE.parent / "docs" / "trust.json"
@@ -135,7 +135,7 @@ def _exact_on(runtime: str) -> Proof:
         "--prompts {prompts} --json {json}",
         _exact,
         lambda found: found["differing"] == 0 and found["num_accepted"] > 0,
-        "tests/unit/test_exact_replay.py, tests/e2e/test_lossless.py",
+        "tests/unit/control/test_exact_replay.py, tests/e2e/test_lossless.py",
     )
 
 
@@ -145,7 +145,7 @@ def _verify_on(runtime: str) -> Proof:
         f"-m edge_spec verify --runtime {runtime} --threads 1 --json",
         _verified,
         lambda found: found["verdict"] == "pass",
-        "tests/unit/test_sampled_exact.py, tests/e2e/test_drafters.py",
+        "tests/unit/core/verify/test_sampled_exact.py, tests/e2e/test_drafters.py",
     )
 
 
@@ -158,7 +158,7 @@ PROOFS: dict[str, Proof] = {
         "--draft-threads 1 --drafter draft-model --count 6 --draws 3000 --json",
         _verified,
         lambda found: found["verdict"] == "pass",
-        "tests/unit/test_sampled_exact.py, tests/unit/test_sampled_distribution.py",
+        "tests/unit/core/verify/test_sampled_exact.py, tests/unit/core/verify/test_sampled_distribution.py",
     ),
     "exact-ort": _exact_on("ort"),
     "exact-llamacpp": _exact_on("llamacpp"),
@@ -168,14 +168,14 @@ PROOFS: dict[str, Proof] = {
         "-m edge_spec bench --repeat 2 --json",
         _rates,
         lambda found: found["total"]["speedup_low"] > 1 - TOLERANCE,
-        "tests/unit/test_measured.py",
+        "tests/unit/control/test_adaptive.py",
     ),
     "faults": Proof(
         "A drafter's fault changes no token; a target's fault loses nothing that was written",
         "benchmarks/faults.py --tokens 10 --json {json}",
         _faults,
         lambda found: found["injected"] == found["survived"],
-        "tests/unit/test_faults.py",
+        "tests/unit/testing/test_faults.py",
     ),
     "kills": Proof(
         "A kill at any moment leaves the old file or the new one",
@@ -196,7 +196,7 @@ PROOFS: dict[str, Proof] = {
         "benchmarks/soak.py --minutes 120 --json {json}",
         _soak,
         lambda found: not found["errors"] and not found["differing"] and found["passed"],
-        "tests/integration/test_ort_session.py, tests/unit/test_context_room.py",
+        "tests/integration/test_ort_session.py, tests/unit/apps/chat/test_context_room.py",
     ),
 }
 

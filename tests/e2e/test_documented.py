@@ -28,7 +28,7 @@ EXPECTED = {  # of what the Python blocks of a page print
     "docs/sdk.md": ["Paris", '{"name": "', "cancelled"],
     "docs/snapshots.md": ["tokens were in the cache"],
     "docs/serve.md": ["http://127.0.0.1:"],
-    "docs/verify.md": ["True ()"],
+    "docs/lossless.md": ["True ()"],
 }
 
 

@@ -24,7 +24,7 @@ _MARKS = {True: ("pass", "green"), False: ("FAIL", "red"), None: ("open", "yello
 
 
 def document(proof: Proof, device: str) -> Document:
-    """docs/verify.md lists the fields."""
+    """docs/lossless.md lists the fields."""
     machine = describe_machine()
     versions = machine.pop("versions")
     return {

@@ -1,6 +1,6 @@
 """Whether draws come from a known distribution: chi-squared and total variation.
 
-docs/verify.md derives both thresholds.
+docs/lossless.md derives both thresholds.
 """
 
 from __future__ import annotations
