@@ -25,7 +25,7 @@ from typing import Any
 
 from common import machine
 
-from edge_spec.storage.atomic.atomic import atomic_file
+from edge_spec.storage.atomic import atomic_file
 
 HERE = Path(__file__).parent
 RECORD = HERE.parent / "docs" / "trust.json"
