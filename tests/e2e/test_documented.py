@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from fixtures import documented, tiny_models
 
 ROOT = Path(__file__).parents[2]
 MESSAGE = "Hello\n"  # on the standard input of every command
@@ -32,16 +32,7 @@ EXPECTED = {  # of what the Python blocks of a page print
 }
 
 
-def load(name: str) -> ModuleType:
-    spec = spec_from_file_location(name, ROOT / "tests" / "fixtures" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-BLOCKS = [block for block in load("documented").blocks() if block.runs_here]
+BLOCKS = [block for block in documented.blocks() if block.runs_here]
 
 
 def pages(language: str) -> list[str]:
@@ -55,12 +46,11 @@ def of(page: str, language: str) -> list[Any]:
 @pytest.fixture
 def folder(tmp_path: Path, command: list[str]) -> Path:
     """What pages take to be there: models by their names, and the repository's scripts."""
-    tiny = load("tiny_models")
     for name, seed in (("target", 0), ("model", 0), ("big", 0), ("draft", 1), ("small", 1)):
-        model = tiny.build("llama", seed, max_position_embeddings=1024)
+        model = tiny_models.build("llama", seed, max_position_embeddings=1024)
         model.weights["lm_head.weight"][model.config["eos_token_id"]] *= 4  # answers are short
-        tiny.write_gguf(model, tmp_path / f"{name}.gguf")
-        tiny.write_hf(model, tmp_path / name)
+        tiny_models.write_gguf(model, tmp_path / f"{name}.gguf")
+        tiny_models.write_hf(model, tmp_path / name)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -7,11 +7,8 @@ nothing of edge_spec's own session.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,21 +17,11 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
+from fixtures.tiny_generation import write_model
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = json.loads((VECTORS / "generation.json").read_text("utf-8"))["cases"]
-
-
-def load(name: str) -> ModuleType:
-    """A module beside the tests; --import-mode=importlib cannot import it by name."""
-    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # the others import it by its name
-    spec.loader.exec_module(module)
-    return module
 
 
 class App:
@@ -114,10 +101,8 @@ class App:
 
 @pytest.fixture(scope="module")
 def make_app(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], App]:
-    load("tiny_models")
-    load("vector_values")
     directory = tmp_path_factory.mktemp("port")
-    checkpoint = open_checkpoint(load("tiny_generation").write_model(directory / "tiny"))
+    checkpoint = open_checkpoint(write_model(directory / "tiny"))
     options = ExportOptions("fp32", check=False)
     OnnxExporter().export(checkpoint, directory / "bundle", options, lambda what, fraction: None)
     return lambda: App(directory / "bundle")

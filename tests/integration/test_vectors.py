@@ -7,10 +7,7 @@ generator, as it does for the author of a port.
 from __future__ import annotations
 
 import json
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,27 +20,12 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import make_vectors
+from fixtures import tiny_generation as generation
+from fixtures import vector_values as values
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 MOST_BYTES = 300_000  # a port copies the files into its own repository
-
-
-def load(name: str) -> ModuleType:
-    """A module beside the tests; --import-mode=importlib cannot import it by name."""
-    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # the others import it by its name
-    spec.loader.exec_module(module)
-    return module
-
-
-load("tiny_models")
-values = load("vector_values")
-generation = load("tiny_generation")
-load("coreml_slots")
-make_vectors = load("make_vectors")
 
 
 def cases(name: str) -> list[Any]:

@@ -8,13 +8,11 @@ the prompt, the corpus and the cache continue with what it likes least.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
+from fixtures import text_distribution as text
 
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 Context = tuple[int, ...]
@@ -46,17 +45,6 @@ _choose = Sampler.choose
 NUMBERS = 40  # for each draw: a right rule needs one a position
 
 
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    path = Path(__file__).parents[3] / "fixtures" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-text = load("text_distribution")
 LENGTH, DRAWS, SMALLEST_P = text.LENGTH, text.DRAWS, text.SMALLEST_P
 
 

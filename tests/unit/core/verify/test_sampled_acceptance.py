@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,8 +11,8 @@ import pytest
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings
 from edge_spec.core.verify.siblings import _smallest_rho
+from fixtures import sampled_outcomes as outcomes
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 Context = tuple[int, ...]
 
 WITHOUT, WITH, K_SEQ = Siblings
@@ -24,19 +20,6 @@ ALL_TOKENS = SamplingParams(temperature=1.0)
 ROUNDING = 1e-12  # of sums of up to some 10,000 products of float64 numbers below 1
 SEEDS = range(8)  # of the target's and the draft's probabilities
 SHAPES: list[tuple[str, ...]] = [("s", "s", "s", "s"), ("ss", "s"), ("sss",)]
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outcomes: Any = load("sampled_outcomes")
 
 
 def accepted(case: Any, shape: Sequence[str], rule: Siblings = WITHOUT) -> float:

@@ -8,11 +8,7 @@ test_sampled_distribution.py.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,8 +19,9 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
 from edge_spec.drafters.protocol import Budget
+from fixtures import sampled_outcomes as sampled
+from fixtures import text_distribution as text
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 Context = tuple[int, ...]
 
 WITHOUT, WITH = Siblings.WITHOUT_REPLACEMENT, Siblings.WITH_REPLACEMENT
@@ -35,19 +32,6 @@ TARGETS = {
     "1, nucleus": SamplingParams(temperature=1.0, top_p=0.8),
     "2": SamplingParams(temperature=2.0, top_k=2, top_p=0.97),
 }
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-sampled, text = load("sampled_outcomes"), load("text_distribution")
 
 
 def error(case: Any, shape: Sequence[str], *, cut: Any = None, **form: Any) -> float:
