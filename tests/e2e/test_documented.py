@@ -2,7 +2,8 @@
 
 Of each page all Python blocks run one after the other in one namespace, all command lines in one
 directory, in which the models that pages speak of are tiny ones. JSON and TOML are read.
-tests/unit/test_documented.py holds that every other block says who runs it, or why nothing does.
+tests/unit/docs/test_documented.py holds that every other block says who runs it, or why nothing
+does.
 """
 
 from __future__ import annotations

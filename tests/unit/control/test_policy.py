@@ -114,7 +114,7 @@ def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None
 
 
 @pytest.mark.parametrize(
-    ("draft tokens", "budget", "reason"),
+    ("draft_tokens", "budget", "reason"),
     [
         (None, BUDGET, PlainReason.OFF),
         ([1], Budget(0, 20), PlainReason.BUDGET),
