@@ -193,7 +193,7 @@ def first_alone_if_least(tree: TokenTree) -> TokenTree:
         (
             ("s", "ss", "s"),
             {"confidence": by_parent},
-            lambda tree: replace(tree.likeliest(4), lone=()),
+            lambda tree: replace(tree.likeliest(4), only_child=()),
         ),
     ],
 )
