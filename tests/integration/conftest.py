@@ -69,6 +69,12 @@ def others() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def tolerance() -> ModuleType:
+    """The module that says how far float32 scores may be apart."""
+    return load("tolerance")
+
+
+@pytest.fixture(scope="session")
 def damage() -> ModuleType:
     """The module that damages GGUF files."""
     return load("damage")
