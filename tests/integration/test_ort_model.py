@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -141,14 +142,15 @@ def test_the_last_token_of_the_context_is_scored(exported: Exported) -> None:
 
 
 def test_float_rows_hardly_depend_on_the_width(
-    exported: Exported, checkpoint: Callable[..., Checkpoint]
+    exported: Exported, checkpoint: Callable[..., Checkpoint], tolerance: ModuleType
 ) -> None:
-    """float32 sums in another order: 1e-6 to 1e-5 of logits with a deviation of 2 to 3."""
+    """By the order of float32 sums only, in each of the two logits of a margin."""
     for model in (
         OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions(threads=1)),
         ReferenceModel(checkpoint("llama")),
     ):
         numerics = measure_numerics(model)
-        assert 0 <= numerics.tie_margin < 1e-4
+        bound = 2 * tolerance.float32_tolerance(model.config, positions=32, magnitude=10)
+        assert 0 <= numerics.tie_margin < bound
         assert max(MARGIN_WIDTHS) in numerics.invariant_widths  # compared with itself
         assert measure_numerics(model) == numerics

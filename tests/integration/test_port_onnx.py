@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.exporters.checkpoint import open_checkpoint
+from edge_spec.exporters.checkpoint import Checkpoint, open_checkpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.model import ExportOptions
 
@@ -113,20 +113,25 @@ class App:
 
 
 @pytest.fixture(scope="module")
-def make_app(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], App]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     load("tiny_models")
     load("vector_values")
-    directory = tmp_path_factory.mktemp("port")
-    checkpoint = open_checkpoint(load("tiny_generation").write_model(directory / "tiny"))
+    directory = tmp_path_factory.mktemp("source")
+    return open_checkpoint(load("tiny_generation").write_model(directory / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def make_app(source: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], App]:
+    bundle = tmp_path_factory.mktemp("port") / "bundle"
     options = ExportOptions("fp32", check=False)
-    OnnxExporter().export(checkpoint, directory / "bundle", options, lambda what, fraction: None)
-    return lambda: App(directory / "bundle")
+    OnnxExporter().export(source, bundle, options, lambda what, fraction: None)
+    return lambda: App(bundle)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 @pytest.mark.parametrize("whole", [True, False], ids=["prompt at once", "token by token"])
 def test_a_generation_is_decoded_with_the_graph_alone(
-    case: Any, whole: bool, make_app: Callable[[], App]
+    case: Any, whole: bool, source: Checkpoint, tolerance: ModuleType, make_app: Callable[[], App]
 ) -> None:
     app = make_app()
     prompt = case["prompt"][:-1]
@@ -135,12 +140,16 @@ def test_a_generation_is_decoded_with_the_graph_alone(
         app.commit(range(len(part)))
     for described in case["rounds"]:
         logits = app.tree(described["tree"]["tokens"], described["tree"]["parents"])
-        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=1e-4)
+        positions = described["length"] + len(logits)
+        expected = described["logits"]
+        tolerance.require_float32(logits, expected, source.config, positions, tolerance.WRITTEN)
         app.commit(described["kept"])
     assert app.cached == len(case["prompt"]) - 1 + len(case["text"])
 
 
-def test_a_tree_on_an_empty_cache_needs_its_root_first(make_app: Callable[[], App]) -> None:
+def test_a_tree_on_an_empty_cache_needs_its_root_first(
+    source: Checkpoint, tolerance: ModuleType, make_app: Callable[[], App]
+) -> None:
     """And is then what it is behind a pass of its first row."""
     tokens, parents = [5, 6, 7, 8], [-1, 0, 0, 2]
     alone = make_app().tree(tokens, parents)
@@ -149,4 +158,4 @@ def test_a_tree_on_an_empty_cache_needs_its_root_first(make_app: Callable[[], Ap
         for row in path:
             found = app.score([tokens[row]], [0], np.ones((1, 1), bool))
             app.commit([0])
-            np.testing.assert_allclose(alone[row], found[0], rtol=0, atol=1e-4)
+            tolerance.require_float32(alone[row], found[0], source.config, len(tokens))

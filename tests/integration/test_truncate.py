@@ -37,6 +37,7 @@ def test_it_scores_as_a_model_that_has_only_these_layers(
     tiny: ModuleType,
     tmp_path: Path,
     tokens: Tokens,
+    tolerance: ModuleType,
     request: pytest.FixtureRequest,
 ) -> None:
     first = first_layers(open_checkpoint(request.getfixturevalue(source)(variant)), 1)
@@ -45,7 +46,7 @@ def test_it_scores_as_a_model_that_has_only_these_layers(
     assert first.tokenizer_json()
     text = tokens(40)
     found, wanted = (score_text(ReferenceModel(source), text) for source in (first, expected))
-    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
+    tolerance.require_float32(found, wanted, first.config, len(text))
 
 
 def test_all_layers_are_the_model(checkpoint: Callable[..., Checkpoint]) -> None:
@@ -67,7 +68,7 @@ def test_a_count_that_the_model_does_not_have_is_refused(
 
 
 def test_a_bundle_of_the_first_layers_scores_as_they_do(
-    checkpoint: Callable[..., Checkpoint], tokens: Tokens, tmp_path: Path
+    checkpoint: Callable[..., Checkpoint], tokens: Tokens, tolerance: ModuleType, tmp_path: Path
 ) -> None:
     options = ExportOptions("fp32", num_layers=1)
     OnnxExporter().export(checkpoint(), tmp_path / "out", options, lambda what, part: None)
@@ -78,6 +79,6 @@ def test_a_bundle_of_the_first_layers_scores_as_they_do(
     found = score_text(model, text)
     model.close()
     expected = score_text(ReferenceModel(first_layers(checkpoint(), 1)), text)
-    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    tolerance.require_float32(found, expected, bundle.config, len(text))
     whole = score_text(ReferenceModel(checkpoint()), text)
     assert np.abs(whole - expected).max() > 1  # the second layer matters

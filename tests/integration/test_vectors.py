@@ -80,7 +80,7 @@ def near_scores(config: ModelConfig) -> float:
     largest = max(abs(logit) for each in rounds for row in each["logits"] for logit in row)
     positions = max(each["length"] + len(each["tree"]["tokens"]) for each in rounds)
     bound: float = tolerance.float32_tolerance(config, positions, largest)
-    return bound + 5e-6 * largest
+    return bound + float(tolerance.WRITTEN) * largest
 
 
 def require_same(found: Any, expected: Any, near: dict[str, float], where: str) -> None:
@@ -153,9 +153,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(generation.write_model(tmp_path_factory.mktemp("vectors") / "tiny"))
 
 
-# How far half precision may be from float32: its epsilon is 1e-3, and values of about 5 are rounded
-# behind each of 30 operations, up or down by chance.
-HALF = 0.06
+# How far half precision may be from float32: less than half of the smallest margin of these texts,
+# or a decision might turn. 0.042 to 0.044 was seen with kernels for SSE3, AVX2 and AVX-512: what is
+# rounded (epsilon is 1e-3) is the same on all, and few sums fall on the other side of a rounding.
+HALF = 0.1
 OPENED = {  # export options
     "reference": None,
     "ort": ExportOptions("fp32", check=False),
@@ -221,4 +222,4 @@ def test_generations_have_holes_wrong_guesses_and_clear_decisions() -> None:
     assert stopped["text"][-1] in stopped["stop_ids"]
     last = stopped["rounds"][-1]
     assert len(last["kept"]) < len(last["tree"]["tokens"])
-    assert min(case["smallest_margin"] for case in (ended, stopped)) > 0.1
+    assert min(case["smallest_margin"] for case in (ended, stopped)) > 2 * HALF
