@@ -337,8 +337,8 @@ def test_a_snapshot_carries_the_table_and_what_was_learnt(decode: Any) -> None:
         assert np.array_equal(fresh.snapshot()[name], array)
         assert fresh.snapshot()[name].dtype == array.dtype
     prompt = [1, 2, *run.tokens, 3]
-    for each in (drafter, fresh, other):
-        each.begin(prompt)
+    for made in (drafter, fresh, other):
+        made.begin(prompt)
     for token in run.tokens[:-1]:
         proposed = drafter.propose(token, BUDGET)
         assert len(proposed) > 1
