@@ -24,6 +24,7 @@ import pytest
 from fixtures import documented, tiny_models
 
 ROOT = Path(__file__).parents[2]
+FIRST = ("README.md", "docs/cli.md", "docs/sdk.md")
 MESSAGE = "Hello\n"  # on the standard input of every command
 EXPECTED = {  # of what the Python blocks of a page print
     "docs/sdk.md": ["Paris", '{"name": "', "cancelled"],
@@ -38,6 +39,11 @@ BLOCKS = [block for block in documented.blocks() if block.runs_here]
 
 def pages(language: str) -> list[str]:
     return sorted({block.page for block in BLOCKS if block.language == language})
+
+
+def marked(pages: list[str]) -> list[Any]:
+    """All but those that are read first are slow."""
+    return [pytest.param(page, marks=() if page in FIRST else pytest.mark.slow) for page in pages]
 
 
 def of(page: str, language: str) -> list[Any]:
@@ -64,7 +70,7 @@ def folder(tmp_path: Path, command: list[str]) -> Path:
 
 @pytest.mark.model
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-@pytest.mark.parametrize("page", pages("sh"))
+@pytest.mark.parametrize("page", marked(pages("sh")))
 def test_the_commands_of_a_page_succeed(page: str, folder: Path, edge_spec: object) -> None:
     path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
     for block in of(page, "sh"):
@@ -82,7 +88,7 @@ def test_the_commands_of_a_page_succeed(page: str, folder: Path, edge_spec: obje
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", pages("python"))
+@pytest.mark.parametrize("page", marked(pages("python")))
 def test_the_python_of_a_page_runs(
     page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

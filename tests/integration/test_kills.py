@@ -37,9 +37,12 @@ kills.operations = some
 kills.main()
 """
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="needs a system whose libraries survive a fork"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="needs a system whose libraries survive a fork"
+    ),
+]
 
 
 def killed(program: list[str], rounds: int, out: Path) -> Any:

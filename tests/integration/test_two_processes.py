@@ -20,6 +20,8 @@ from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
 from edge_spec.text.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.slow
+
 TIMES = 15
 # Arguments: the process's number, a model. Begins when a line comes in, tells what it converted.
 WRITER = """

@@ -37,6 +37,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures import text_distribution as text
+from fixtures.axes import each
 
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 Context = tuple[int, ...]
@@ -243,16 +244,18 @@ NAMES = ("opposed", "opposed-tree", "suffix", "recycling", "jacobi", "lookahead"
 NAMES += ("ngram-cache", "draft-model", "composite")
 
 
-@pytest.mark.parametrize(("vocab", "params"), text.PARAMS, ids=["0.5", "1", "2"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("draws", [DRAWS // 20, pytest.param(DRAWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "at"), each(NAMES, range(len(text.PARAMS))))
 def test_the_first_tokens_have_the_targets_joint_distribution(
-    name: str, vocab: int, params: dict[str, float], tmp_path: Path
+    name: str, at: int, draws: int, tmp_path: Path
 ) -> None:
+    """A twentieth of the draws shows broken rules; all of them show a shift of 1 % of the mass."""
+    vocab, params = text.PARAMS[at]
     model = ScriptedModel(random_logits(vocab, order=3, scale=1.0), vocab)
     prompt = opposed_text(model, 24)
     made = drafters(model, prompt, tmp_path)
     assert made.keys() == set(NAMES)
-    assert p_value(model, made[name], tuple(prompt), params) > SMALLEST_P
+    assert p_value(model, made[name], tuple(prompt), params, draws=draws) > SMALLEST_P
 
 
 def test_the_samplers_own_numbers_make_the_same_distribution() -> None:

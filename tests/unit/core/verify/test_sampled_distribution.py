@@ -79,10 +79,11 @@ def p_value(
         (("ss", "s"), Siblings.K_SEQ),
     ],
 )
+@pytest.mark.parametrize("draws", [DRAWS // 10, pytest.param(DRAWS, marks=pytest.mark.slow)])
 def test_the_first_tokens_have_the_targets_joint_distribution(
-    shape: tuple[str, ...], siblings: Siblings
+    shape: tuple[str, ...], siblings: Siblings, draws: int
 ) -> None:
-    assert p_value(shape, siblings) > text.SMALLEST_P
+    assert p_value(shape, siblings, draws=draws) > text.SMALLEST_P
 
 
 class OneStream(Sampler):
