@@ -33,7 +33,7 @@ class Both:
 
     def __init__(self, model: OrtModel, reference: ReferenceModel) -> None:
         self.sessions = (model.open_session(), reference.open_session())
-        self._config, self._tolerance = reference.config, tolerance
+        self._config = reference.config
 
     @property
     def length(self) -> int:
@@ -50,7 +50,7 @@ class Both:
         assert found.logits.shape == expected.logits.shape
         positions = self.length + len(tree)
         for one, other in ((found.logits, expected.logits), (found.hidden, expected.hidden)):
-            self._tolerance.require_float32(one, other, self._config, positions)
+            tolerance.require_float32(one, other, self._config, positions)
 
     def chain(self, text: Sequence[int]) -> None:
         self.forward(TokenTree.chain(text[0], text[1:]))
@@ -82,7 +82,7 @@ def models(bundle: Bundle) -> tuple[OrtModel, ReferenceModel]:
 
 @pytest.fixture
 def both(models: tuple[OrtModel, ReferenceModel]) -> Both:
-    return Both(*models, tolerance)
+    return Both(*models)
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 20, (256,), (257,), (300, 1, 270), (600,), (1020,)])
@@ -207,7 +207,7 @@ def test_two_sessions_of_one_model_do_not_meet(
     tokens: Tokens,
     random_tree: RandomTree,
 ) -> None:
-    first, second = Both(*models, tolerance), Both(*models, tolerance)
+    first, second = Both(*models), Both(*models)
     first.prefill(tokens(30, seed=1))
     second.prefill(tokens(7, seed=2))
     for seed in range(3):
