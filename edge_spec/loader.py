@@ -82,7 +82,7 @@ def load_engine(
             _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
         speculation_factory = _speculator(setting, loaded, costs, options)
         speculation = speculation_factory.compose(drafters)
-        speculation.relearn(load_learnt(key))
+        speculation.load_stats(load_learnt(key))
         parts = EngineComponents(
             name=target.name,
             runtime=target.runtime.name,

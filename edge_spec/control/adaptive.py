@@ -23,7 +23,7 @@ from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limit
 from edge_spec.control.tree_shape import best_shape
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.protocol import Branching, Budget, Drafter
+from edge_spec.drafters.protocol import Budget, Drafter
 
 _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
@@ -34,10 +34,6 @@ _DEEPEST = 8  # levels of it
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
-
-
-def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
-    return drafter.sibling_acceptance() if isinstance(drafter, Branching) else ()
 
 
 class AdaptivePolicy:
@@ -225,7 +221,7 @@ class AdaptivePolicy:
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
         """Of a tree that samples are to fill; a new one now and then, as acceptance is learnt."""
-        acceptance = () if not limits.branches else sibling_acceptance(drafter)
+        acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()
         room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))

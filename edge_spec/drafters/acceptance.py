@@ -57,11 +57,11 @@ class LearntAcceptance:
         seen = LONG_WEIGHT + self._recent_seen[kind]
         self._estimates[kind] = (long + self._recent_right[kind]) / seen
 
-    def learnt(self) -> np.ndarray:
+    def stats(self) -> np.ndarray:
         """[2, kinds] float64: outcomes counted and those that were right, of all texts."""
         return np.array([self._seen, self._right])
 
-    def relearn(self, counts: np.ndarray) -> None:
+    def load_stats(self, counts: np.ndarray) -> None:
         """Raises ValueError for what are no counts of such a drafter."""
         kinds = len(self._seen)
         if counts.size != 2 * kinds:

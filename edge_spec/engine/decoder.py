@@ -18,7 +18,7 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import require_scores, translate_errors
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.errors import EdgeSpecError
 
@@ -84,7 +84,7 @@ class Decoder:
 
     def _prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self.drafters:
-            if isinstance(drafter, Preparing) and self.policy.wants(drafter):
+            if self.policy.wants(drafter):
                 drafter.prepare(prompt)
 
     def decode(
@@ -103,8 +103,7 @@ class Decoder:
         num_tokens, pending, failed = 0, prompt[-1], False
         plain = self._plain_reason(sampler)
         for drafter in self.drafters:
-            if isinstance(drafter, ChoosingAlike):
-                drafter.choose_like(sampler)
+            drafter.use_sampler(sampler)
             drafter.begin(prompt)
         try:
             while num_tokens == 0 or pending not in limits.stop_ids:
