@@ -391,10 +391,9 @@ def test_the_plain_rate_and_what_was_learnt_are_kept(make: Any, path: Path) -> N
     assert other._conversation.plain_rate.seconds == engine._conversation.plain_rate.seconds != ()
     other.set_drafter("suffix")
     engine.set_drafter("suffix")
-    assert other._drafting.speculation.stats() == engine._drafting.speculation.learnt()
+    assert other._drafting.speculation.stats() == engine._drafting.speculation.stats()
     assert (
-        other._drafting.speculation.stats()
-        != make([SuffixDrafter()])._drafting.speculation.stats()
+        other._drafting.speculation.stats() != make([SuffixDrafter()])._drafting.speculation.stats()
     )
 
 
