@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward, TextCodec
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.acceptance import MEMORY
+from edge_spec.drafters.acceptance import OutcomeRate
 from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, num_shared
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, TextCounts
 from edge_spec.drafters.state import named, part_of
@@ -36,23 +36,18 @@ class _OpenEnds:
     may join: the draft token "inter" is one token, and so is "interest"."""
 
     def __init__(self) -> None:
-        self._expected = _PRIOR_WEIGHT
-        self._right = _PRIOR_WEIGHT * _OPEN_END
+        self._rate = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
 
     @property
     def factor(self) -> float:
-        return min(1.0, self._right / self._expected)
+        return min(1.0, self._rate.right / self._rate.seen)
 
     def observe(self, confidence: float, right: bool) -> None:
-        if self._expected >= MEMORY:
-            self._expected /= 2
-            self._right /= 2
-        self._expected += confidence
-        self._right += right
+        self._rate.observe(right, seen=confidence)
 
     def snapshot(self) -> np.ndarray:
         """[2] float64: how many were expected to be right, and how many were."""
-        return np.array([self._expected, self._right])
+        return np.array([self._rate.seen, self._rate.right])
 
     def restore(self, counts: np.ndarray) -> None:
         """Raises ValueError for what are no such counts."""
@@ -63,7 +58,7 @@ class _OpenEnds:
             or not counts[0]
         ):
             raise ValueError("counts of open ends that are none")
-        self._expected, self._right = counts.tolist()
+        self._rate.seen, self._rate.right = counts.tolist()
 
 
 class _Proposal(NamedTuple):
