@@ -47,8 +47,8 @@ class DrafterTraits:
     """What a drafter costs and needs. Nothing else is known of it before it is made."""
 
     cost: Cost = Cost.LOOKUP
-    samples: bool = False  # it may propose samples, which no other drafter's tree can be joined to
-    auto: bool = False  # "auto" chooses it wherever there is what it needs
+    samples: bool = False  # it may propose tokens that were sampled
+    auto: bool = False  # "auto" chooses it: see `factory.auto_drafters`
     remembers: bool = False  # it keeps answers for later runs
     draft_model: bool = False  # it needs a second model
     corpora: bool = False  # it needs texts of the user's
@@ -67,6 +67,12 @@ class DrafterTraits:
             or self.target_layers
             or self.hidden_states
         )
+
+    @property
+    def shares_tree(self) -> bool:
+        """Whether its draft tokens may be joined to those of others. Samples may not; and a draft
+        model's are looked at by themselves, to see how good the pair is."""
+        return not (self.samples or self.draft_model)
 
     def uses(self, option: str) -> bool:
         """Whether this option of `LoadOptions` is for such a drafter."""

@@ -175,13 +175,13 @@ class SpeculationFactory:
         return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
 
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Those that cost nothing in one tree, but for those that sample; a draft is asked where
+        """Those that cost nothing in one tree, as far as they can share one; a draft is asked where
         they have nothing likely."""
         guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
         free: list[Drafter] = [each for each in guarded if not _is_costly(each)]
-        merged = [each for each in free if not each.traits.samples]
+        merged = [each for each in free if each.traits.shares_tree]
         if len(merged) > 1:
-            free = [CompositeDrafter(merged), *(each for each in free if each.traits.samples)]
+            free = [CompositeDrafter(merged), *(each for each in free if each not in merged)]
         return free + [each for each in guarded if _is_costly(each)]
 
 
