@@ -45,7 +45,7 @@ Outcomes = list[tuple[float, bool]]  # confidence, and whether the draft token w
 Repetitions = dict[str, list[list[Stats]]]  # by case: for each repetition, of each prompt
 
 
-class Recorder:
+class Recorder(Drafter):
     """Another drafter, whose confidence and outcomes are written down."""
 
     def __init__(self, drafter: Drafter, outcomes: Outcomes) -> None:

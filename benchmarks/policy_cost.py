@@ -26,7 +26,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 
 
-class TimedDrafter:
+class TimedDrafter(Drafter):
     """Another drafter; `taken_s` is what its last proposal took."""
 
     def __init__(self, drafter: Drafter) -> None:

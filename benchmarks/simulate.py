@@ -30,7 +30,7 @@ import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cost import RowCosts, measure_rows
+from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.drafters.composite import CompositeDrafter
@@ -38,6 +38,7 @@ from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter
+from edge_spec.placement.measure import measure_rows
 from edge_spec.placement.replay import (
     Charged,
     DraftCost,

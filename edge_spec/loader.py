@@ -10,7 +10,7 @@ from functools import cache, partial
 
 from edge_spec.control.batch_invariance import EXACT_WIDTHS, MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.control.cascade import stage_of
-from edge_spec.control.cost import RowCosts, measure_rows
+from edge_spec.control.cost import RowCosts
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.model import Model, Progress
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
@@ -32,6 +32,7 @@ from edge_spec.models.source import Source
 from edge_spec.placement.background import profile_when_idle
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
+from edge_spec.placement.measure import measure_rows
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
@@ -82,7 +83,7 @@ def load_engine(
             _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
         speculation_factory = _speculator(setting, loaded, costs, options)
         speculation = speculation_factory.compose(drafters)
-        speculation.relearn(load_learnt(key))
+        speculation.load_stats(load_learnt(key))
         parts = EngineComponents(
             name=target.name,
             runtime=target.runtime.name,

@@ -142,9 +142,14 @@ def _peer_choice(
 
 
 def _require_forgetful(drafter: str, repeat: int) -> None:
-    if repeat > 1 and "ngram-cache" in (name.strip() for name in drafter.split(",")):
+    from edge_spec.drafters.factory import traits_of
+
+    if repeat == 1:
+        return
+    remembering = [name for name, traits in traits_of(drafter).items() if traits.remembers]
+    if remembering:
         raise UsageError(
-            "ngram-cache remembers answers, so repetitions would measure its memory",
+            f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
             remedy="Add --repeat 1.",
         )
 

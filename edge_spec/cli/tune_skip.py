@@ -27,7 +27,6 @@ def tune_skip(
     Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
     """
     from edge_spec.cli.progress import ProgressBar
-    from edge_spec.control.cost import measure_rows
     from edge_spec.errors import UsageError
     from edge_spec.loader import load_engine
     from edge_spec.models.bundle import Bundle
@@ -42,6 +41,7 @@ def tune_skip(
         optimized,
         save_parts,
     )
+    from edge_spec.placement.measure import measure_rows
 
     plain = LoadOptions(runtime="ort", drafter="none")
     bar = ProgressBar()

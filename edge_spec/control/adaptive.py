@@ -5,7 +5,7 @@ last rounds, since time could have been spent on those. To choose what is worth 
 maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fractional programming),
 where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
 every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
-of them (Acceptance). Plain decoding is always among the choices; a drafter that loses against it
+of them (Calibration). Plain decoding is always among the choices; a drafter that loses against it
 rests (Account).
 """
 
@@ -15,15 +15,15 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from edge_spec.control.acceptance import Acceptance, learn, reach_of
 from edge_spec.control.backoff import WITH_COSTLY, WITH_FREE, Backoff
 from edge_spec.control.baseline import Baseline
+from edge_spec.control.calibration import Calibration, learn, reach_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limited
 from edge_spec.control.tree_shape import best_shape
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.protocol import Branching, Budget, Drafter
+from edge_spec.drafters.protocol import Budget, Drafter
 
 _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
@@ -34,10 +34,6 @@ _DEEPEST = 8  # levels of it
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
-
-
-def sibling_acceptance(drafter: Drafter) -> Sequence[float]:
-    return drafter.sibling_acceptance() if isinstance(drafter, Branching) else ()
 
 
 class AdaptivePolicy:
@@ -65,7 +61,7 @@ class AdaptivePolicy:
         self.max_draft_tokens = max_draft_tokens
         self.branches = branches
         self.probes = probes
-        self.acceptance: dict[str, Acceptance] = {}  # by drafter
+        self.calibrations: dict[str, Calibration] = {}  # by drafter
         self._clock = clock
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
         self._free = free
@@ -139,7 +135,7 @@ class AdaptivePolicy:
         # to answer for the time between, so its rows are charged as they cost on average now.
         rows_s = self.costs.at(round_stats.num_rows) + self._around_s
         for name, (draft_s, tree) in self._asked.items():
-            learn(self._acceptance_of(name), tree, round_stats.tokens)
+            learn(self._calibration_of(name), tree, round_stats.tokens)
             backoff = self._backoffs[name]
             if self._chosen in (None, name):
                 backoff.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
@@ -172,7 +168,7 @@ class AdaptivePolicy:
             # Whether a sampled row is kept must not depend on what comes after it, which depends
             # on its token: a bound that is the same for all rows is blind to that.
             return cut(tree, limits, self._worth(0.0))
-        reach = reach_of(self._acceptance_of(drafter.name), tree)
+        reach = reach_of(self._calibration_of(drafter.name), tree)
         if not tree.is_chain:
             reach[1:] = sorted(reach[1:], reverse=True)
         num_rows = self._best_rows(reach[: limits.num_rows])
@@ -182,7 +178,7 @@ class AdaptivePolicy:
 
     def _rate(self, drafter: Drafter, tree: TokenTree) -> float:
         """Tokens a second that a round with this tree is expected to commit."""
-        reach = reach_of(self._acceptance_of(drafter.name), tree)
+        reach = reach_of(self._calibration_of(drafter.name), tree)
         seconds = self.costs.at(len(tree)) + self._around_s + self._asked[drafter.name][0]
         return sum(reach) / seconds
 
@@ -220,12 +216,12 @@ class AdaptivePolicy:
             self._backoffs[drafter.name] = Backoff(self._draft_token_s.get(drafter.name), patience)
         return self._backoffs[drafter.name]
 
-    def _acceptance_of(self, name: str) -> Acceptance:
-        return self.acceptance.setdefault(name, Acceptance())
+    def _calibration_of(self, name: str) -> Calibration:
+        return self.calibrations.setdefault(name, Calibration())
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
         """Of a tree that samples are to fill; a new one now and then, as acceptance is learnt."""
-        acceptance = () if not limits.branches else sibling_acceptance(drafter)
+        acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()
         room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))

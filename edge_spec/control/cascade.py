@@ -14,11 +14,11 @@ from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, ChoosingAlike, Preparing, Tentative
-from edge_spec.drafters.state import restore_into, snapshot_of
+from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.state import load_state_dicts, state_dicts
 
 
-def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Tentative]) -> PolicyStage:
+def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:
     """What drafts for a draft whose rows cost `costs`."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
     return PolicyStage(drafters, policy, model.capabilities.max_rows)
@@ -33,7 +33,7 @@ class PolicyStage:
 
     def __init__(
         self,
-        drafters: Sequence[Tentative],
+        drafters: Sequence[Drafter],
         policy: Policy,
         max_rows: int,
         clock: Callable[[], float] = time.perf_counter,
@@ -44,14 +44,13 @@ class PolicyStage:
         self._clock = clock
         self._started = self._proposed = clock()
 
-    def choose_like(self, sampler: Sampler) -> None:
+    def use_sampler(self, sampler: Sampler) -> None:
         for drafter in self._drafters:
-            if isinstance(drafter, ChoosingAlike):
-                drafter.choose_like(sampler)
+            drafter.use_sampler(sampler)
 
     def prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
-            if isinstance(drafter, Preparing) and self._policy.wants(drafter):
+            if self._policy.wants(drafter):
                 drafter.prepare(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -82,22 +81,22 @@ class PolicyStage:
                 total_s=now - self._started,
             )
         )
-        self.assume(tree, Forward(logits), verdict)
+        self.extend_draft(tree, Forward(logits), verdict)
 
-    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         for drafter in self._drafters:
-            drafter.assume(tree, out, verdict)
+            drafter.extend_draft(tree, out, verdict)
 
-    def retract(self, keep: int) -> None:
+    def rollback_draft(self, keep: int) -> None:
         for drafter in self._drafters:
-            drafter.retract(keep)
+            drafter.rollback_draft(keep)
 
-    def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         for drafter in self._drafters:
             drafter.observe(tree, out, verdict)
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        return snapshot_of(self._drafters)
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return state_dicts(self._drafters)
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        restore_into(self._drafters, state)
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        load_state_dicts(self._drafters, state)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
-from statistics import median
-
-import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Model
-from edge_spec.core.tree import TokenTree
 
-WIDTHS = (1, 2, 4, 8)
-_REPETITIONS = 3
-_PROMPT_TOKENS = 16
 _MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
 _REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed
 _FAMILIARITY = 12.0  # passes that the measurement counts for at first
 _TOGETHER = 0.1  # weight of first and further rows changing alike: that of 3 passes of 2 rows
 _LEAST_DRIFT = 0.05
 _TABLE_ROWS = 64  # that are asked for in every round
-_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 
 
 class RowCosts:
@@ -134,36 +124,6 @@ class Drift:
         determinant = a * d - b * b
         self.first = max(_LEAST_DRIFT, (d * y - b * xy) / determinant)
         self.further = max(_LEAST_DRIFT, (a * xy - b * y) / determinant)
-
-
-def measure_rows(
-    model: Model,
-    widths: Sequence[int] = WIDTHS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> RowCosts:
-    """Times passes of each width, interleaved, after a short prompt: medians of _REPETITIONS.
-
-    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each.
-    """
-    config = model.config
-    limit = min(model.capabilities.max_rows, config.context_length // 2)
-    widths = [width for width in widths if width <= limit] or [1]
-    room = max(1, config.context_length - widths[-1])
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, _PROMPT_TOKENS + widths[-1])
-    seconds: dict[int, list[float]] = {width: [] for width in widths}
-    session = model.open_session()
-    try:
-        session.prefill(tokens[: min(_PROMPT_TOKENS, room)].tolist())
-        for repetition in range(_REPETITIONS + 1):
-            for width in widths:
-                start = clock()
-                session.forward(TokenTree.chain(int(tokens[0]), tokens[1:width].tolist()))
-                if repetition:  # the first passes bind buffers
-                    seconds[width].append(clock() - start)
-    finally:
-        session.close()
-    medians = {width: max(_LEAST_S, median(times)) for width, times in seconds.items()}
-    return costs_of(config, medians)
 
 
 def costs_of(config: ModelConfig, seconds: Mapping[int, float]) -> RowCosts:

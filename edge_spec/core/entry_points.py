@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError, UsageError
@@ -32,20 +32,32 @@ def names(kind: str) -> list[str]:
     return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """The same by name, not yet loaded."""
+    return {point.name: point for point in reversed(entry_points(group=f"edge_spec.{kind}"))}
+
+
 def load_app(name: str) -> Callable[..., None]:
     app: Callable[..., None] = load_plugin("apps", name)
     return app
 
 
 def load_plugin(kind: str, name: str) -> Any:
+    """Raises UsageError where there is none of that name, and as `load` does."""
     found = entry_points(group=f"edge_spec.{kind}", name=name)
     if not found:
         raise UsageError(
             f"there is no {kind.removesuffix('s')} called {name!r}",
             remedy=f"Installed: {', '.join(names(kind)) or 'none'}.",
         )
+    return load(kind, next(iter(found)))
+
+
+def load(kind: str, point: EntryPoint) -> Any:
+    """Raises MissingDependencyError where a library of it is missing."""
+    name = point.name
     try:
-        return next(iter(found)).load()
+        return point.load()
     except ImportError as error:
         raise MissingDependencyError(
             f"{kind.removesuffix('s')} {name!r} needs a library that is not installed: {error}",

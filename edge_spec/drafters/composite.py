@@ -8,18 +8,18 @@ too.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
 
-from edge_spec.core.model import Forward
+from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
-from edge_spec.drafters.protocol import Budget, ChoosingAlike, Closing, Drafter
-from edge_spec.drafters.state import learnt_of, relearn_into, restore_into, snapshot_of
+from edge_spec.drafters.protocol import Budget, Drafter, TextCounts
+from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 from edge_spec.drafters.tree_builder import Growth, nothing
 
 # Kinds of draft token: contested by a sibling that only others proposed, or made by several
@@ -35,17 +35,28 @@ _PRIORS = (
 )
 
 
-class CompositeDrafter:
+class CompositeDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = "+".join(drafter.name for drafter in drafters)
         self._drafters = drafters
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
 
-    def choose_like(self, sampler: Sampler) -> None:
+    def attach(self, model: Model, session: Session) -> None:
         for drafter in self._drafters:
-            if isinstance(drafter, ChoosingAlike):
-                drafter.choose_like(sampler)
+            drafter.attach(model, session)
+
+    def attach_again(self, model: Model, session: Session) -> None:
+        for drafter in self._drafters:
+            drafter.attach_again(model, session)
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        for drafter in self._drafters:
+            drafter.use_sampler(sampler)
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.prepare(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
@@ -67,25 +78,42 @@ class CompositeDrafter:
         for drafter in self._drafters:
             drafter.observe(tree, out, verdict)
 
+    @property
+    def anticipates(self) -> bool:
+        return any(drafter.anticipates for drafter in self._drafters)
+
+    @property
+    def was_ready(self) -> bool:
+        return any(drafter.was_ready for drafter in self._drafters)
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        for drafter in self._drafters:
+            if drafter.anticipates:
+                drafter.anticipate(stopped)
+
+    @property
+    def text_counts(self) -> TextCounts:
+        counts = [drafter.text_counts for drafter in self._drafters]
+        return TextCounts(*map(sum, zip(*counts, strict=True)))
+
     def close(self) -> None:
         for drafter in self._drafters:
-            if isinstance(drafter, Closing):
-                drafter.close()
+            drafter.close()
 
-    def learnt(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.learnt(), **learnt_of(self._drafters)}
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats(), **stats_of(self._drafters)}
 
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
-        if self.name in counts:
-            self._acceptance.relearn(counts[self.name])
-        relearn_into(self._drafters, counts)
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
+        load_stats_into(self._drafters, stats)
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot(), **snapshot_of(self._drafters)}
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"acceptance": self._acceptance.snapshot(), **state_dicts(self._drafters)}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         self._acceptance.restore(state["acceptance"])
-        restore_into(self._drafters, state)
+        load_state_dicts(self._drafters, state)
 
     def _rated(
         self, merged: Sequence[MergedRow], trees: Sequence[Sequence[float]]

@@ -1,30 +1,49 @@
 """How drafters are made: what they may build on, and the entry points of this package's own.
 
 An entry point of the group `edge_spec.drafters` is a function that takes a `DrafterContext` and
-returns a `Drafter`.
+returns a `Drafter`; `declares` says what it makes. A class with `traits` of its own, called with
+the context, will do as well.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from edge_spec.core.entry_points import load_plugin
+from edge_spec.core import entry_points
 from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Drafter, Tentative
+from edge_spec.drafters.protocol import Drafter, DrafterTraits, as_drafter
 from edge_spec.errors import UsageError
 from edge_spec.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
+
+_Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
+
+_NOTHING = DrafterTraits()
+
+_log = logging.getLogger(__name__)
+
+
+def declares(traits: DrafterTraits) -> Callable[[_Maker], _Maker]:
+    """Says of a function what the drafters that it makes cost and need."""
+
+    def declare(make: _Maker) -> _Maker:
+        make.traits = traits  # type: ignore[attr-defined]
+        return make
+
+    return declare
 
 
 @dataclass(frozen=True)
@@ -45,84 +64,85 @@ class DrafterContext:
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
 
 
-def suffix(setting: DrafterContext) -> Drafter:
+@declares(SuffixDrafter.traits)
+def suffix(context: DrafterContext) -> Drafter:
     return SuffixDrafter()
 
 
-def recycling(setting: DrafterContext) -> Drafter:
+@declares(RecyclingDrafter.traits)
+def recycling(context: DrafterContext) -> Drafter:
     return RecyclingDrafter()
 
 
-def lookahead(setting: DrafterContext) -> Drafter:
-    if setting.window is None and setting.draft_n_max is not None:
-        return LookaheadDrafter(WindowSize.within(setting.draft_n_max + 1))
-    return LookaheadDrafter(setting.window or DEFAULT_SIZE)
+@declares(LookaheadDrafter.traits)
+def lookahead(context: DrafterContext) -> Drafter:
+    if context.window is None and context.draft_n_max is not None:
+        return LookaheadDrafter(WindowSize.within(context.draft_n_max + 1))
+    return LookaheadDrafter(context.window or DEFAULT_SIZE)
 
 
-def jacobi(setting: DrafterContext) -> Drafter:
-    return JacobiDrafter(setting.fill or JacobiInit.NGRAM, setting.draft_n_max or DEFAULT_BLOCK)
+@declares(JacobiDrafter.traits)
+def jacobi(context: DrafterContext) -> Drafter:
+    return JacobiDrafter(context.fill or JacobiInit.NGRAM, context.draft_n_max or DEFAULT_BLOCK)
 
 
-def corpus(setting: DrafterContext) -> Drafter:
-    """Raises UsageError without a corpus."""
+@declares(DrafterTraits(auto=True, corpora=True))
+def corpus(context: DrafterContext) -> Drafter:
     from edge_spec.drafters.lookup.corpus import CorpusDrafter
 
-    if not setting.corpora:
-        raise UsageError(
-            "the drafter corpus needs a text",
-            remedy="Name a file or directory with --corpus PATH.",
-        )
-    return CorpusDrafter(setting.corpora)
+    return CorpusDrafter(context.corpora)
 
 
-def ngram_cache(setting: DrafterContext) -> Drafter:
+@declares(DrafterTraits(remembers=True))
+def ngram_cache(context: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
     from edge_spec.drafters.lookup.ngram_cache import NgramCacheDrafter
 
-    if setting.ngram_file is None:
+    if context.ngram_file is None:
         raise UsageError(
             "the drafter ngram-cache needs a file", remedy="Open the model by its name or path."
         )
-    vocabulary = Vocabulary.of(setting.tokens()).sha256
+    vocabulary = Vocabulary.of(context.tokens()).sha256
     return NgramCacheDrafter(
-        setting.ngram_file, vocabulary, setting.vocab_size, keeps=setting.keeps_ngrams
+        context.ngram_file, vocabulary, context.vocab_size, keeps=context.keeps_ngrams
     )
 
 
-def draft_model(setting: DrafterContext) -> Drafter:
-    """Raises UsageError without a draft."""
-    return _cascade(setting, [], "draft-model")
+@declares(DraftModelDrafter.traits)
+def draft_model(context: DrafterContext) -> Drafter:
+    return _cascade(context, [], "draft-model")
 
 
-def cascade(setting: DrafterContext) -> Drafter:
-    """The draft, with suffix lookup as its own drafter. Raises UsageError without a draft."""
-    return _cascade(setting, [SuffixDrafter()], "cascade")
+@declares(replace(DraftModelDrafter.traits, auto=True))
+def cascade(context: DrafterContext) -> Drafter:
+    """The draft, with suffix lookup as its own drafter."""
+    return _cascade(context, [SuffixDrafter()], "cascade")
 
 
-def _cascade(setting: DrafterContext, lowest: Sequence[Tentative], name: str) -> Drafter:
-    if not setting.drafts:
-        raise missing_draft(name)
+def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
     below = lowest
-    for draft in reversed(setting.drafts[1:]):
+    for draft in reversed(context.drafts[1:]):
         below = [draft.make_level(below, name)]
-    return setting.drafts[0].make_drafter(below, name)
+    return context.drafts[0].make_drafter(below, name)
 
 
-def early_exit(setting: DrafterContext) -> Drafter:
-    return _self_drafter(setting, "early-exit")
+@declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer"})))
+def early_exit(context: DrafterContext) -> Drafter:
+    return _self_drafter(context, "early-exit")
 
 
-def layer_skip(setting: DrafterContext) -> Drafter:
-    return _self_drafter(setting, "layer-skip")
+@declares(SelfDrafter.traits)
+def layer_skip(context: DrafterContext) -> Drafter:
+    return _self_drafter(context, "layer-skip")
 
 
-def _self_drafter(setting: DrafterContext, name: str) -> Drafter:
-    if name not in setting.searches:
+def _self_drafter(context: DrafterContext, name: str) -> Drafter:
+    if name not in context.searches:
         raise UsageError(
             f"the drafter {name} needs the target that it is a part of",
             remedy="Open the model with edge_spec.load.",
         )
-    return SelfDrafter(name, setting.searches[name], setting.parts.get(name))
+    return SelfDrafter(name, context.searches[name], context.parts.get(name))
 
 
 def missing_draft(name: str) -> UsageError:
@@ -131,34 +151,74 @@ def missing_draft(name: str) -> UsageError:
     )
 
 
-AUTO_DRAFTERS = ("suffix",)
+def traits_of(chosen: str) -> dict[str, DrafterTraits]:
+    """What each of the drafters declares whose names are joined by commas. One that declares
+    nothing, or is not installed, costs and needs nothing; "auto" and "none" are no drafters.
+    Raises MissingDependencyError for one that cannot be loaded."""
+    names = [name.strip() for name in chosen.split(",")]
+    if names in (["auto"], ["none"]):
+        return {}
+    points = entry_points.installed("drafters")
+    return {
+        name: _traits(entry_points.load("drafters", points[name])) if name in points else _NOTHING
+        for name in names
+    }
 
 
-PAIR_DRAFTERS = ("draft-model", "cascade")  # that a second model makes possible
+def installed_traits() -> dict[str, DrafterTraits]:
+    """What all installed drafters declare, by name. One that cannot be loaded is left out, which is
+    logged; who asks for it by name is told why."""
+    found = {}
+    for name, point in sorted(entry_points.installed("drafters").items()):
+        try:
+            found[name] = _traits(point.load())
+        except Exception as error:
+            _log.info("the drafter %s cannot be loaded: %s", name, error)
+    return found
 
 
-SELF_DRAFTERS = ("early-exit", "layer-skip")  # that are a part of their target
+def auto_drafters(*, drafts: bool, corpora: bool) -> list[str]:
+    """The names that "auto" stands for, where there are drafts and corpora or not: those that
+    declare it and need nothing else. Where there is a draft, those that draft with it stand in the
+    place of those that look up the text."""
+    found = {name: each for name, each in installed_traits().items() if each.auto}
+    by_text = [name for name, each in found.items() if each.needs_text_alone]
+    by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
+    by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
+    return [*(by_draft if drafts else by_text), *(by_corpora if corpora else [])]
 
 
-COSTLY_DRAFTERS = PAIR_DRAFTERS + SELF_DRAFTERS
-
-
-def load_drafters(chosen: str, setting: DrafterContext) -> list[Drafter]:
+def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
-    "auto" is a cascade with the draft where there is one, else AUTO_DRAFTERS, and the corpora where
-    there are any.
-    Raises UsageError for a name that is not installed or that the setting lacks something for.
+    Raises UsageError for a name that is not installed or that the context lacks something for.
     """
     if chosen == "none":
         return []
     wanted = [name.strip() for name in chosen.split(",")]
     if chosen == "auto":
-        wanted = ["cascade"] if setting.drafts else list(AUTO_DRAFTERS)
-        wanted += ["corpus"] if setting.corpora else []
+        wanted = auto_drafters(drafts=bool(context.drafts), corpora=bool(context.corpora))
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
-    makers: list[Callable[[DrafterContext], Drafter]] = [
-        load_plugin("drafters", name) for name in wanted
-    ]
-    return [make(setting) for make in makers]
+    makers = [entry_points.load_plugin("drafters", name) for name in wanted]
+    return [_made(name, make, context) for name, make in zip(wanted, makers, strict=True)]
+
+
+def _made(name: str, make: Callable[[DrafterContext], Any], context: DrafterContext) -> Drafter:
+    declared = _traits(make)
+    if declared.draft_model and not context.drafts:
+        raise missing_draft(name)
+    if declared.corpora and not context.corpora:
+        raise UsageError(
+            f"the drafter {name} needs a text",
+            remedy="Name a file or directory with --corpus PATH.",
+        )
+    drafter = as_drafter(make(context))
+    if hasattr(make, "traits"):
+        drafter.traits = declared
+    return drafter
+
+
+def _traits(make: object) -> DrafterTraits:
+    traits: DrafterTraits = getattr(make, "traits", _NOTHING)
+    return traits

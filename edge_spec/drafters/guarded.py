@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,20 +12,7 @@ from edge_spec.core.constraint import Constraint, permitted
 from edge_spec.core.model import STATE_TYPES, Forward, Model, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import (
-    Anticipating,
-    Attached,
-    Branching,
-    Budget,
-    ChoosingAlike,
-    Closing,
-    CountingText,
-    Drafter,
-    Keeping,
-    Learning,
-    Preparing,
-    TextCounts,
-)
+from edge_spec.drafters.protocol import Budget, Drafter, TextCounts, as_drafter
 from edge_spec.errors import EdgeSpecError
 
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
@@ -34,7 +21,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class GuardedDrafter:
+class GuardedDrafter(Drafter):
     """Another drafter, dropped for the rest of the session when it raises or proposes what no
     target can score. Why is logged once and kept in `fault`. What the answer's constraint forbids
     is cut off.
@@ -42,44 +29,33 @@ class GuardedDrafter:
     vocab_size: of the target. KeyboardInterrupt and the like pass.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self.name = drafter.name
+    def __init__(self, drafter: Any, vocab_size: int) -> None:
+        self._drafter = as_drafter(drafter)
+        self.name = self._drafter.name
+        self.traits = self._drafter.traits
         self.fault: str | None = None
-        self._drafter = drafter
         self._vocab_size = vocab_size
         self._constraint: Constraint | None = None
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises EdgeSpecError: what the target cannot offer is for the user to know."""
-        drafter = self._drafter
-        if isinstance(drafter, Attached):
-            self._guarded(lambda: drafter.attach(model, session), None, (EdgeSpecError,))
+        self._guarded(lambda: self._drafter.attach(model, session), None, (EdgeSpecError,))
 
     def attach_again(self, model: Model, session: Session) -> None:
-        """To the session that takes the place of one that has failed."""
-        drafter = self._drafter
-        if isinstance(drafter, Attached):
-            self._guarded(lambda: drafter.attach(model, session), None)
+        self._guarded(lambda: self._drafter.attach_again(model, session), None)
 
-    def choose_like(self, sampler: Sampler) -> None:
+    def use_sampler(self, sampler: Sampler) -> None:
         self._constraint = sampler.constraint
-        drafter = self._drafter
-        if isinstance(drafter, ChoosingAlike):
-            self._guarded(lambda: drafter.choose_like(sampler), None)
+        self._guarded(lambda: self._drafter.use_sampler(sampler), None)
 
     def prepare(self, prompt: Sequence[int]) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, Preparing):
-            self._guarded(lambda: drafter.prepare(prompt), None)
+        self._guarded(lambda: self._drafter.prepare(prompt), None)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._guarded(lambda: self._drafter.begin(prompt), None)
 
     def sibling_acceptance(self) -> Sequence[float]:
-        drafter = self._drafter
-        if not isinstance(drafter, Branching):
-            return ()
-        return self._guarded(lambda: _chances(drafter.sibling_acceptance()), ())
+        return self._guarded(lambda: _chances(self._drafter.sibling_acceptance()), ())
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self.fault is None:
@@ -100,73 +76,55 @@ class GuardedDrafter:
             except Exception as error:
                 self._drop(error)
 
-    # To ask whether a drafter has a property is to ask for it: that may fail, too.
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._guarded(lambda: self._drafter.extend_draft(tree, out, verdict), None)
+
+    def rollback_draft(self, keep: int) -> None:
+        self._guarded(lambda: self._drafter.rollback_draft(keep), None)
 
     @property
     def anticipates(self) -> bool:
-        drafter = self._drafter
-        return self._guarded(
-            lambda: isinstance(drafter, Anticipating) and drafter.anticipates, False
-        )
+        return self._guarded(lambda: self._drafter.anticipates, False)
 
     @property
     def was_ready(self) -> bool:
-        drafter = self._drafter
-        return self._guarded(lambda: isinstance(drafter, Anticipating) and drafter.was_ready, False)
+        return self._guarded(lambda: self._drafter.was_ready, False)
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
-        drafter = self._drafter
-
-        def anticipate() -> None:
-            if isinstance(drafter, Anticipating):
-                drafter.anticipate(stopped)
-
-        self._guarded(anticipate, None)
-
-    def close(self) -> None:
-        """Also of one that was dropped."""
-        if isinstance(self._drafter, Closing):
-            try:
-                self._drafter.close()
-            except Exception as error:
-                self._drop(error)
+        self._guarded(lambda: self._drafter.anticipate(stopped), None)
 
     @property
     def text_counts(self) -> TextCounts:
-        """Zeros for a drafter that counts none."""
-        drafter = self._drafter
         try:  # also of one that was dropped: they add up
-            if isinstance(drafter, CountingText):
-                return drafter.text_counts
+            return self._drafter.text_counts
         except Exception as error:
             self._drop(error)
         return TextCounts()
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """Empty for a drafter that was dropped or keeps nothing, or nothing that a file can."""
-        drafter = self._drafter
-        if not isinstance(drafter, Keeping):
-            return {}
-        return self._guarded(lambda: _keepable(drafter.snapshot()), {})
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Empty for a drafter that was dropped or keeps nothing that a file can."""
+        return self._guarded(lambda: _keepable(self._drafter.state_dict()), {})
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for what is no snapshot of such a drafter."""
-        drafter = self._drafter
-        if state and isinstance(drafter, Keeping):
-            self._guarded(lambda: drafter.restore(state), None, (KeyError, ValueError))
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for what is no state of such a drafter."""
+        if state:
+            errors = (KeyError, ValueError)
+            self._guarded(lambda: self._drafter.load_state_dict(state), None, errors)
 
-    def learnt(self) -> dict[str, np.ndarray]:
-        """Empty for a drafter that was dropped or learns nothing, or nothing that can be counts."""
-        drafter = self._drafter
-        if not isinstance(drafter, Learning):
-            return {}
-        return self._guarded(lambda: _counts(drafter.learnt()), {})
+    def stats(self) -> dict[str, np.ndarray]:
+        """Empty for a drafter that was dropped or has nothing that can be counts."""
+        return self._guarded(lambda: _counts(self._drafter.stats()), {})
 
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
         """Raises ValueError for what is of another version."""
-        drafter = self._drafter
-        if isinstance(drafter, Learning):
-            self._guarded(lambda: drafter.relearn(counts), None, (ValueError,))
+        self._guarded(lambda: self._drafter.load_stats(stats), None, (ValueError,))
+
+    def close(self) -> None:
+        """Also of one that was dropped."""
+        try:
+            self._drafter.close()
+        except Exception as error:
+            self._drop(error)
 
     def _guarded(
         self,
@@ -240,13 +198,13 @@ def _keepable(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(state)
 
 
-def _counts(learnt: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _counts(stats: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Raises ValueError for what are no arrays of numbers by name."""
-    for name, counts in learnt.items():
+    for name, counts in stats.items():
         is_numbers = isinstance(counts, np.ndarray) and counts.dtype.kind in "iuf"
         if not isinstance(name, str) or not is_numbers or not np.isfinite(counts).all():
             raise ValueError(f"counts of {name} that are none")
-    return dict(learnt)
+    return dict(stats)
 
 
 def _check_draft_probs(tree: TokenTree, vocab_size: int) -> None:

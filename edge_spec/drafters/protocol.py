@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from enum import Enum
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,83 +28,6 @@ class Budget:
     shape: tuple[int, ...] = ()  # parents of the rows of a tree that samples are to fill, if known
 
 
-class Drafter(Protocol):
-    """Drafts what follows. It never decides what is written: only verification does."""
-
-    name: str
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Starts a generation; `prompt` ends with the pending token."""
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        """A tree below `pending`, of one row where there is no draft token."""
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Learns the outcome of a round, whoever proposed its tree."""
-
-
-@runtime_checkable
-class ChoosingAlike(Protocol):
-    """A drafter that drafts better when it knows how the target's tokens are chosen."""
-
-    def choose_like(self, sampler: Sampler) -> None:
-        """Before `begin`."""
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A drafter that has to read a prompt, which takes its time."""
-
-    def prepare(self, prompt: Sequence[int]) -> None:
-        """Before `begin`, perhaps while the target reads the prompt too."""
-
-
-@runtime_checkable
-class Branching(Protocol):
-    """A drafter that can sample several children of a row."""
-
-    def sibling_acceptance(self) -> Sequence[float]:
-        """How often the first, second, ... child of a row is the one that is accepted; empty where
-        it does not sample."""
-
-
-@runtime_checkable
-class Tentative(Drafter, Protocol):
-    """A drafter that can draft after draft tokens, which may be taken back: a level of a
-    cascade."""
-
-    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Like `observe`, but the tokens are draft tokens too."""
-
-    def retract(self, keep: int) -> None:
-        """Forgets the tokens that were assumed, but for the first `keep`. `observe` forgets all."""
-
-
-@runtime_checkable
-class Attached(Protocol):
-    """A drafter that reads its target's own cache."""
-
-    def attach(self, model: Model, session: Session) -> None:
-        """Before the first `begin`. Raises UsageError where they do not offer what it needs."""
-
-
-@runtime_checkable
-class Anticipating(Protocol):
-    """A drafter that can go on drafting on another thread while the target scores a tree."""
-
-    @property
-    def anticipates(self) -> bool:
-        """Whether it has something to go on from in this round."""
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether the last proposal began with a draft token that was made meanwhile."""
-
-    def anticipate(self, stopped: Callable[[], bool]) -> None:
-        """Between `propose` and `observe`, for likely outcomes, until `stopped`, which is asked
-        between two passes. Proposes nothing, and changes no draft token, only when it is made."""
-
-
 class TextCounts(NamedTuple):
     """Draft tokens in a unit that drafts with different tokenizers share."""
 
@@ -111,39 +35,174 @@ class TextCounts(NamedTuple):
     accepted_characters: int = 0
 
 
-@runtime_checkable
-class CountingText(Protocol):
-    """A drafter whose draft tokens are text. `text_counts` adds up over all generations."""
+class Cost(Enum):
+    """What it takes to make draft tokens."""
+
+    LOOKUP = "lookup"  # next to nothing: they are found in texts and tables
+    PASS = "pass"  # passes of a model, or of a part of one
+
+
+@dataclass(frozen=True)
+class DrafterTraits:
+    """What a drafter costs and needs. Nothing else is known of it before it is made."""
+
+    cost: Cost = Cost.LOOKUP
+    samples: bool = False  # it may propose tokens that were sampled
+    auto: bool = False  # "auto" chooses it: see `factory.auto_drafters`
+    remembers: bool = False  # it keeps answers for later runs
+    draft_model: bool = False  # it needs a second model
+    corpora: bool = False  # it needs texts of the user's
+    target_session: bool = False  # it needs the target's own session: `Drafter.attach`
+    target_layers: bool = False  # it needs a target that can be run in part
+    hidden_states: bool = False  # it needs the hidden states of the rows that are scored
+    options: frozenset[str] = frozenset()  # of `LoadOptions`, that few drafters understand
+    planned_with: tuple[str, ...] = ()  # drafters that `edge-spec plan` tries it together with
 
     @property
-    def text_counts(self) -> TextCounts: ...
+    def needs_text_alone(self) -> bool:
+        return not (
+            self.draft_model
+            or self.corpora
+            or self.target_session
+            or self.target_layers
+            or self.hidden_states
+        )
+
+    @property
+    def shares_tree(self) -> bool:
+        """Whether its draft tokens may be joined to those of others. Samples may not; and a draft
+        model's are looked at by themselves, to see how good the pair is."""
+        return not (self.samples or self.draft_model)
+
+    def uses(self, option: str) -> bool:
+        """Whether this option of `LoadOptions` is for such a drafter."""
+        needs = {"drafts": self.draft_model, "corpora": self.corpora}
+        return option in self.options or needs.get(option, False)
 
 
-@runtime_checkable
-class Keeping(Protocol):
-    """A drafter whose state belongs to a snapshot of its conversation."""
+class Drafter:
+    """Drafts what follows. It never decides what is written: only verification does.
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """Copies, of the types that `edge_spec.engine.snapshot_file` writes."""
+    `propose` is all that a drafter has to have; the rest may stay as it is here.
+    """
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for what is no snapshot of such a drafter."""
+    name: str
+    traits: DrafterTraits = DrafterTraits()
 
+    def attach(self, model: Model, session: Session) -> None:
+        """Gives the target's own session, before the first `begin`. Raises an EdgeSpecError where
+        the two do not offer what the drafter needs."""
 
-@runtime_checkable
-class Learning(Protocol):
-    """A drafter that learns how often draft tokens of each kind are right: the next session may
-    begin with that. It tells nothing about the texts."""
+    def attach_again(self, model: Model, session: Session) -> None:
+        """Gives the session that takes the place of one that has failed."""
+        self.attach(model, session)
 
-    def learnt(self) -> dict[str, np.ndarray]:
-        """Counts by name."""
+    def use_sampler(self, sampler: Sampler) -> None:
+        """Tells before `begin` how the target's tokens are chosen."""
 
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
+    def prepare(self, prompt: Sequence[int]) -> None:
+        """Reads a prompt before `begin`, perhaps while the target reads it too."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Starts a generation; `prompt` ends with the pending token."""
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        """Makes a tree below `pending`, of one row where there is no draft token."""
+        raise NotImplementedError
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """Learns the outcome of a round, whoever proposed its tree."""
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        """Tells how often the first, second, ... sampled child of a row is the one that is
+        accepted; empty where the drafter does not sample."""
+        return ()
+
+    # A stage of a cascade drafts after draft tokens, which may be taken back.
+
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """Works like `observe`, but the tokens are draft tokens too."""
+
+    def rollback_draft(self, keep: int) -> None:
+        """Forgets the tokens of `extend_draft`, but for the first `keep`; `observe` forgets all."""
+
+    # Between `propose` and `observe`, on another thread, while the target scores a tree.
+
+    @property
+    def anticipates(self) -> bool:
+        """Whether there is something to go on from in this round."""
+        return False
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the last proposal began with a draft token that was made meanwhile."""
+        return False
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        """Drafts on for likely outcomes, until `stopped`, which is asked between two passes. It
+        proposes nothing, and changes no draft token, only when it is made."""
+
+    @property
+    def text_counts(self) -> TextCounts:
+        """Counts draft tokens that are text, over all generations."""
+        return TextCounts()
+
+    # What outlives a generation.
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies what belongs to a snapshot of the conversation, in arrays of the types that
+        `edge_spec.engine.snapshot_file` writes."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes over what `state_dict` gave. Raises KeyError or ValueError for anything else."""
+
+    def stats(self) -> dict[str, np.ndarray]:
+        """Counts by name how often draft tokens of each kind were right, which the next session may
+        begin with. They tell nothing about the texts."""
+        return {}
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
         """Takes over its own. Raises ValueError for what is of another version."""
 
+    def close(self) -> None:
+        """Puts away what is open, when the engine is closed or drafts otherwise."""
 
-@runtime_checkable
-class Closing(Protocol):
-    """A drafter that has something to put away when the engine is closed or drafts otherwise."""
 
-    def close(self) -> None: ...
+_METHODS = tuple(
+    name for name, value in vars(Drafter).items() if callable(value) and not name.startswith("_")
+)
+
+
+class PlainDrafter(Drafter):
+    """A drafter of a class that does not inherit from `Drafter`: what it has is used, the rest is
+    as there."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.name = drafter.name
+        self.traits = getattr(drafter, "traits", Drafter.traits)
+        self._drafter = drafter
+        for method in _METHODS:
+            if hasattr(drafter, method):
+                setattr(self, method, getattr(drafter, method))
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        tree: TokenTree = self._drafter.propose(pending, budget)
+        return tree
+
+    @property
+    def anticipates(self) -> bool:
+        return getattr(self._drafter, "anticipates", False)
+
+    @property
+    def was_ready(self) -> bool:
+        return getattr(self._drafter, "was_ready", False)
+
+    @property
+    def text_counts(self) -> TextCounts:
+        return getattr(self._drafter, "text_counts", TextCounts())
+
+
+def as_drafter(drafter: Any) -> Drafter:
+    """With all methods of a `Drafter`, whatever class it is of."""
+    return drafter if isinstance(drafter, Drafter) else PlainDrafter(drafter)

@@ -1,4 +1,4 @@
-"""The state of several drafters in one mapping, each under its own name."""
+"""What several drafters keep, in one mapping."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.drafters.protocol import Drafter, Keeping, Learning
+from edge_spec.drafters.protocol import Drafter
 
 
-def snapshot_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """What the drafters keep of their conversation, such as a pool of n-grams."""
+def state_dicts(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
+    """What the drafters keep of their conversation, such as a pool of n-grams, each under its own
+    name."""
     state: dict[str, np.ndarray] = {}
     for drafter in drafters:
-        if isinstance(drafter, Keeping):
-            state |= named(drafter.name, drafter.snapshot())
+        state |= named(drafter.name, drafter.state_dict())
     return state
 
 
@@ -29,7 +29,7 @@ def part_of(state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]
     return {each.removeprefix(prefix): array for each, array in own.items()}
 
 
-def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
+def load_state_dicts(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
     """For drafters of the names that the snapshot was taken of. Raises KeyError or ValueError for
     others; one that it holds nothing of begins again."""
     known = {drafter.name for drafter in drafters}
@@ -38,21 +38,19 @@ def restore_into(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -
         raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
     for drafter in drafters:
         own = part_of(state, drafter.name)
-        if own and isinstance(drafter, Keeping):
-            drafter.restore(own)
+        if own:
+            drafter.load_state_dict(own)
 
 
-def learnt_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
+def stats_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
     """How often their draft tokens were right, of all texts."""
-    counts: dict[str, np.ndarray] = {}
+    stats: dict[str, np.ndarray] = {}
     for drafter in drafters:
-        if isinstance(drafter, Learning):
-            counts |= drafter.learnt()
-    return counts
+        stats |= drafter.stats()
+    return stats
 
 
-def relearn_into(drafters: Sequence[Drafter], counts: Mapping[str, np.ndarray]) -> None:
+def load_stats_into(drafters: Sequence[Drafter], stats: Mapping[str, np.ndarray]) -> None:
     """Raises ValueError for counts of another version."""
     for drafter in drafters:
-        if isinstance(drafter, Learning):
-            drafter.relearn(counts)
+        drafter.load_stats(stats)

@@ -18,7 +18,7 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import require_scores, translate_errors
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.protocol import Budget, ChoosingAlike, Drafter, Preparing
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.errors import EdgeSpecError
 
@@ -48,6 +48,25 @@ class GenerationLimits:
     context_length: int
     max_rows: int  # of one forward
     min_rows: int = 1  # of one forward; context_length leaves room for them
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What a round begins with."""
+
+    pending: int
+    budget: Budget
+    left: int  # tokens that the generation may still write
+    plain: PlainReason | None  # why nothing may be drafted, if it must not
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round gave: nothing where its first choice is left to the next round."""
+
+    decoded: list[DecodedToken]
+    verdict: Verdict
+    stats: RoundStats
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class Decoder:
 
     def _prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self.drafters:
-            if isinstance(drafter, Preparing) and self.policy.wants(drafter):
+            if self.policy.wants(drafter):
                 drafter.prepare(prompt)
 
     def decode(
@@ -102,31 +121,21 @@ class Decoder:
         """
         num_tokens, pending, failed = 0, prompt[-1], False
         plain = self._plain_reason(sampler)
-        for drafter in self.drafters:
-            if isinstance(drafter, ChoosingAlike):
-                drafter.choose_like(sampler)
-            drafter.begin(prompt)
+        self._begin(prompt, sampler)
         try:
             while num_tokens == 0 or pending not in limits.stop_ids:
-                room = limits.context_length - self.target.length
-                left = min(limits.max_tokens - num_tokens, room)
-                if left <= 0:
+                start = self._start(pending, num_tokens, limits, plain)
+                if start.left <= 0:
                     return
-                num_rows = min(room + limits.min_rows - 1, limits.max_rows)
-                budget = Budget(min(left, num_rows) - 1, num_rows)
-                decoded, verdict, round_stats = self._round(
-                    pending, budget, sampler, limits, left, plain
-                )
-                self.policy.observe(round_stats)
-                if self.anticipation:
-                    self.anticipation.observe(round_stats)
-                on_round(round_stats)
-                plain = self._plain_reason(sampler, verdict)
-                if not verdict.tokens:
+                done = self._round(start, sampler, limits.stop_ids)
+                self._observe(done.stats)
+                on_round(done.stats)
+                plain = self._plain_reason(sampler, done.verdict)
+                if not done.decoded:
                     continue
-                num_tokens += len(verdict.tokens)
-                pending = verdict.next_token
-                yield decoded
+                num_tokens += len(done.decoded)
+                pending = done.verdict.next_token
+                yield done.decoded
         except EdgeSpecError:
             failed = True
             raise
@@ -146,62 +155,74 @@ class Decoder:
         undecided = verdict is not None and verdict.first_tie == len(verdict.tokens)
         return PlainReason.REPLAY if undecided else None
 
-    def _round(
-        self,
-        pending: int,
-        budget: Budget,
-        sampler: Sampler,
-        limits: GenerationLimits,
-        left: int,
-        plain: PlainReason | None,
-    ) -> tuple[list[DecodedToken], Verdict, RoundStats]:
-        """The tokens of one round, and what came of its draft tokens; none where the first
-        choice is left to the next round: nothing is committed, and no drafter learns of it."""
-        start = self.clock()
-        if plain is None:
-            plan = self.policy.choose(self.drafters, pending, budget)
-        else:
-            plan = RoundPlan(TokenTree.chain(pending), plain)
-        tree = plan.tree
-        drafted = self.clock()
+    def _begin(self, prompt: Sequence[int], sampler: Sampler) -> None:
+        for drafter in self.drafters:
+            drafter.use_sampler(sampler)
+            drafter.begin(prompt)
+
+    def _start(
+        self, pending: int, num_tokens: int, limits: GenerationLimits, plain: PlainReason | None
+    ) -> RoundStart:
+        """num_tokens: that were written."""
+        room = limits.context_length - self.target.length
+        left = min(limits.max_tokens - num_tokens, room)
+        num_rows = min(room + limits.min_rows - 1, limits.max_rows)
+        return RoundStart(pending, Budget(min(left, num_rows) - 1, num_rows), left, plain)
+
+    def _round(self, start: RoundStart, sampler: Sampler, stop_ids: frozenset[int]) -> Round:
+        """Proposes, scores, verifies, commits and observes. Where nothing is committed, no drafter
+        learns of the round."""
+        started_s = self.clock()
+        plan = self._propose(start)
+        proposed_s = self.clock()
         with self.anticipation.meanwhile() if self.anticipation else nullcontext():
-            out = self._score(tree.padded(plan.num_rows or 0))
-        scored = self.clock()
-        verified = tree.first_rows(plan.num_verified or len(tree))
-        verdict = _cut(verify(verified, out, sampler), limits.stop_ids, left)
+            out = self._forward(plan.tree.padded(plan.num_rows or 0))
+        scored_s = self.clock()
+        verified = plan.tree.first_rows(plan.num_verified or len(plan.tree))
+        verdict = _cut(verify(verified, out, sampler), stop_ids, start.left)
         if self.replays and len(verified) > 1 and verdict.first_tie is not None:
             verdict = verdict.first_tokens(verdict.first_tie)
         decoded = _decoded(verified, verdict, out, sampler)
+        self._commit(verdict)
+        sampler.observe(verdict.tokens)
+        committed_s = self.clock()
+        for drafter in self.drafters if verdict.tokens else ():
+            drafter.observe(plan.tree, out, verdict)
+        ended_s = self.clock()
+        stats = RoundStats(
+            num_rows=max(len(plan.tree), plan.num_rows or 0),
+            num_draft_tokens=len(verified) - 1,
+            num_accepted=verdict.num_accepted,
+            num_tokens=len(verdict.tokens),
+            plain_reason=plan.plain_reason,
+            near_ties=verdict.near_ties,
+            draft_s=proposed_s - started_s + ended_s - committed_s,
+            forward_s=scored_s - proposed_s,
+            total_s=ended_s - started_s,
+            by_drafter=_counts(verified, verdict),
+            tokens=verdict.tokens,
+            anticipated=bool(self.anticipation and self.anticipation.was_ready),
+        )
+        return Round(decoded, verdict, stats)
+
+    def _propose(self, start: RoundStart) -> RoundPlan:
+        if start.plain is not None:
+            return RoundPlan(TokenTree.chain(start.pending), start.plain)
+        return self.policy.choose(self.drafters, start.pending, start.budget)
+
+    def _commit(self, verdict: Verdict) -> None:
         with translate_errors:
             if verdict.tokens:
                 self.target.commit(verdict.kept)
             else:
                 self.target.rollback(self.target.length)
-        sampler.observe(verdict.tokens)
-        committed = self.clock()
-        for drafter in self.drafters if verdict.tokens else ():
-            drafter.observe(tree, out, verdict)
-        ended = self.clock()
-        return (
-            decoded,
-            verdict,
-            RoundStats(
-                num_rows=max(len(tree), plan.num_rows or 0),
-                num_draft_tokens=len(verified) - 1,
-                num_accepted=verdict.num_accepted,
-                num_tokens=len(verdict.tokens),
-                plain_reason=plan.plain_reason,
-                near_ties=verdict.near_ties,
-                draft_s=drafted - start + ended - committed,
-                forward_s=scored - drafted,
-                total_s=ended - start,
-                by_drafter=_counts(verified, verdict),
-                tokens=verdict.tokens,
-                anticipated=bool(self.anticipation and self.anticipation.was_ready),
-            ),
-        )
 
-    def _score(self, tree: TokenTree) -> Forward:
+    def _observe(self, stats: RoundStats) -> None:
+        self.policy.observe(stats)
+        if self.anticipation:
+            self.anticipation.observe(stats)
+
+    def _forward(self, tree: TokenTree) -> Forward:
         """Raises EdgeSpecError where the target fails or gives scores of another shape."""
         with translate_errors:
             out = self.target.forward(tree)

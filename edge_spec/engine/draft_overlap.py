@@ -9,7 +9,7 @@ from threading import Event
 
 from edge_spec.control.overlap import OverlapTrial
 from edge_spec.core.metrics import RoundStats
-from edge_spec.drafters.protocol import Anticipating, Drafter
+from edge_spec.drafters.protocol import Drafter
 
 
 class OverlappedDrafting:
@@ -21,7 +21,7 @@ class OverlappedDrafting:
 
     def __init__(self, drafters: Sequence[Drafter], trial: OverlapTrial | None = None) -> None:
         self.was_ready = False  # whether draft tokens of this round were made in the one before
-        self._drafters = [each for each in drafters if isinstance(each, Anticipating)]
+        self._drafters = drafters
         self._trial = trial
         self._thread = ThreadPoolExecutor(1, "edge-spec-draft")
         self._running: Future[None] | None = None
@@ -51,7 +51,7 @@ class OverlappedDrafting:
         self._stopped.set()
         self._thread.shutdown()
 
-    def _anticipate(self, drafters: Sequence[Anticipating]) -> None:
+    def _anticipate(self, drafters: Sequence[Drafter]) -> None:
         for drafter in drafters:
             drafter.anticipate(self._stopped.is_set)
 

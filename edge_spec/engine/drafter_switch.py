@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
-from edge_spec.core import entry_points
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.lookup.grammar import ForcedDrafter
-from edge_spec.drafters.protocol import Attached, CountingText, Drafter, TextCounts
+from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.speculation import Speculation
@@ -32,8 +31,9 @@ class DrafterSwitch:
         self._put_by: list[Speculation] = []  # while another one takes its place
         self._lock = Lock()
         self._moving = Lock()  # from when drafters are attached until `move_to` can find them
-        self._learnt: dict[str, list[float]] = {}  # by drafters that were used before
+        self._stats: dict[str, list[float]] = {}  # of drafters that were used before
         self._counted = TextCounts()  # by the same
+        self._paired: set[str] = set()  # names of drafters, so far, that draft with a second model
         self._attach(parts.speculation)
 
     @property
@@ -45,11 +45,18 @@ class DrafterSwitch:
     @property
     def possible(self) -> list[str]:
         """Drafters that are installed and that this conversation can have."""
-        setting = self._parts.speculation_factory.setting
-        missing = set() if setting.drafts else set(factory.PAIR_DRAFTERS)
-        missing |= set() if setting.corpora else {"corpus"}
-        missing |= set() if isinstance(self._session, SelfDrafting) else set(factory.SELF_DRAFTERS)
-        return sorted(set(entry_points.names("drafters")) - missing)
+        return [name for name, traits in factory.installed_traits().items() if self._has(traits)]
+
+    def _has(self, traits: DrafterTraits) -> bool:
+        """Whether there is what such a drafter needs."""
+        speculation_factory = self._parts.speculation_factory
+        context = speculation_factory.setting
+        return not (
+            (traits.draft_model and not context.drafts)
+            or (traits.corpora and not context.corpora)
+            or (traits.target_layers and not isinstance(self._session, SelfDrafting))
+            or (traits.hidden_states and not speculation_factory.capabilities.hidden_states)
+        )
 
     def offer(self, names: str) -> None:
         """Raises as `Engine.set_drafter` does, and then changes nothing."""
@@ -71,10 +78,10 @@ class DrafterSwitch:
             if self._offered is None or self._off:
                 return False
             (self._names, offered), self._offered = self._offered, None
-        self._learnt |= self.speculation.learnt()
+        self._stats |= self.speculation.stats()
         self._counted = self.text_counts
         self.speculation.close()
-        offered.relearn(self._learnt)
+        offered.load_stats(self._stats)
         self.speculation = offered
         return True
 
@@ -132,8 +139,7 @@ class DrafterSwitch:
     @property
     def text_counts(self) -> TextCounts:
         """Of all drafters so far."""
-        drafters = self.speculation.drafters
-        counts = [each.text_counts for each in drafters if isinstance(each, CountingText)]
+        counts = [drafter.text_counts for drafter in self.speculation.drafters]
         return TextCounts(*map(sum, zip(self._counted, *counts, strict=True)))
 
     def move_to(self, session: Session) -> None:
@@ -144,15 +150,18 @@ class DrafterSwitch:
                 offered = [] if self._offered is None else [self._offered[1]]
             for speculation in [self.speculation, *self._put_by, *offered]:
                 for drafter in speculation.drafters:
-                    if isinstance(drafter, GuardedDrafter):
-                        drafter.attach_again(self._parts.model, session)
+                    drafter.attach_again(self._parts.model, session)
 
-    def learnt(self) -> dict[str, list[float]]:
-        return self._learnt | self.speculation.learnt()
+    def stats(self) -> dict[str, list[float]]:
+        return self._stats | self.speculation.stats()
 
-    def remember(self, learnt: Mapping[str, list[float]]) -> None:
+    def remember(self, stats: Mapping[str, list[float]]) -> None:
         """For drafters that are offered later."""
-        self._learnt |= learnt
+        self._stats |= stats
+
+    def only_paired(self, names: Collection[str]) -> bool:
+        """Whether all of these draft with a second model."""
+        return self._paired.issuperset(names)
 
     def close(self) -> None:
         self.speculation.close()
@@ -163,5 +172,6 @@ class DrafterSwitch:
 
     def _attach(self, speculation: Speculation) -> None:
         for drafter in speculation.drafters:
-            if isinstance(drafter, Attached):
-                drafter.attach(self._parts.model, self._session)
+            drafter.attach(self._parts.model, self._session)
+            if drafter.traits.draft_model:
+                self._paired.add(drafter.name)

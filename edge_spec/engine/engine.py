@@ -12,7 +12,6 @@ from typing import Any, Literal, Unpack, overload
 
 from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.session_errors import close_quietly, translate_errors
-from edge_spec.drafters.factory import PAIR_DRAFTERS
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.components import EngineComponents
@@ -82,7 +81,7 @@ class Engine:
     def _keep_learnt(self) -> None:
         if self.parts.history is not None:
             self.parts.history.save()
-        learnt = self._drafting.learnt()
+        learnt = self._drafting.stats()
         if self.parts.keep_learnt is not None and self.last is not None and learnt:
             self.parts.keep_learnt(learnt)
 
@@ -344,9 +343,7 @@ class Engine:
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         history = self.parts.history
-        if history is not None and set(stats.drafters) <= set(
-            PAIR_DRAFTERS
-        ):  # not others' draft tokens
+        if history is not None and self._drafting.only_paired(stats.drafters):
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from edge_spec.core.model import Restorable
 from edge_spec.core.session_errors import TranslatedErrors, translate_errors
-from edge_spec.drafters.factory import PAIR_DRAFTERS
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
@@ -37,14 +36,14 @@ def take_snapshot(
         exact=parts.speculation_factory.exact,
         noise=conversation.noise,
         plain_s=conversation.plain_rate.seconds,
-        learnt=drafting.learnt(),
+        learnt=drafting.stats(),
         note=_checked_note(note),
     )
     return Snapshot(
         description,
         np.array(conversation.tokens, np.int32),
         _target_state(conversation),
-        drafting.speculation.snapshot(),
+        drafting.speculation.state_dict(),
     )
 
 
@@ -75,14 +74,14 @@ def take_over(
     """After `check_snapshot`, between two answers. Raises SnapshotError, and changes nothing then,
     where a session or a drafter does not know its part for one of its own."""
     speculation, learnt = drafting.speculation, snapshot.description.learnt
-    before = speculation.snapshot()
+    before = speculation.state_dict()
     try:
-        speculation.relearn(learnt)
-        speculation.restore(_drafters_state(snapshot, parts, speculation))
+        speculation.load_stats(learnt)
+        speculation.load_state_dict(_drafters_state(snapshot, parts, speculation))
         _restore_target(snapshot, parts, conversation)
     except BaseException as error:
         conversation.failed |= isinstance(error, EdgeSpecError)
-        speculation.restore(before)
+        speculation.load_state_dict(before)
         if isinstance(error, (KeyError, ValueError)):
             raise SnapshotError(
                 f"the snapshot does not fit {parts.name} on {parts.runtime}: {error}",
@@ -136,9 +135,8 @@ def _drafters_state(
     snapshot: Snapshot, parts: EngineComponents, speculation: Speculation
 ) -> dict[str, np.ndarray]:
     """Of the drafters that are used now; those of a draft only where that is the same."""
-    known = {drafter.name for drafter in speculation.drafters}
-    if snapshot.description.drafts != _drafts(parts):
-        known -= set(PAIR_DRAFTERS)
+    same = snapshot.description.drafts == _drafts(parts)
+    known = {each.name for each in speculation.drafters if same or not each.traits.draft_model}
     state = snapshot.drafters
     return {name: array for name, array in state.items() if name.partition("/")[0] in known}
 

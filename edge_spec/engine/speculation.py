@@ -24,9 +24,10 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.protocol import Closing, Drafter
-from edge_spec.drafters.state import learnt_of, relearn_into, restore_into, snapshot_of
+from edge_spec.drafters.protocol import Cost, Drafter
+from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.errors import UnsupportedModelError
 
 # What was seen over a few tokens at load need not be the worst.
 _REPLAY_SAFETY = 2.0
@@ -49,28 +50,28 @@ class Speculation:
         if self.anticipation is not None:
             self.anticipation.close()
         for drafter in self.drafters:
-            if isinstance(drafter, Closing):
-                drafter.close()
+            drafter.close()
 
-    def learnt(self) -> dict[str, list[float]]:
+    def stats(self) -> dict[str, list[float]]:
         """How often draft tokens of each kind were right, by drafter; of use to the next
         session."""
-        return {name: counts.ravel().tolist() for name, counts in learnt_of(self.drafters).items()}
+        return {name: counts.ravel().tolist() for name, counts in stats_of(self.drafters).items()}
 
-    def relearn(self, counts: Mapping[str, Sequence[float]]) -> None:
-        """What is of another version is left out."""
+    def load_stats(self, stats: Mapping[str, Sequence[float]]) -> None:
+        """Leaves out what is of another version."""
+        counts = {name: np.array(values) for name, values in stats.items()}
         try:
-            relearn_into(self.drafters, {name: np.array(values) for name, values in counts.items()})
+            load_stats_into(self.drafters, counts)
         except ValueError as error:
             _log.info("what was learnt is of another version: %s", error)
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """What the drafters keep of their conversation."""
-        return snapshot_of(self.drafters)
+        return state_dicts(self.drafters)
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for the snapshot of other drafters."""
-        restore_into(self.drafters, state)
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for the state of other drafters."""
+        load_state_dicts(self.drafters, state)
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,17 @@ class SpeculationFactory:
 
     def compose(self, drafters: Sequence[Drafter]) -> Speculation:
         """Draft tokens branch only where that changes no number, so that the text is the one that
-        plain decoding writes, bit for bit where the runtime's widths allow it."""
+        plain decoding writes, bit for bit where the runtime's widths allow it. Raises
+        UnsupportedModelError for a drafter whose hidden states the target does not give."""
+        self._require_hidden_states(drafters)
         trees, branches = self.capabilities.trees, self.branches
         guarded = self._merged(drafters)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
         if self.always_verify:
             policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees)
         elif self.costs is not None and guarded:
-            draft_token_s = {name: self._step_s for name in factory.PAIR_DRAFTERS if self._step_s}
+            paired = {each.name for each in guarded if each.traits.draft_model}
+            draft_token_s = dict.fromkeys(paired, self._step_s) if self._step_s else {}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
             if self.exact and not self.replays:
@@ -138,8 +142,17 @@ class SpeculationFactory:
         anticipation = self._anticipation(guarded)
         return Speculation(guarded, policy, tie_margin, self.overlap, anticipation, self.replays)
 
+    def _require_hidden_states(self, drafters: Sequence[Drafter]) -> None:
+        for drafter in drafters:
+            if drafter.traits.hidden_states and not self.capabilities.hidden_states:
+                raise UnsupportedModelError(
+                    f"the drafter {drafter.name} needs hidden states, which this runtime does not "
+                    "give for this model",
+                    remedy="Use another --runtime, or another drafter.",
+                )
+
     def _anticipation(self, drafters: Sequence[Drafter]) -> OverlappedDrafting | None:
-        paired = any(drafter.name in factory.PAIR_DRAFTERS for drafter in drafters)
+        paired = any(drafter.traits.draft_model for drafter in drafters)
         if self.draft_overlap is DraftOverlap.OFF or not paired or self.replays:
             return None
         trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
@@ -162,13 +175,15 @@ class SpeculationFactory:
         return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
 
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Those that cost nothing in one tree; a draft is asked where they have nothing likely."""
+        """Those that cost nothing in one tree, as far as they can share one; a draft is asked where
+        they have nothing likely."""
         guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
         free: list[Drafter] = [each for each in guarded if not _is_costly(each)]
-        if len(free) > 1:
-            free = [CompositeDrafter(free)]
+        merged = [each for each in free if each.traits.shares_tree]
+        if len(merged) > 1:
+            free = [CompositeDrafter(merged), *(each for each in free if each not in merged)]
         return free + [each for each in guarded if _is_costly(each)]
 
 
 def _is_costly(drafter: Drafter) -> bool:
-    return drafter.name in factory.COSTLY_DRAFTERS
+    return drafter.traits.cost is Cost.PASS

@@ -73,9 +73,11 @@ def chosen_drafts(
         return () if suggested is None else (suggested,)
     if named is not None:
         return tuple(name for name in named if name != "none")
-    wanted = {name.strip() for name in drafter.split(",")}
     draft = None if source.member is None else source.member.draft
-    if draft is None or is_planned or not wanted & {"auto", *factory.PAIR_DRAFTERS}:
+    if draft is None or is_planned:
+        return ()
+    named_traits = factory.traits_of(drafter).values()
+    if drafter != "auto" and not any(traits.draft_model for traits in named_traits):
         return ()
     return (str(draft),)
 

@@ -12,6 +12,7 @@ from edge_spec.drafters import factory
 from edge_spec.drafters.factory import missing_draft
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
+from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
 
 
@@ -75,19 +76,20 @@ class LoadOptions:
 
     def _require_used(self) -> None:
         """An option for a drafter that was not asked for would silently do nothing."""
-        names = [name.strip() for name in self.drafter.split(",")]
-        auto = names == ["auto"]
-        for option, given, users, in_auto in (
-            (f"the draft {', '.join(self.drafts)}", self.drafts, factory.PAIR_DRAFTERS, True),
-            ("the corpus", self.corpora, ["corpus"], True),
-            ("the exit layer", self.exit_layer, ["early-exit"], False),
-            ("the lookahead window", self.window, ["lookahead"], False),
-            ("the initial tokens of Jacobi", self.fill, ["jacobi"], False),
+        named = factory.traits_of(self.drafter)
+        auto = self.drafter.strip() == "auto"
+        for described, option, example, in_auto in (
+            (f"the draft {', '.join(self.drafts)}", "drafts", "draft-model", True),
+            ("the corpus", "corpora", "corpus", True),
+            ("the exit layer", "exit_layer", "early-exit", False),
+            ("the lookahead window", "window", "lookahead", False),
+            ("the initial tokens of Jacobi", "fill", "jacobi", False),
         ):
-            if given and not set(users) & set(names) and not (auto and in_auto):
+            used = any(traits.uses(option) for traits in named.values()) or (auto and in_auto)
+            if getattr(self, option) and not used:
                 raise UsageError(
-                    f"{option} would not be used by --drafter {self.drafter}",
-                    remedy=f"Add {users[0]} to --drafter, or leave the option out.",
+                    f"{described} would not be used by --drafter {self.drafter}",
+                    remedy=f"Add {example} to --drafter, or leave the option out.",
                 )
         for option, given in (
             ("--draft-threads", self.draft_threads is not None),
@@ -98,8 +100,8 @@ class LoadOptions:
                     f"{option} is for a draft, and there is none",
                     remedy="Name one with --draft, or leave the option out.",
                 )
-        for name in factory.PAIR_DRAFTERS:
-            if name in names and not self.drafts:
+        for name, traits in named.items():
+            if traits.draft_model and not self.drafts:
                 raise missing_draft(name)
         if self.window is not None and self.draft_n_max is not None:
             wanted = self.window.num_rows - 1
@@ -142,8 +144,8 @@ class LoadOptions:
     @property
     def takes_turns(self) -> bool:
         """Whether other models, or parts of this one, run between its passes."""
-        names = {name.strip() for name in self.drafter.split(",")}
-        return bool(self.drafts or names & set(factory.SELF_DRAFTERS))
+        named = factory.traits_of(self.drafter).values()
+        return bool(self.drafts) or any(traits.cost is Cost.PASS for traits in named)
 
     @property
     def runtime_options(self) -> RuntimeOptions:

@@ -24,7 +24,7 @@ from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClo
 _CONTEXT_STEP = 32  # tokens, within which t(k) is taken to be the same
 
 
-class RealTime:
+class RealTime(Drafter):
     """Another drafter, whose own work takes as long on a virtual clock as it does here."""
 
     def __init__(

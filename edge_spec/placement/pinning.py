@@ -85,15 +85,16 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
 
 def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
     default = LoadOptions()
-    chosen = any(getattr(options, name) != getattr(default, name) for name in _ASKED + _CHANGED)
-    chosen = chosen or options.exact or options.draft_overlap != default.draft_overlap
-    if chosen or len(options.drafts) > 1:
+    asked = any(getattr(options, name) != getattr(default, name) for name in _ASKED + _CHANGED)
+    asked = asked or options.exact or options.draft_overlap != default.draft_overlap
+    if asked or len(options.drafts) > 1:
         return options
     draft = Source(options.drafts[0], progress) if options.drafts else None
     plan = cached_plan(plan_path(source, draft))
     if plan is None:
         return options
-    paired = options.drafter in factory.PAIR_DRAFTERS
+    chosen = factory.traits_of(options.drafter).values()
+    paired = [traits.draft_model for traits in chosen] == [True]
     if options.drafter != "auto":  # the user's drafter, at the best place for it
         fitting = [each for each in plan.placements if (each.draft is not None) == paired]
     else:

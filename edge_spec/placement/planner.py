@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from edge_spec.core import entry_points
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -28,7 +27,6 @@ from edge_spec.placement.texts import record_texts
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.vocabulary import same_vocabulary
 
-_JOINED = ("suffix,recycling",)  # drafters that may share a tree
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens
 _SLOWER_STEP = 1.03  # times the best one's
 
@@ -101,8 +99,7 @@ class Planner:
             return
         plain_rate = _plain_rate(profile, recordings)
         yield replace(plain, tokens_per_s=plain_rate, speedup=1.0)
-        apart = (*factory.COSTLY_DRAFTERS, "corpus")
-        names = [*(name for name in entry_points.names("drafters") if name not in apart), *_JOINED]
+        names = list(_alone_or_together())
         what = f"Replaying drafters on {candidate.place}"
         for i, name in enumerate(names):
             self.progress(what, i / len(names))
@@ -185,6 +182,15 @@ class Planner:
         drafts = [] if draft is None else [draft.prepared]
         memory = forecast(target.prepared, drafts, options, PLANNED_TOKENS)
         return None if memory is None else memory.total
+
+
+def _alone_or_together() -> Iterator[str]:
+    """The drafters that need nothing but the text, and those of them that may share a tree."""
+    found = factory.installed_traits()
+    alone = {name: traits for name, traits in found.items() if traits.needs_text_alone}
+    yield from alone
+    for name, traits in alone.items():
+        yield from (f"{other},{name}" for other in traits.planned_with if other in alone)
 
 
 def ranked(placements: Sequence[Placement], free: int | None) -> tuple[Placement, ...]:

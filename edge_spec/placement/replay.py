@@ -191,7 +191,7 @@ class RecordedSession:
         self._written.clear()
 
 
-class Charged:
+class Charged(Drafter):
     """Another drafter, whose work takes a given time: the same on every machine."""
 
     def __init__(self, drafter: Drafter, cost: DraftCost, clock: VirtualClock) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from threading import Event
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -20,34 +20,21 @@ from edge_spec.core.model import (
 )
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import (
-    Anticipating,
-    Attached,
-    Branching,
-    Budget,
-    ChoosingAlike,
-    Closing,
-    CountingText,
-    Drafter,
-    Keeping,
-    Learning,
-    Preparing,
-    TextCounts,
-)
+from edge_spec.drafters.protocol import Budget, Drafter, TextCounts, as_drafter
 
 _Result = TypeVar("_Result")
 
 SESSION_CALLS = ("open_session", "prefill", "forward", "commit", "rollback", "state", "restore")
 DRAFTER_CALLS = (
-    "choose_like",
+    "use_sampler",
     "prepare",
     "begin",
     "propose",
     "observe",
     "anticipate",
-    "snapshot",
-    "restore",
-    "learnt",
+    "state_dict",
+    "load_state_dict",
+    "stats",
 )
 _SCORING = ("forward", "propose")  # the calls whose result can be wrong
 
@@ -229,79 +216,77 @@ class _Skipping(FaultySession):
         return self._part.influence(tokens)
 
 
-class FaultyDrafter:
+class FaultyDrafter(Drafter):
     """Another drafter that goes wrong once; what it cannot do, it still cannot."""
 
-    def __init__(self, drafter: Drafter, fault: Fault) -> None:
-        self.name = drafter.name
-        self._drafter = drafter
+    def __init__(self, drafter: Any, fault: Fault) -> None:
+        self._drafter = as_drafter(drafter)
+        self.name = self._drafter.name
+        self.traits = self._drafter.traits
         self._fault = fault
 
-    def attach(self, model: Model, session: Session) -> None:
-        if isinstance(self._drafter, Attached):
-            self._drafter.attach(model, session)
+    def _around(self, call: str, work: Callable[[], _Result]) -> _Result:
+        """What every `Drafter` inherits does nothing, and so cannot fail."""
+        own = getattr(getattr(self._drafter, call), "__func__", None)
+        inherited = own is getattr(Drafter, call)
+        return work() if inherited else self._fault.around(call, work)
 
-    def choose_like(self, sampler: Sampler) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, ChoosingAlike):
-            self._fault.around("choose_like", lambda: drafter.choose_like(sampler))
+    def attach(self, model: Model, session: Session) -> None:
+        self._drafter.attach(model, session)
+
+    def attach_again(self, model: Model, session: Session) -> None:
+        self._drafter.attach_again(model, session)
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        self._around("use_sampler", lambda: self._drafter.use_sampler(sampler))
 
     def prepare(self, prompt: Sequence[int]) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, Preparing):
-            self._fault.around("prepare", lambda: drafter.prepare(prompt))
+        self._around("prepare", lambda: self._drafter.prepare(prompt))
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._fault.around("begin", lambda: self._drafter.begin(prompt))
+        self._around("begin", lambda: self._drafter.begin(prompt))
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        return self._fault.around("propose", lambda: self._drafter.propose(pending, budget))
+        return self._around("propose", lambda: self._drafter.propose(pending, budget))
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._fault.around("observe", lambda: self._drafter.observe(tree, out, verdict))
+        self._around("observe", lambda: self._drafter.observe(tree, out, verdict))
 
     def sibling_acceptance(self) -> Sequence[float]:
-        return self._drafter.sibling_acceptance() if isinstance(self._drafter, Branching) else ()
+        return self._drafter.sibling_acceptance()
+
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._drafter.extend_draft(tree, out, verdict)
+
+    def rollback_draft(self, keep: int) -> None:
+        self._drafter.rollback_draft(keep)
 
     @property
     def anticipates(self) -> bool:
-        return isinstance(self._drafter, Anticipating) and self._drafter.anticipates
+        return self._drafter.anticipates
 
     @property
     def was_ready(self) -> bool:
-        return isinstance(self._drafter, Anticipating) and self._drafter.was_ready
+        return self._drafter.was_ready
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, Anticipating):
-            self._fault.around("anticipate", lambda: drafter.anticipate(stopped))
-
-    def snapshot(self) -> dict[str, np.ndarray]:
-        drafter = self._drafter
-        if not isinstance(drafter, Keeping):
-            return {}
-        return self._fault.around("snapshot", drafter.snapshot)
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, Keeping):
-            self._fault.around("restore", lambda: drafter.restore(state))
-
-    def learnt(self) -> dict[str, np.ndarray]:
-        drafter = self._drafter
-        if not isinstance(drafter, Learning):
-            return {}
-        return self._fault.around("learnt", drafter.learnt)
-
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
-        if isinstance(self._drafter, Learning):
-            self._drafter.relearn(counts)
+        self._around("anticipate", lambda: self._drafter.anticipate(stopped))
 
     @property
     def text_counts(self) -> TextCounts:
-        counts = self._drafter
-        return counts.text_counts if isinstance(counts, CountingText) else TextCounts()
+        return self._drafter.text_counts
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return self._around("state_dict", self._drafter.state_dict)
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        self._around("load_state_dict", lambda: self._drafter.load_state_dict(state))
+
+    def stats(self) -> dict[str, np.ndarray]:
+        return self._around("stats", self._drafter.stats)
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        self._drafter.load_stats(stats)
 
     def close(self) -> None:
-        if isinstance(self._drafter, Closing):
-            self._drafter.close()
+        self._drafter.close()

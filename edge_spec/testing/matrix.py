@@ -124,7 +124,7 @@ class _Matrix:
     def draft(self, names: str, at: int) -> Iterator[FaultCase]:
         """The session of the first draft, for drafters that have one."""
         speculation_factory = self._speculator
-        if not set(names.split(",")) & set(factory.PAIR_DRAFTERS):
+        if not any(traits.draft_model for traits in factory.traits_of(names).values()):
             return
         hangs = _faults(_WATCHED, (FaultKind.HANGS,), at)
         for fault in [*_faults(_DRAFT_CALLS, _AT_ONCE, at), *hangs]:
@@ -143,7 +143,7 @@ class _Matrix:
 
     def part(self, names: str, at: int) -> Iterator[FaultCase]:
         """The part of the target that drafts for it."""
-        if not set(names.split(",")) & set(factory.SELF_DRAFTERS):
+        if not any(traits.target_layers for traits in factory.traits_of(names).values()):
             return
         for fault in _faults(_TARGET_CALLS, _AT_ONCE, at):
             model = FaultyModel(self._parts.model, [], [fault])

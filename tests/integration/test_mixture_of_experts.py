@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec.control.cost import measure_rows
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.placement.measure import measure_rows
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.testing import check_session
 

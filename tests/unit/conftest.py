@@ -23,7 +23,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.factory import DrafterContext
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
 from edge_spec.engine.engine import Engine
@@ -60,7 +60,7 @@ def _make_tree(pending: int, tokens: Sequence[int], parents: Sequence[int]) -> T
     )
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Proposes what `candidate(text so far, budget)` returns: tokens and their parents' rows."""
 
     name = "test"

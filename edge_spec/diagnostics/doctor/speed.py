@@ -8,6 +8,7 @@ from typing import NamedTuple
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.diagnostics.doctor.chosen import Chosen, Opening
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
+from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.drafting import pass_costs
@@ -72,7 +73,7 @@ def _drafting(chosen: Chosen) -> Iterator[Finding]:
 def _named(chosen: Chosen) -> str:
     if chosen.options.drafter != "auto":
         return chosen.options.drafter
-    return "cascade" if chosen.options.drafts else "suffix"
+    return ",".join(auto_drafters(drafts=bool(chosen.options.drafts), corpora=False))
 
 
 def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:

@@ -16,9 +16,9 @@ import numpy as np
 
 from edge_spec.core.model import Forward, TextCodec
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.acceptance import MEMORY
+from edge_spec.drafters.acceptance import OutcomeRate
 from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, num_shared
-from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping, TextCounts
+from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, TextCounts
 from edge_spec.drafters.state import named, part_of
 
 # How often the last token of a draft token is right where all its text is, before anything is
@@ -36,23 +36,18 @@ class _OpenEnds:
     may join: the draft token "inter" is one token, and so is "interest"."""
 
     def __init__(self) -> None:
-        self._expected = _PRIOR_WEIGHT
-        self._right = _PRIOR_WEIGHT * _OPEN_END
+        self._rate = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
 
     @property
     def factor(self) -> float:
-        return min(1.0, self._right / self._expected)
+        return min(1.0, self._rate.right / self._rate.seen)
 
     def observe(self, confidence: float, right: bool) -> None:
-        if self._expected >= MEMORY:
-            self._expected /= 2
-            self._right /= 2
-        self._expected += confidence
-        self._right += right
+        self._rate.observe(right, seen=confidence)
 
     def snapshot(self) -> np.ndarray:
         """[2] float64: how many were expected to be right, and how many were."""
-        return np.array([self._expected, self._right])
+        return np.array([self._rate.seen, self._rate.right])
 
     def restore(self, counts: np.ndarray) -> None:
         """Raises ValueError for what are no such counts."""
@@ -63,7 +58,7 @@ class _OpenEnds:
             or not counts[0]
         ):
             raise ValueError("counts of open ends that are none")
-        self._expected, self._right = counts.tolist()
+        self._rate.seen, self._rate.right = counts.tolist()
 
 
 class _Proposal(NamedTuple):
@@ -82,7 +77,7 @@ class _Drafted(NamedTuple):
     is_closed: bool  # whether the draft says that the text ends here
 
 
-class CrossTokenizerDrafter:
+class CrossTokenizerDrafter(Drafter):
     """Another drafter, which reads and drafts in the draft's ids, for a target with others.
 
     inner: is told of rounds in its own ids, without scores. What it drafts is cut before its
@@ -90,9 +85,10 @@ class CrossTokenizerDrafter:
     """
 
     name = "draft-model"
+    traits = DrafterTraits(cost=Cost.PASS, draft_model=True)
 
     def __init__(self, inner: Drafter, target: TextCodec, draft: TextCodec) -> None:
-        self.text_counts = TextCounts()
+        self._text_counts = TextCounts()
         self._inner = inner
         self._draft = PartCodec(draft)
         self._text = TokenAlignment(PartCodec(target), self._draft)
@@ -132,19 +128,21 @@ class CrossTokenizerDrafter:
             self._open_ends.observe(proposal.open_end, decided == proposal.tokens)
         self._text.extend(verdict.tokens)
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        inner = self._inner.snapshot() if isinstance(self._inner, Keeping) else {}
-        return {"open_ends": self._open_ends.snapshot(), **named("inner", inner)}
+    @property
+    def text_counts(self) -> TextCounts:
+        return self._text_counts
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def state_dict(self) -> dict[str, np.ndarray]:
+        inner = named("inner", self._inner.state_dict())
+        return {"open_ends": self._open_ends.snapshot(), **inner}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         self._open_ends.restore(state["open_ends"])
-        if isinstance(self._inner, Keeping):
-            self._inner.restore(part_of(state, "inner"))
+        self._inner.load_state_dict(part_of(state, "inner"))
         self._told = None
 
     def close(self) -> None:
-        if isinstance(self._inner, Closing):
-            self._inner.close()
+        self._inner.close()
 
     def _draft_text(self, count: int, min_reach: float) -> _Drafted | None:
         """What the draft writes in `count` of its ids; None where that is no text."""
@@ -199,7 +197,7 @@ class CrossTokenizerDrafter:
             self._inner.observe(tree, _NO_SCORES, verdict)
 
     def _count(self, proposal: _Proposal, tree: TokenTree, verdict: Verdict) -> None:
-        proposed, accepted = self.text_counts
+        proposed, accepted = self._text_counts
         row = 0
         for token, length in zip(proposal.tokens, proposal.lengths, strict=True):
             child = tree.child(row, token)
@@ -208,7 +206,7 @@ class CrossTokenizerDrafter:
             row = child
             proposed += length
             accepted += length if row in verdict.accepted_rows else 0
-        self.text_counts = TextCounts(proposed, accepted)
+        self._text_counts = TextCounts(proposed, accepted)
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:

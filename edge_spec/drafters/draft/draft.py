@@ -10,12 +10,12 @@ from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.watchdog import WatchedModel
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.stage import Stage
-from edge_spec.drafters.protocol import Drafter, Tentative
+from edge_spec.drafters.protocol import Drafter
 
 
 class Draft:
     """A draft that is open beside its target: one model with one session, until `close`, or
-    `close_session` where others go on with the model. Its passes are watched: see watch.py.
+    `close_session` where others go on with the model. Its passes are watched: see watchdog.py.
 
     vocab_size: of what it drafts for. step_s: seconds of one of its passes, as far as known.
     level: makes a level of what drafts for the draft in turn. width: rows of a tree that it reads
@@ -29,7 +29,7 @@ class Draft:
         model: Model,
         vocab_size: int,
         step_s: float = 0.0,
-        level: Callable[[Sequence[Tentative]], Stage] | None = None,
+        level: Callable[[Sequence[Drafter]], Stage] | None = None,
         width: int = 1,
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
@@ -45,13 +45,13 @@ class Draft:
         self._anticipates = anticipates
         self._session = self.model.open_session()
 
-    def make_drafter(self, below: Sequence[Tentative] = (), name: str = "draft-model") -> Drafter:
+    def make_drafter(self, below: Sequence[Drafter] = (), name: str = "draft-model") -> Drafter:
         """Takes over the session from the drafter made before. below: draft for the draft."""
         if self._translated is not None:
             return self._translated(self.make_level(below, name))
         return self.make_level(below, name)
 
-    def make_level(self, below: Sequence[Tentative], name: str) -> DraftModelDrafter:
+    def make_level(self, below: Sequence[Drafter], name: str) -> DraftModelDrafter:
         """One that a level above reads, in the draft's own tokens."""
         level = self._level(below) if self._level and below else None
         return DraftModelDrafter(

@@ -37,14 +37,14 @@ from edge_spec.drafters.draft.candidates import (
 from edge_spec.drafters.draft.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
 from edge_spec.drafters.draft.stage import NoStage, Stage
 from edge_spec.drafters.draft.synced_session import SyncedSession
-from edge_spec.drafters.protocol import Budget, Keeping
+from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.state import named, part_of
 from edge_spec.drafters.tree_builder import Candidate, Growth, grow, nothing
 
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """Keeps a session of the draft in step with the text.
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
@@ -53,6 +53,8 @@ class DraftModelDrafter:
     session reads its target's own cache. anticipates: it reads on while the target verifies, on a
     session that nobody else needs meanwhile; not the trees that it reads level by level.
     """
+
+    traits = DrafterTraits(cost=Cost.PASS, samples=True, draft_model=True)
 
     def __init__(
         self,
@@ -80,13 +82,21 @@ class DraftModelDrafter:
         self._sampler = Sampler(SamplingParams(), ())
         self._sampled = False
         self._ahead = DraftAheadCache() if anticipates else None
-        self.anticipates = self.was_ready = False
+        self._anticipates = self._was_ready = False
 
-    def choose_like(self, sampler: Sampler) -> None:
+    @property
+    def anticipates(self) -> bool:
+        return self._anticipates
+
+    @property
+    def was_ready(self) -> bool:
+        return self._was_ready
+
+    def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._sampled = sampler.sampled_drafts
         # A sample cannot be foreseen: the level below drafts what is likeliest.
-        self._level.choose_like(Sampler(SamplingParams(), ()) if self._sampled else sampler)
+        self._level.use_sampler(Sampler(SamplingParams(), ()) if self._sampled else sampler)
         self._forget()
 
     def prepare(self, prompt: Sequence[int]) -> None:
@@ -105,7 +115,7 @@ class DraftModelDrafter:
         # The draft reads the text and all draft tokens but the last.
         count = min(budget.num_draft_tokens, self._text.room)
         assumed = self._text.draft_tokens
-        self.was_ready = False
+        self._was_ready = False
         if count <= 0:
             self._growth = nothing(pending)
             return self._growth.tree
@@ -115,15 +125,15 @@ class DraftModelDrafter:
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
         by_level = branches and (self._sampled or self._width > 1)
-        self.anticipates = self._ahead is not None and not by_level
-        self.retract(len(assumed))
+        self._anticipates = self._ahead is not None and not by_level
+        self.rollback_draft(len(assumed))
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text.extend(self._readable(verdict.tokens))
-        self._level.extend(tree, out, verdict)
-        self.anticipates = False
+        self._level.observe(tree, out, verdict)
+        self._anticipates = False
         if self._ahead is not None:
             self._ahead.follow(verdict.tokens)
 
@@ -132,25 +142,23 @@ class DraftModelDrafter:
             estimate, longest = self._acceptance.estimate, self._text.room - 1
             self._ahead.grow(self._read, estimate, longest, stopped)
 
-    def learnt(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.learnt()}
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats()}
 
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
-        if self.name in counts:
-            self._acceptance.relearn(counts[self.name])
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """What was learnt, the draft's cache, and the state of the level below."""
-        level = self._level.snapshot() if isinstance(self._level, Keeping) else {}
         return {
             "acceptance": self._acceptance.snapshot(),
             **named("text", self._text.snapshot()),
-            **named("level", level),
+            **named("level", self._level.state_dict()),
         }
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        if isinstance(self._level, Keeping):
-            self._level.restore(part_of(state, "level"))
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        self._level.load_state_dict(part_of(state, "level"))
         self._text.restore(part_of(state, "text"))
         self._acceptance.restore(state["acceptance"])
         self._growth = nothing(0)
@@ -161,14 +169,14 @@ class DraftModelDrafter:
             return ()
         return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
 
-    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text.candidate(self._readable(verdict.tokens))
-        self._level.assume(tree, out, verdict)
+        self._level.extend_draft(tree, out, verdict)
 
-    def retract(self, keep: int) -> None:
+    def rollback_draft(self, keep: int) -> None:
         self._text.retract(keep)
-        self._level.retract(keep)
+        self._level.rollback_draft(keep)
 
     def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
         """What the draft writes, after what it has written while the target scored."""
@@ -192,9 +200,9 @@ class DraftModelDrafter:
             line.add(reading.candidate)
             written = (reading.candidate.token,)
             verdict = Verdict(written, (), exhausted=True)
-            self._level.assume(TokenTree.chain(self._text.last), _NO_SCORES, verdict)
+            self._level.extend_draft(TokenTree.chain(self._text.last), _NO_SCORES, verdict)
             self._text.candidate(written)
-            self.was_ready = True
+            self._was_ready = True
 
     def _write(self, line: Line) -> None:
         """By one pass; the level below drafts for the draft as it drafts for the target."""
@@ -260,7 +268,7 @@ class DraftModelDrafter:
             reading = self._read(path)
             self._ahead.add(path, reading)
         elif not path:
-            self.was_ready = True
+            self._was_ready = True
         return candidates_after(path, reading.likeliest)
 
     def _read(self, path: Path) -> Reading:
@@ -296,7 +304,7 @@ class DraftModelDrafter:
         return np.pad(logits, (0, missing), constant_values=-np.inf) if missing else logits
 
     def _forget(self) -> None:
-        self.anticipates = self.was_ready = False
+        self._anticipates = self._was_ready = False
         if self._ahead is not None:
             self._ahead.clear()
 

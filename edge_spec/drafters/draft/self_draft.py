@@ -17,7 +17,7 @@ from edge_spec.core.model import Forward, Model, SelfDrafting, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 48  # tokens at the end of a text that a choice of layers is judged on
@@ -48,8 +48,10 @@ class Search(Protocol):
         """The same part, or one that was tried now and is better."""
 
 
-class SelfDrafter:
+class SelfDrafter(Drafter):
     """Waits for WINDOW tokens of text to choose its layers by, where it was not given a part."""
+
+    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, target_layers=True)
 
     def __init__(
         self,
@@ -89,10 +91,10 @@ class SelfDrafter:
         else:  # says at once, not in the middle of a text, where the model has no parts
             session.open_skipping(frozenset()).close()
 
-    def choose_like(self, sampler: Sampler) -> None:
+    def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
         if self._drafter is not None:
-            self._drafter.choose_like(sampler)
+            self._drafter.use_sampler(sampler)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
@@ -161,6 +163,6 @@ class SelfDrafter:
             self._model, self._view, vocab_size, shared=True, name=self.name
         )
         if self._sampler is not None:
-            self._drafter.choose_like(self._sampler)
+            self._drafter.use_sampler(self._sampler)
         if self._text:
             self._drafter.begin(self._text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 class Stage(Protocol):
     """Follows the text, and after it what the draft has written so far."""
 
-    def choose_like(self, sampler: Sampler) -> None: ...
+    def use_sampler(self, sampler: Sampler) -> None: ...
 
     def prepare(self, prompt: Sequence[int]) -> None:
         """Reads a prompt before `begin`."""
@@ -30,20 +30,26 @@ class Stage(Protocol):
 
         logits: [rows, vocab] of the draft, valid during this call."""
 
-    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         """The draft has taken over what another model has written."""
 
-    def retract(self, keep: int) -> None:
+    def rollback_draft(self, keep: int) -> None:
         """The draft forgets all of its draft tokens but the first `keep`."""
 
-    def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         """A round of the target has ended; nothing that was drafted is left."""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies what belongs to a snapshot of the conversation."""
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises KeyError or ValueError for what is no state of such a stage."""
 
 
 class NoStage:
     """The draft writes every token in a pass of its own."""
 
-    def choose_like(self, sampler: Sampler) -> None: ...
+    def use_sampler(self, sampler: Sampler) -> None: ...
 
     def prepare(self, prompt: Sequence[int]) -> None: ...
 
@@ -54,8 +60,13 @@ class NoStage:
 
     def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None: ...
 
-    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
 
-    def retract(self, keep: int) -> None: ...
+    def rollback_draft(self, keep: int) -> None: ...
 
-    def extend(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None: ...

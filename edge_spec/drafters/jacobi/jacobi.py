@@ -16,7 +16,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Growth, nothing
 
 DEFAULT_BLOCK = (
@@ -37,10 +37,11 @@ class _Drafted(IntEnum):
 _PRIORS = ((0.22, 0.50), (0.05, 0.10), (0.08, 0.08))
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
+    traits = DrafterTraits(options=frozenset({"fill"}))
 
     def __init__(
         self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0
@@ -93,8 +94,8 @@ class JacobiDrafter:
         updated = [*self._draft_tokens[:1], *refined, *self._draft_tokens[len(refined) + 1 :]]
         self._draft_tokens = updated[len(verdict.tokens) :]
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         return {"acceptance": self._acceptance.snapshot()}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         self._acceptance.restore(state["acceptance"])

@@ -23,7 +23,7 @@ from edge_spec.drafters.conversation import continues, restored_prompt
 from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
 from edge_spec.drafters.jacobi.pool import NgramPool
 from edge_spec.drafters.merge import MergedRow, tree_of
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Growth, nothing
 from edge_spec.errors import UsageError
 
@@ -81,8 +81,9 @@ _PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
 DEFAULT_SIZE = WindowSize(2, 3, 2)
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     name = "lookahead"
+    traits = DrafterTraits(options=frozenset({"window"}))
 
     def __init__(
         self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0
@@ -140,7 +141,7 @@ class LookaheadDrafter:
             num_tokens -= 1
         self._refresh(num_tokens, verdict.next_token)
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """The pool and what was learnt; the window is rebuilt within N rounds."""
         return {
             "acceptance": self._acceptance.snapshot(),
@@ -148,7 +149,7 @@ class LookaheadDrafter:
             "pool": self._pool.snapshot(),
         }
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Changes nothing where it raises."""
         pool = NgramPool(self._size.ngram, self._size.draft_tokens)
         pool.restore(state["pool"])

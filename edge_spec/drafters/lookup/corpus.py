@@ -19,7 +19,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, CorpusMatch
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 MIN_MATCH = 2  # tokens; what follows a single one is little but the language's common pairs
@@ -44,7 +44,7 @@ _LENGTH_MATTERS = (0.1, 0.3, 0.3, 0.3, 0.6, 1.0)  # by share
 _Matches = tuple[tuple[CorpusIndex, CorpusMatch], ...]
 
 
-class CorpusDrafter:
+class CorpusDrafter(Drafter):
     """Corpora count as one: the longest match decides, wherever it occurs."""
 
     name = "corpus"
@@ -71,11 +71,11 @@ class CorpusDrafter:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text = [*self._text, *verdict.tokens][-MAX_MATCH:]
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """What was learnt: "acceptance" [2, kinds] float64."""
         return {"acceptance": self._acceptance.snapshot()}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for the snapshot of another drafter."""
         self._acceptance.restore(state["acceptance"])
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 
 # The text is certain, its tokens are not: a target may write the same letters in other pieces.
 _CONFIDENCE = 0.95
 
 
-class ForcedDrafter:
+class ForcedDrafter(Drafter):
     """Proposes a chain where the answer's constraint leaves one text only, else nothing."""
 
     name = "grammar"
@@ -21,7 +21,7 @@ class ForcedDrafter:
     def __init__(self) -> None:
         self._sampler: Sampler | None = None
 
-    def choose_like(self, sampler: Sampler) -> None:
+    def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     def begin(self, prompt: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.lookup.ngram_store import MAX_ORDER, NgramStore
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 SAVE_AFTER_S = 60.0  # between two saves; what is newer than that is lost to a kill
@@ -42,7 +42,7 @@ _KINDS_PER_ORDER = len(_SHARES) + len(_COUNTS) + 1
 Context = tuple[int, ...]  # the last tokens of a text, MAX_ORDER at most
 
 
-class NgramCacheDrafter:
+class NgramCacheDrafter(Drafter):
     """Drafts what followed the longest known context of three, two or one tokens, by counts
     that outlive the session (`NgramStore`).
 
@@ -100,11 +100,11 @@ class NgramCacheDrafter:
             self._store.save()
         self._last_save_s = self._clock()  # also after a failure: not at every answer again
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """How often draft tokens of each kind were right; the n-grams are in their file."""
         return {"acceptance": self._acceptance.snapshot()}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for the snapshot of another drafter."""
         self._acceptance.restore(state["acceptance"])
 

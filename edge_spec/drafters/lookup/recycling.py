@@ -17,7 +17,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import continues, restored_prompt
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 TOP_TOKENS = 8
@@ -69,8 +69,9 @@ def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-class RecyclingDrafter:
+class RecyclingDrafter(Drafter):
     name = "recycling"
+    traits = DrafterTraits(planned_with=("suffix",))
 
     def __init__(self) -> None:
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
@@ -111,14 +112,14 @@ class RecyclingDrafter:
         while len(self._table) > MAX_TABLE_TOKENS:
             self._table.popitem(last=False)
 
-    def learnt(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.learnt()}
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats()}
 
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
-        if self.name in counts:
-            self._acceptance.relearn(counts[self.name])
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         entries = list(self._table.values())
         return {
             "acceptance": self._acceptance.snapshot(),
@@ -127,7 +128,7 @@ class RecyclingDrafter:
             "entries": np.stack(entries) if entries else np.empty((0, 2, 0), np.int32),
         }
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Changes nothing where it raises."""
         prompt = restored_prompt(state["prompt"])
         tokens, entries = state["tokens"], state["entries"]

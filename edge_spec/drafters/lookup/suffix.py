@@ -19,7 +19,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import restored_prompt
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
@@ -167,8 +167,9 @@ def kind_of_candidate(candidate: Continuation) -> int:
     return row * len(_PRIORS[0]) + column
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     name = "suffix"
+    traits = DrafterTraits(auto=True)
 
     def __init__(self) -> None:
         self._index = SuffixIndex()
@@ -196,30 +197,30 @@ class SuffixDrafter:
         self._assumed.clear()
         self._index.extend(verdict.tokens)
 
-    def assume(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         match = self._assumed[-1] if self._assumed else self._index.match
         for token in verdict.tokens:
             match = self._index.follow(match, token)
             self._assumed.append(match)
 
-    def retract(self, keep: int) -> None:
+    def rollback_draft(self, keep: int) -> None:
         del self._assumed[keep:]
 
-    def learnt(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.learnt()}
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats()}
 
-    def relearn(self, counts: Mapping[str, np.ndarray]) -> None:
-        if self.name in counts:
-            self._acceptance.relearn(counts[self.name])
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         return {
             "acceptance": self._acceptance.snapshot(),
             "text": np.array(self._index.tokens, np.int32),
         }
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Changes nothing where it raises."""
         text = restored_prompt(state["text"])
         self._acceptance.restore(state["acceptance"])

@@ -19,7 +19,7 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 
 ROUNDS = 2000
 BUDGET = Budget(15, 16)
@@ -40,7 +40,7 @@ def pass_s(rows: int) -> float:
     return 1 + SLOPE * (rows - 1)
 
 
-class DraftingAtCost:
+class DraftingAtCost(Drafter):
     """Writes a chain as a draft does: as long as the budget finds it likely enough.
 
     right: the share of draft tokens that are right, perhaps by the round. It begins overconfident,

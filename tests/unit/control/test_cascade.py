@@ -21,7 +21,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
 
@@ -105,7 +105,7 @@ NAMES = (
 )
 
 
-class Recording:
+class Recording(Drafter):
     """Another drafter, whose proposals are kept."""
 
     def __init__(self, drafter: DraftModelDrafter) -> None:
@@ -113,8 +113,8 @@ class Recording:
         self.trees: list[TokenTree] = []
         self._drafter = drafter
 
-    def choose_like(self, sampler: Sampler) -> None:
-        self._drafter.choose_like(sampler)
+    def use_sampler(self, sampler: Sampler) -> None:
+        self._drafter.use_sampler(sampler)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafter.begin(prompt)
@@ -273,13 +273,13 @@ def test_a_level_is_retracted_with_the_draft_above_it() -> None:
     assert draft._text.draft_tokens == small._text.draft_tokens == []
     verdict = Verdict((7, 8, 9), (1, 2), False)
     tree = TokenTree.chain(PROMPT[-1], [7, 8])
-    draft.assume(tree, Forward(np.zeros((3, VOCAB), np.float32)), verdict)
+    draft.extend_draft(tree, Forward(np.zeros((3, VOCAB), np.float32)), verdict)
     level = level_below(small)
     assert level is not None
     [suffix] = level._drafters
     assert draft._text.draft_tokens == small._text.draft_tokens == [7, 8, 9]
     assert isinstance(suffix, SuffixDrafter) and len(suffix._assumed) == 3
-    draft.retract(2)
+    draft.rollback_draft(2)
     assert draft._text.draft_tokens == small._text.draft_tokens == [7, 8]
     assert len(suffix._assumed) == 2
 
@@ -399,9 +399,9 @@ def test_a_snapshot_of_a_level_is_that_of_its_drafters() -> None:
     levels = [stage_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()])]
     levels.append(stage_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()]))
     levels[0].begin(PROMPT)
-    state = levels[0].snapshot()
+    state = levels[0].state_dict()
     assert state["suffix/text"].tolist() == PROMPT
-    levels[1].restore(state)
-    assert levels[1].snapshot()["suffix/text"].tolist() == PROMPT
+    levels[1].load_state_dict(state)
+    assert levels[1].state_dict()["suffix/text"].tolist() == PROMPT
     with pytest.raises(KeyError, match="recycling"):
-        levels[1].restore({"recycling/prompt": np.zeros(1, np.int32)})
+        levels[1].load_state_dict({"recycling/prompt": np.zeros(1, np.int32)})

@@ -19,7 +19,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.factory import DrafterContext
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -49,7 +49,7 @@ class NoisyModel(ScriptedModel):
         return NoisySession(self)
 
 
-class Knowing:
+class Knowing(Drafter):
     """Drafts the text that plain decoding writes."""
 
     name = "knowing"

@@ -15,12 +15,12 @@ from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.policy import FixedPolicy, RoundPlan, cut
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.tree import Siblings, TokenTree
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 
 BUDGET = Budget(num_draft_tokens=10, num_rows=20)
 
 
-class Proposes:
+class Proposes(Drafter):
     """A drafter with one tree, which records the budgets that it got."""
 
     name = "fixed"

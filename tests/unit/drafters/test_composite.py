@@ -17,13 +17,13 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.merge import merge_rows, tree_of
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.testing import ScriptedModel, random_logits
 
 BUDGET = Budget(num_draft_tokens=4, num_rows=16)
 
 
-class Proposes:
+class Proposes(Drafter):
     """A drafter with one tree, which records what it is shown."""
 
     def __init__(self, name: str, tree: TokenTree) -> None:
@@ -157,10 +157,10 @@ def test_a_snapshot_holds_what_each_drafter_keeps(decode: Any) -> None:
     model = ScriptedModel(random_logits(6), 6)
     used = CompositeDrafter([SuffixDrafter(), RecyclingDrafter()])
     run = decode(model, [1, 2, 1], [used], max_tokens=40)
-    state = used.snapshot()
+    state = used.state_dict()
     assert {name.partition("/")[0] for name in state} == {"acceptance", "suffix", "recycling"}
     fresh = CompositeDrafter([SuffixDrafter(), RecyclingDrafter()])
-    fresh.restore(state)
+    fresh.load_state_dict(state)
     text = [1, 2, 1, *run.tokens]
     for drafter in (used, fresh):
         drafter.begin(text)
@@ -169,4 +169,4 @@ def test_a_snapshot_holds_what_each_drafter_keeps(decode: Any) -> None:
     assert left.tokens.tolist() == right.tokens.tolist() and len(left) > 1
     assert left.confidence.tolist() == right.confidence.tolist()
     with pytest.raises((KeyError, ValueError)):
-        fresh.restore({})
+        fresh.load_state_dict({})

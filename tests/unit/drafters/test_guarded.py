@@ -207,16 +207,16 @@ class BrokenInPassing(SuffixDrafter):
     was_ready = property(lambda self: raises(None))
     text_counts = property(lambda self: raises(None))
 
-    def snapshot(self) -> Any:
+    def state_dict(self) -> Any:
         raises(None)
 
-    def restore(self, state: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         raises(None)
 
-    def learnt(self) -> Any:
+    def stats(self) -> Any:
         raises(None)
 
-    def relearn(self, counts: Any) -> None:
+    def load_stats(self, stats: Any) -> None:
         raises(None)
 
     def sibling_acceptance(self) -> Any:
@@ -232,10 +232,10 @@ class BrokenInPassing(SuffixDrafter):
 @pytest.mark.parametrize(
     ("ask", "otherwise"),
     [
-        (lambda each: each.snapshot(), {}),
-        (lambda each: each.restore({"a": np.zeros(1)}), None),
-        (lambda each: each.learnt(), {}),
-        (lambda each: each.relearn({}), None),
+        (lambda each: each.state_dict(), {}),
+        (lambda each: each.load_state_dict({"a": np.zeros(1)}), None),
+        (lambda each: each.stats(), {}),
+        (lambda each: each.load_stats({}), None),
         (lambda each: each.sibling_acceptance(), ()),
         (lambda each: each.attach(None, None), None),
         (lambda each: each.attach_again(None, None), None),
@@ -259,16 +259,16 @@ class Keeper(SuffixDrafter):
         super().__init__()
         self._kept, self._learnt = kept, learnt
 
-    def snapshot(self) -> Any:
+    def state_dict(self) -> Any:
         return self._kept
 
-    def restore(self, state: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         pass
 
-    def learnt(self) -> Any:
+    def stats(self) -> Any:
         return self._learnt
 
-    def relearn(self, counts: Any) -> None:
+    def load_stats(self, stats: Any) -> None:
         pass
 
 
@@ -305,7 +305,7 @@ def test_what_no_file_can_keep_drops_the_drafter_and_the_conversation_is_kept(
 def test_what_a_file_can_keep_is_no_fault(type_: str) -> None:
     kept, learnt = {"a": np.ones(2, type_)}, {"a": np.ones((2, 2), np.float32)}
     guarded = GuardedDrafter(Keeper(kept, learnt), VOCAB)
-    assert guarded.snapshot() == kept and guarded.learnt() == learnt
+    assert guarded.state_dict() == kept and guarded.stats() == learnt
     assert guarded.fault is None
 
 
@@ -315,7 +315,7 @@ def test_what_a_snapshot_does_not_fit_is_told(monkeypatch: Any) -> None:
     def refuses(drafter: Any, state: Any) -> None:
         raise KeyError("text")
 
-    monkeypatch.setattr(BrokenInPassing, "restore", refuses)
+    monkeypatch.setattr(BrokenInPassing, "load_state_dict", refuses)
     with pytest.raises(KeyError):
-        guarded.restore({"a": np.zeros(1)})
+        guarded.load_state_dict({"a": np.zeros(1)})
     assert guarded.fault is None

@@ -14,6 +14,7 @@ from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import DrafterTraits
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
 from edge_spec.models.pair_history import PairHistory
@@ -249,7 +250,7 @@ def test_only_a_pairs_own_draft_tokens_say_how_good_the_pair_is(
     name: str, counted: bool, make_engine: Any, tmp_path: Path
 ) -> None:
     drafter = SuffixDrafter()
-    drafter.name = name
+    drafter.name, drafter.traits = name, DrafterTraits(draft_model=counted)
     engine = make_engine(ScriptedModel(random_logits(VOCAB, order=1, scale=20.0), VOCAB), [drafter])
     history = PairHistory(tmp_path / "pair.json")
     engine.parts = replace(engine.parts, history=history)
@@ -265,16 +266,16 @@ def test_drafters_and_policy_survive_a_block_without_drafting(
     engine = make_engine(remembers_all(), [drafter], policy)
     prompt = list(b"one two one two one two")
     drafted = engine.generate(prompt, max_tokens=24)
-    learnt = drafter.snapshot()["acceptance"].copy()
+    learnt = drafter.state_dict()["acceptance"].copy()
     with engine.without_drafting():
         plain = engine.generate(prompt, max_tokens=24)
     assert plain.stats.plain_reasons == {"off": plain.stats.rounds}
     assert plain.stats.cached_n == len(prompt) - 1
     assert [token.id for token in plain.tokens] == [token.id for token in drafted.tokens]
-    assert np.array_equal(drafter.snapshot()["acceptance"], learnt)
+    assert np.array_equal(drafter.state_dict()["acceptance"], learnt)
     again = engine.generate(prompt, max_tokens=24)
     assert again.stats.draft_n > 0
-    assert not np.array_equal(drafter.snapshot()["acceptance"], learnt)
+    assert not np.array_equal(drafter.state_dict()["acceptance"], learnt)
 
 
 def test_a_block_without_drafting_ends_with_an_error_too(
@@ -298,7 +299,7 @@ def test_what_drafters_learnt_is_kept_once_something_was_answered(
         engine.set_drafter("none")
         engine.close()
     [learnt] = kept
-    assert learnt["suffix"] != SuffixDrafter().learnt()["suffix"].ravel().tolist()
+    assert learnt["suffix"] != SuffixDrafter().stats()["suffix"].ravel().tolist()
 
 
 def test_another_drafter_begins_with_what_was_learnt_before(
@@ -306,10 +307,10 @@ def test_another_drafter_begins_with_what_was_learnt_before(
 ) -> None:
     engine = make_engine(remembers_all(), [SuffixDrafter()])
     engine.generate(list(b"abcabcabcabc"), max_tokens=20)
-    learnt = engine._drafting.speculation.learnt()["suffix"]
+    learnt = engine._drafting.speculation.stats()["suffix"]
     engine.set_drafter("none")
     engine.generate(list(b"x"), max_tokens=1)
     engine.set_drafter("suffix")
     engine.generate(list(b"x"), max_tokens=1)
-    assert engine._drafting.speculation.learnt()["suffix"] == learnt
-    assert learnt != SuffixDrafter().learnt()["suffix"].ravel().tolist()
+    assert engine._drafting.speculation.stats()["suffix"] == learnt
+    assert learnt != SuffixDrafter().stats()["suffix"].ravel().tolist()

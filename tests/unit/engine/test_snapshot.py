@@ -319,11 +319,11 @@ class Refuses(SuffixDrafter):
     name = "refuses"
     refused = True
 
-    def restore(self, state: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         if self.refused:
             self.refused = False  # its own state is put back
             raise ValueError("no such state")
-        super().restore(state)
+        super().load_state_dict(state)
 
 
 class RefusingSession(CountingSession):
@@ -391,10 +391,9 @@ def test_the_plain_rate_and_what_was_learnt_are_kept(make: Any, path: Path) -> N
     assert other._conversation.plain_rate.seconds == engine._conversation.plain_rate.seconds != ()
     other.set_drafter("suffix")
     engine.set_drafter("suffix")
-    assert other._drafting.speculation.learnt() == engine._drafting.speculation.learnt()
+    assert other._drafting.speculation.stats() == engine._drafting.speculation.stats()
     assert (
-        other._drafting.speculation.learnt()
-        != make([SuffixDrafter()])._drafting.speculation.learnt()
+        other._drafting.speculation.stats() != make([SuffixDrafter()])._drafting.speculation.stats()
     )
 
 

@@ -121,14 +121,14 @@ def test_a_snapshot_goes_on_in_drafters_of_the_same_names() -> None:
     )
     for drafter in used.drafters:
         drafter.begin([1, 2, 3, 1])
-    state = used.snapshot()
+    state = used.state_dict()
     assert any("pool" in name for name in state)
-    fresh.restore(state)
-    again = fresh.snapshot()
+    fresh.load_state_dict(state)
+    again = fresh.state_dict()
     assert again.keys() == state.keys()
     assert all(np.array_equal(again[name], state[name]) for name in state)
     with pytest.raises((KeyError, ValueError)):
-        other.restore(state)
+        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -249,15 +249,15 @@ def test_what_one_session_learnt_is_where_the_next_begins() -> None:
     first, second = (
         speculation_factory(EXACT_BRANCHES).choose("suffix,recycling") for _ in range(2)
     )
-    counts = first.learnt()
+    counts = first.stats()
     assert set(counts) == {"suffix", "recycling", "suffix+recycling"}
     raised = {name: [2 * value for value in values] for name, values in counts.items()}
-    second.relearn(raised)
-    assert second.learnt() == raised != first.learnt()
+    second.load_stats(raised)
+    assert second.stats() == raised != first.stats()
 
 
 def test_what_was_learnt_by_another_version_is_left_out() -> None:
     speculation = speculation_factory(EXACT_BRANCHES).choose("suffix")
-    before = speculation.learnt()
-    speculation.relearn({"suffix": [1.0, 2.0], "other": [3.0]})
-    assert speculation.learnt() == before
+    before = speculation.stats()
+    speculation.load_stats({"suffix": [1.0, 2.0], "other": [3.0]})
+    assert speculation.stats() == before

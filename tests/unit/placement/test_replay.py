@@ -102,7 +102,7 @@ def test_drafters_that_read_logits_find_those_of_the_text(
     )
     for _ in rounds:
         pass
-    first, second = (each.snapshot()["entries"] for each in (replayed, real))
+    first, second = (each.state_dict()["entries"] for each in (replayed, real))
     np.testing.assert_array_equal(first, second)
 
 

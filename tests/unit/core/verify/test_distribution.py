@@ -59,7 +59,7 @@ def opposed_text(model: ScriptedModel, length: int) -> list[int]:
     return text
 
 
-class OpposedDrafter:
+class OpposedDrafter(Drafter):
     """Drafts against the target: at each depth its least likely token, below which the tree
     goes on; with branching also the second least likely and the likeliest, each with children."""
 

@@ -18,7 +18,7 @@ from edge_spec.core import sampling
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from fixtures import sampled_outcomes as sampled
 from fixtures import text_distribution as text
 from fixtures.axes import each, pairwise_first
@@ -153,7 +153,7 @@ CHAIN_CUTS = CUTS | {
 }
 
 
-class Proposing:
+class Proposing(Drafter):
     """A drafter with one proposal."""
 
     name = "test"

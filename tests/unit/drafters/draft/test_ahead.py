@@ -191,7 +191,7 @@ def test_nothing_is_read_beyond_the_drafts_context() -> None:
 
 def test_another_text_or_another_way_to_choose_forgets_what_was_read() -> None:
     seeded = Sampler(SamplingParams(temperature=1.0, seed=1), PROMPT)
-    for change in (lambda each: each.begin(PROMPT), lambda each: each.choose_like(seeded)):
+    for change in (lambda each: each.begin(PROMPT), lambda each: each.use_sampler(seeded)):
         drafter, _ = drafter_of()
         drafter.begin(PROMPT)
         drafter.propose(PROMPT[-1], budget(2))
@@ -237,7 +237,7 @@ def sampled_p_value(ahead: DraftAheadCache, draws: int) -> float:
     for draw in range(draws):
         session.rollback(0)
         session.prefill(prompt[:-1])
-        drafter.choose_like(sampler)
+        drafter.use_sampler(sampler)
         drafter.begin(prompt)
         written: list[int] = []
         while len(written) < text.LENGTH:

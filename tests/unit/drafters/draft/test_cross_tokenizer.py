@@ -274,14 +274,14 @@ def test_a_snapshot_carries_what_was_learnt_and_what_the_draft_has_read(
     target, draft = languages["target"], languages[spoken.DRAFTS[0]]
     made = [drafting(target, draft, draft.writer(spoken.STORY)) for _ in range(2)]
     decode(target.writer(spoken.STORY), prompt_of(target), made[:1], max_tokens=20)
-    state = made[0].snapshot()
-    fresh = made[1].snapshot()
+    state = made[0].state_dict()
+    fresh = made[1].state_dict()
     assert not np.array_equal(state["inner/acceptance"], fresh["inner/acceptance"])
-    made[1].restore(state)
-    restored = made[1].snapshot()
+    made[1].load_state_dict(state)
+    restored = made[1].state_dict()
     assert restored.keys() == state.keys() >= {"open_ends", "inner/text/session/committed"}
     for name, array in state.items():
         assert np.array_equal(restored[name], array), name
     for wrong in (np.zeros(2), np.ones(3), np.array([1.0, np.inf]), np.array([1.0, -1.0])):
         with pytest.raises(ValueError, match="open ends"):
-            made[1].restore(state | {"open_ends": wrong})
+            made[1].load_state_dict(state | {"open_ends": wrong})

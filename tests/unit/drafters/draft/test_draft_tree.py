@@ -210,7 +210,7 @@ def test_sampled_trees_go_on_where_the_text_goes() -> None:
 
 
 def shaped(drafter: DraftModelDrafter, sampler: Sampler, budget: Budget) -> TokenTree:
-    drafter.choose_like(sampler)
+    drafter.use_sampler(sampler)
     drafter.begin(PROMPT)
     return drafter.propose(PROMPT[-1], budget)
 
@@ -259,7 +259,7 @@ def test_siblings_are_drawn_without_replacement_from_what_is_left() -> None:
     model = ScriptedModel(lambda tokens: np.log(draft_probs).astype(np.float32), 3)
     drafter = DraftModelDrafter(model, model.open_session(), 3)
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1), [0], sampled_drafts=True)
-    drafter.choose_like(sampler)
+    drafter.use_sampler(sampler)
     drafter.begin([0])
     trials = 4000
     for _ in range(trials):
@@ -367,7 +367,7 @@ def test_a_draft_of_another_vocabulary_samples_within_both(
     prompt = [*PROMPT, VOCAB - 1]
     sampler = Sampler(params, prompt, sampled_drafts=True)
     sampler.observe([VOCAB - 1])
-    drafter.choose_like(sampler)
+    drafter.use_sampler(sampler)
     drafter.begin(prompt)
     for _ in range(20):
         tree = drafter.propose(VOCAB - 1, Budget(4, 16, shape=shape, branches=bool(shape)))

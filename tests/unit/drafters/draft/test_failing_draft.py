@@ -260,7 +260,7 @@ def test_a_draft_with_another_vocabulary_samples_what_a_guard_lets_through(
     drafter = DraftModelDrafter(model, model.open_session(), VOCAB)
     guarded = GuardedDrafter(drafter, VOCAB)
     sampler = Sampler(SEEDED, PROMPT, sampled_drafts=True)
-    guarded.choose_like(sampler)
+    guarded.use_sampler(sampler)
     guarded.begin(PROMPT)
     text, drafted = list(PROMPT), 0
     for _ in range(10):

@@ -239,9 +239,9 @@ def test_beginning_again_forgets_draft_tokens_and_interrupted_rounds() -> None:
     used.begin([4, 5, 4])
     used.begin([4, 5, 4])
     fresh.begin([4, 5, 4])
-    expected = fresh.snapshot()["acceptance"]
+    expected = fresh.state_dict()["acceptance"]
     used.observe(TokenTree.chain(4), OUT, Verdict((2,), (), False))
-    assert np.array_equal(used.snapshot()["acceptance"], expected)
+    assert np.array_equal(used.state_dict()["acceptance"], expected)
     used.begin([4, 5, 4])
     assert used.propose(4, AMPLE).tokens.tolist() == fresh.propose(4, AMPLE).tokens.tolist()
 
@@ -253,8 +253,8 @@ def test_confidence_is_learnt_by_how_a_draft_token_came_about() -> None:
     # The first round refined every draft token to 7, the second found them as they were.
     assert made[1].tree.tokens.tolist() == [7, 7, 7, 7, 7]
     assert made[2].tree.confidence[1] > stable[1]  # by now one such draft token was right
-    before = JacobiDrafter(JacobiInit.REPEAT_LAST).snapshot()["acceptance"]
-    (seen, right) = (drafter.snapshot()["acceptance"] - before)[:2]
+    before = JacobiDrafter(JacobiInit.REPEAT_LAST).state_dict()["acceptance"]
+    (seen, right) = (drafter.state_dict()["acceptance"] - before)[:2]
     # Filled wrong once and right in the third round; refined right in the second.
     np.testing.assert_allclose(seen, [2, 3, 1, 3, 0, 0], atol=1e-9)
     np.testing.assert_allclose(right, [1, 3, 1, 3, 0, 0], atol=1e-9)
@@ -264,27 +264,27 @@ def test_a_round_without_a_proposal_teaches_nothing() -> None:
     drafter = JacobiDrafter(JacobiInit.REPEAT_LAST)
     drafter.begin([1])
     drafter.observe(drafter.propose(1, AMPLE), Forward(np.zeros((4, 10))), Verdict((2,), (), False))
-    learnt = drafter.snapshot()["acceptance"]
+    learnt = drafter.state_dict()["acceptance"]
     drafter.observe(TokenTree.chain(2), OUT, Verdict((3,), (), False))
     drafter.propose(3, Budget(0, 1))
     drafter.observe(TokenTree.chain(3), OUT, Verdict((3,), (), False))
-    assert np.array_equal(drafter.snapshot()["acceptance"], learnt)
+    assert np.array_equal(drafter.state_dict()["acceptance"], learnt)
 
 
 def test_a_snapshot_carries_what_was_learnt() -> None:
     drafter, fresh = JacobiDrafter(), JacobiDrafter()
     list(rounds(drafter, ScriptedModel(constant, 64), [1, 2], [AMPLE] * 5))
-    fresh.restore(drafter.snapshot())
-    assert np.array_equal(fresh.snapshot()["acceptance"], drafter.snapshot()["acceptance"])
+    fresh.load_state_dict(drafter.state_dict())
+    assert np.array_equal(fresh.state_dict()["acceptance"], drafter.state_dict()["acceptance"])
     for each in (drafter, fresh):
         each.begin([1, 2, 3, 1])
     one, other = drafter.propose(1, AMPLE), fresh.propose(1, AMPLE)
     assert one.confidence.tolist() == other.confidence.tolist()
     with pytest.raises(ValueError, match="shape"):
-        fresh.restore({"acceptance": np.zeros((2, 7))})
+        fresh.load_state_dict({"acceptance": np.zeros((2, 7))})
     with pytest.raises(KeyError):
-        fresh.restore({})
-    assert np.array_equal(fresh.snapshot()["acceptance"], drafter.snapshot()["acceptance"])
+        fresh.load_state_dict({})
+    assert np.array_equal(fresh.state_dict()["acceptance"], drafter.state_dict()["acceptance"])
 
 
 CYCLE = [1, 2, 3, 4, 5, 6]

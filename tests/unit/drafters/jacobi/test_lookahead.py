@@ -365,15 +365,15 @@ def test_beginning_again_starts_a_window_and_forgets_interrupted_rounds() -> Non
     used.propose(5, AMPLE)  # interrupted here
     used.begin([4, 5, 6, 4])
     used.begin([4, 5, 6, 4])
-    learnt = used.snapshot()["acceptance"]
+    learnt = used.state_dict()["acceptance"]
     fresh.begin([4, 5, 6, 4])
     used.observe(TokenTree.chain(4), OUT, Verdict((2,), (), False))
-    assert np.array_equal(used.snapshot()["acceptance"], learnt)
+    assert np.array_equal(used.state_dict()["acceptance"], learnt)
     used.begin([4, 5, 6, 4, 2])
     used.begin([4, 5, 6, 4])  # no continuation: the pool is new too
     expected = fresh.propose(4, AMPLE)
     assert used.propose(4, AMPLE).tokens.tolist() == expected.tokens.tolist()
-    assert used.snapshot()["pool"].tolist() == fresh.snapshot()["pool"].tolist()
+    assert used.state_dict()["pool"].tolist() == fresh.state_dict()["pool"].tolist()
 
 
 def test_the_seed_decides_the_window() -> None:
@@ -413,7 +413,7 @@ def test_the_pool_belongs_to_a_conversation(prompt: list[int], kept: bool) -> No
 
 
 def acceptance(drafter: LookaheadDrafter) -> np.ndarray:
-    seen, right = drafter.snapshot()["acceptance"][:2]
+    seen, right = drafter.state_dict()["acceptance"][:2]
     estimates: np.ndarray = right / seen
     return estimates
 
@@ -469,9 +469,9 @@ def test_a_snapshot_carries_the_pool_and_what_was_learnt() -> None:
     drafter, fresh, other = LookaheadDrafter(size), LookaheadDrafter(size), LookaheadDrafter(size)
     model = ScriptedModel(random_logits(12, order=1), 12)
     made = list(rounds(drafter, model, [1, 2, 3], [AMPLE] * 10))
-    fresh.restore(drafter.snapshot())
-    for name, array in drafter.snapshot().items():
-        assert np.array_equal(fresh.snapshot()[name], array)
+    fresh.load_state_dict(drafter.state_dict())
+    for name, array in drafter.state_dict().items():
+        assert np.array_equal(fresh.state_dict()[name], array)
     prompt = [*made[-1].text, *made[-1].verdict.tokens, 0]
     for each in (drafter, fresh, other):
         each.begin(prompt)
@@ -479,7 +479,7 @@ def test_a_snapshot_carries_the_pool_and_what_was_learnt() -> None:
         one, two = drafter.propose(token, NO_WINDOW), fresh.propose(token, NO_WINDOW)
         assert one.tokens.tolist() == two.tokens.tolist()
         assert one.confidence.tolist() == two.confidence.tolist()
-    assert len(other.snapshot()["pool"]) < len(fresh.snapshot()["pool"])
+    assert len(other.state_dict()["pool"]) < len(fresh.state_dict()["pool"])
 
 
 @pytest.mark.parametrize(
@@ -497,22 +497,22 @@ def test_what_is_no_snapshot_is_refused_and_changes_nothing(name: str, value: An
     drafter, other = LookaheadDrafter(), LookaheadDrafter()
     list(rounds(drafter, ScriptedModel(random_logits(12), 12), [1, 2, 3], [AMPLE] * 5))
     list(rounds(other, ScriptedModel(random_logits(12), 12), [4, 5, 6], [AMPLE] * 5))
-    before, valid = drafter.snapshot(), other.snapshot()
+    before, valid = drafter.state_dict(), other.state_dict()
     with pytest.raises(ValueError):
-        drafter.restore(valid | {name: value})
+        drafter.load_state_dict(valid | {name: value})
     with pytest.raises(KeyError):
-        drafter.restore({other: array for other, array in valid.items() if other != name})
+        drafter.load_state_dict({other: array for other, array in valid.items() if other != name})
     for key, array in before.items():
-        assert np.array_equal(drafter.snapshot()[key], array)
-    drafter.restore(valid)
-    assert np.array_equal(drafter.snapshot()["pool"], valid["pool"])
+        assert np.array_equal(drafter.state_dict()[key], array)
+    drafter.load_state_dict(valid)
+    assert np.array_equal(drafter.state_dict()["pool"], valid["pool"])
 
 
 def test_a_drafter_that_has_seen_nothing_has_a_snapshot_too() -> None:
     drafter = LookaheadDrafter()
     list(rounds(drafter, ScriptedModel(random_logits(12), 12), [1, 2, 3], [AMPLE] * 5))
-    drafter.restore(LookaheadDrafter().snapshot())
-    assert len(drafter.snapshot()["pool"]) == 0
+    drafter.load_state_dict(LookaheadDrafter().state_dict())
+    assert len(drafter.state_dict()["pool"]) == 0
 
 
 DEEP = WindowSize(3, 6, 2)

@@ -186,9 +186,9 @@ def test_what_was_proposed_before_another_prompt_is_not_learnt_from() -> None:
     drafter = drafter_of(POEM)
     proposed(drafter, [10, 11])
     drafter.begin([20, 21])
-    before = drafter.snapshot()["acceptance"]
+    before = drafter.state_dict()["acceptance"]
     write(drafter, 12)
-    assert (drafter.snapshot()["acceptance"] == before).all()
+    assert (drafter.state_dict()["acceptance"] == before).all()
 
 
 def test_confidence_moves_towards_the_outcomes_of_its_kind_alone() -> None:
@@ -202,8 +202,8 @@ def test_confidence_moves_towards_the_outcomes_of_its_kind_alone() -> None:
     assert before[3,] > 2 * before[4,]
     assert after[3,] == pytest.approx(0.25, abs=0.03)
     assert after[4,] == pytest.approx(0.75, abs=0.03)
-    learnt = drafter.snapshot()["acceptance"]
-    changed = np.flatnonzero((learnt != CorpusDrafter([]).snapshot()["acceptance"]).any(0))
+    learnt = drafter.state_dict()["acceptance"]
+    changed = np.flatnonzero((learnt != CorpusDrafter([]).state_dict()["acceptance"]).any(0))
     assert changed.tolist() == sorted([often, rarely])
 
 
@@ -214,17 +214,17 @@ def test_a_snapshot_restores_what_was_learnt() -> None:
         write(teacher, 50)
     taught = proposed(teacher, [10, 11]).confidence.tolist()
     assert proposed(pupil, [10, 11]).confidence.tolist() != taught
-    pupil.restore(teacher.snapshot())
+    pupil.load_state_dict(teacher.state_dict())
     assert proposed(pupil, [10, 11]).confidence.tolist() == taught
 
 
 @pytest.mark.parametrize("state", [{}, {"acceptance": np.ones((2, 3))}, {"other": np.ones(2)}])
 def test_the_snapshot_of_another_drafter_is_refused(state: dict[str, np.ndarray]) -> None:
     drafter = CorpusDrafter([])
-    before = drafter.snapshot()["acceptance"]
+    before = drafter.state_dict()["acceptance"]
     with pytest.raises((KeyError, ValueError)):
-        drafter.restore(state)
-    assert (drafter.snapshot()["acceptance"] == before).all()
+        drafter.load_state_dict(state)
+    assert (drafter.state_dict()["acceptance"] == before).all()
 
 
 def test_every_kind_has_its_own_prior() -> None:

@@ -15,7 +15,7 @@ from edge_spec.core.tree import Verdict
 from edge_spec.drafters.lookup import ngram_cache
 from edge_spec.drafters.lookup.ngram_cache import SAVE_AFTER_S, NgramCacheDrafter
 from edge_spec.drafters.lookup.ngram_store import NgramStore
-from edge_spec.drafters.protocol import Budget, Closing, Drafter, Keeping
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.errors import UsageError
 
 VOCAB = 260
@@ -41,7 +41,6 @@ def open_drafter(path: Path, clock: Clock | None = None) -> NgramCacheDrafter:
     drafter = NgramCacheDrafter(path, "test-vocabulary", VOCAB, clock or Clock())
     checked: Drafter = drafter
     assert checked.name == "ngram-cache"
-    assert isinstance(drafter, Closing) and isinstance(drafter, Keeping)
     return drafter
 
 
@@ -61,8 +60,8 @@ def write(drafter: NgramCacheDrafter, prompt: Sequence[int], *rounds: Sequence[i
 
 def kinds_seen(drafter: NgramCacheDrafter) -> dict[tuple[int, int], tuple[int, int]]:
     """Outcomes and right ones of each kind, (order, evidence), that was learnt about."""
-    seen, right = drafter.snapshot()["acceptance"][:2]
-    fresh_seen, fresh_right = open_drafter(Path("unused")).snapshot()["acceptance"][:2]
+    seen, right = drafter.state_dict()["acceptance"][:2]
+    fresh_seen, fresh_right = open_drafter(Path("unused")).state_dict()["acceptance"][:2]
     return {
         (1 + kind // KINDS, kind % KINDS): (
             round(seen[kind] - fresh_seen[kind]),
@@ -203,9 +202,9 @@ def test_a_round_teaches_about_every_draft_token_that_the_text_decides(path: Pat
     drafter.begin([1, 2, 3])
     tree = drafter.propose(3, TREES)
     assert sorted(tree.tokens.tolist()) == [3, 4, 5, 6, 7]
-    before = drafter.snapshot()["acceptance"]
+    before = drafter.state_dict()["acceptance"]
     drafter.observe(tree.first_rows(1), OUT, Verdict((4, 5, 7, 9), (), True))
-    after = drafter.snapshot()["acceptance"]
+    after = drafter.state_dict()["acceptance"]
     # 4 and 5 were seen twice each and right; 6 and 7 once each, and one of them was right.
     assert (after - before)[:2].sum(axis=1).tolist() == [4, 3]
 
@@ -216,15 +215,15 @@ def test_a_round_that_did_not_ask_teaches_nothing(path: Path, make_tree: Any) ->
     drafter.begin([1, 2, 3])
     drafter.propose(3, CHAINS)
     drafter.begin([1, 2, 3])  # the draft tokens of a generation that was cut off
-    before = drafter.snapshot()["acceptance"]
+    before = drafter.state_dict()["acceptance"]
     drafter.observe(make_tree(3, [4], [0]), OUT, Verdict((4, 5), (1,), True))
-    assert (drafter.snapshot()["acceptance"] == before).all()
+    assert (drafter.state_dict()["acceptance"] == before).all()
     drafter.propose(5, CHAINS)
     drafter.observe(make_tree(5, [6], [0]), OUT, Verdict((6,), (1,), True))
-    learnt = drafter.snapshot()["acceptance"]
+    learnt = drafter.state_dict()["acceptance"]
     assert (learnt != before).any()
     drafter.observe(make_tree(6, [6], [0]), OUT, Verdict((6,), (1,), True))
-    assert (drafter.snapshot()["acceptance"] == learnt).all()
+    assert (drafter.state_dict()["acceptance"] == learnt).all()
 
 
 def test_confidence_is_calibrated(path: Path) -> None:
@@ -323,15 +322,15 @@ def test_a_snapshot_restores_the_acceptance(path: Path) -> None:
     drafter = open_drafter(path)
     for _ in range(20):
         write(drafter, [1, 2, 3], [4])
-    state = drafter.snapshot()
+    state = drafter.state_dict()
     drafter.close()
     later = open_drafter(path)
-    later.restore(state)
+    later.load_state_dict(state)
     for each in (drafter, later):
         each.begin([1, 2, 3])
     tree, restored = (each.propose(3, CHAINS) for each in (drafter, later))
     assert (tree.confidence == restored.confidence).all()
-    assert (later.snapshot()["acceptance"] == state["acceptance"]).all()
+    assert (later.state_dict()["acceptance"] == state["acceptance"]).all()
     others: list[dict[str, np.ndarray]] = [
         {},
         {"acceptance": np.ones((2, 5))},
@@ -339,8 +338,8 @@ def test_a_snapshot_restores_the_acceptance(path: Path) -> None:
     ]
     for other in others:
         with pytest.raises((KeyError, ValueError), match="acceptance"):
-            later.restore(other)
-    assert (later.snapshot()["acceptance"] == state["acceptance"]).all()
+            later.load_state_dict(other)
+    assert (later.state_dict()["acceptance"] == state["acceptance"]).all()
 
 
 def test_a_vocabulary_that_is_too_large_is_refused(path: Path) -> None:

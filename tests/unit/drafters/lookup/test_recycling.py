@@ -192,7 +192,7 @@ def test_a_restored_table_is_no_larger() -> None:
     drafter.begin([0])
     for start in range(0, MAX_TABLE_TOKENS, 64):
         score_tokens(drafter, range(start, start + 64))
-    fresh.restore(drafter.snapshot())
+    fresh.load_state_dict(drafter.state_dict())
     assert size_in_bytes(fresh._table) < 2_000_000
     score_tokens(fresh, [MAX_TABLE_TOKENS])
     assert draft_tokens(fresh, MAX_TABLE_TOKENS)
@@ -290,13 +290,13 @@ def test_a_round_without_a_proposal_teaches_nothing() -> None:
     out = Forward(np.zeros((1, 40), np.float32))
     drafter.propose(1, BUDGET)
     drafter.observe(TokenTree.chain(1), out, Verdict((2,), (), False))
-    learnt = drafter.snapshot()["acceptance"]
+    learnt = drafter.state_dict()["acceptance"]
     drafter.observe(TokenTree.chain(2), out, Verdict((3,), (), False))
     # Nor does one that was interrupted before its outcome was known.
     drafter.propose(1, BUDGET)
     drafter.begin([0, 1])
     drafter.observe(TokenTree.chain(1), out, Verdict((2,), (), False))
-    assert np.array_equal(drafter.snapshot()["acceptance"], learnt)
+    assert np.array_equal(drafter.state_dict()["acceptance"], learnt)
 
 
 SYSTEM = [9, 8, 7, 6]
@@ -331,11 +331,11 @@ def test_a_snapshot_carries_the_table_and_what_was_learnt(decode: Any) -> None:
     model = ScriptedModel(random_logits(20, order=1), 20)
     drafter, fresh, other = (RecyclingDrafter() for _ in range(3))
     run = decode(model, [1, 2], [drafter], max_tokens=40, policy=EAGER)
-    fresh.restore(drafter.snapshot())
-    assert sorted(fresh.snapshot()) == sorted(drafter.snapshot())
-    for name, array in drafter.snapshot().items():
-        assert np.array_equal(fresh.snapshot()[name], array)
-        assert fresh.snapshot()[name].dtype == array.dtype
+    fresh.load_state_dict(drafter.state_dict())
+    assert sorted(fresh.state_dict()) == sorted(drafter.state_dict())
+    for name, array in drafter.state_dict().items():
+        assert np.array_equal(fresh.state_dict()[name], array)
+        assert fresh.state_dict()[name].dtype == array.dtype
     prompt = [1, 2, *run.tokens, 3]
     for made in (drafter, fresh, other):
         made.begin(prompt)
@@ -348,7 +348,7 @@ def test_a_snapshot_carries_the_table_and_what_was_learnt(decode: Any) -> None:
 
 def test_a_drafter_that_has_seen_nothing_has_a_snapshot_too() -> None:
     used, fresh = table_of(random_logits(40), 40), RecyclingDrafter()
-    used.restore(fresh.snapshot())
+    used.load_state_dict(fresh.state_dict())
     assert not draft_tokens(used, 1)
     used.begin([1])
     assert len(used.propose(1, BUDGET)) == 1
@@ -379,18 +379,18 @@ def test_what_is_no_snapshot_is_refused_and_changes_nothing(name: str, value: An
     drafter.observe(
         TokenTree.chain(1), Forward(np.zeros((1, 40), np.float32)), Verdict((2,), (), False)
     )
-    valid = RecyclingDrafter().snapshot() | {
+    valid = RecyclingDrafter().state_dict() | {
         "tokens": np.arange(40, dtype=np.int32),
         "entries": np.zeros((40, 2, 8), np.int32),
     }
-    before = drafter.snapshot()
+    before = drafter.state_dict()
     with pytest.raises(ValueError):
-        drafter.restore(valid | {name: np.asarray(value)})
+        drafter.load_state_dict(valid | {name: np.asarray(value)})
     with pytest.raises(KeyError):
-        drafter.restore({other: array for other, array in valid.items() if other != name})
+        drafter.load_state_dict({other: array for other, array in valid.items() if other != name})
     for key, array in before.items():
-        assert np.array_equal(drafter.snapshot()[key], array)
-    drafter.restore(valid)
+        assert np.array_equal(drafter.state_dict()[key], array)
+    drafter.load_state_dict(valid)
 
 
 def cycle(period: int) -> NextLogits:

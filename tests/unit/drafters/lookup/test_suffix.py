@@ -220,16 +220,16 @@ def test_a_snapshot_carries_what_was_learnt() -> None:
     drafter.propose(2, BUDGET)
     drafter.observe(TokenTree.chain(2), OUT, Verdict((9,), (), False))
     assert acceptance(fresh) != acceptance(drafter)
-    fresh.restore(drafter.snapshot())
+    fresh.load_state_dict(drafter.state_dict())
     assert acceptance(fresh) == acceptance(drafter)
     assert fresh.propose(9, BUDGET).tokens.tolist() == drafter.propose(9, BUDGET).tokens.tolist()
-    text = drafter.snapshot()["text"]
+    text = drafter.state_dict()["text"]
     assert text.tolist() == [1, 2, 3, 4, 1, 2, 9]
     with pytest.raises(ValueError, match="shape"):
-        fresh.restore({"acceptance": np.zeros((2, 3)), "text": text[:3]})
+        fresh.load_state_dict({"acceptance": np.zeros((2, 3)), "text": text[:3]})
     with pytest.raises(ValueError, match="prompt"):
-        fresh.restore(drafter.snapshot() | {"text": text.reshape(1, -1)})
-    assert fresh.snapshot()["text"].tolist() == text.tolist()
+        fresh.load_state_dict(drafter.state_dict() | {"text": text.reshape(1, -1)})
+    assert fresh.state_dict()["text"].tolist() == text.tolist()
 
 
 @pytest.mark.parametrize("at", range(2, 12))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.acceptance import Acceptance, learn, reach_of
+from edge_spec.control.calibration import Calibration, learn, reach_of
 from edge_spec.core.tree import TokenTree
 
 CONFIDENCE = st.floats(0, 1)
@@ -17,7 +17,7 @@ CONFIDENCE = st.floats(0, 1)
 
 @given(depth=st.integers(1, 40), confidence=CONFIDENCE)
 def test_before_anything_was_seen_a_drafter_is_believed(depth: int, confidence: float) -> None:
-    assert Acceptance().estimate(depth, confidence) == confidence
+    assert Calibration().estimate(depth, confidence) == confidence
 
 
 @pytest.mark.parametrize(("claimed", "right"), [(0.9, 0.3), (0.3, 0.8)])
@@ -25,20 +25,20 @@ def test_a_drafter_that_is_wrong_about_a_text_is_corrected_within_a_few_dozen_to
     claimed: float, right: float
 ) -> None:
     """And believed again when the text has changed."""
-    acceptance, rng = Acceptance(), np.random.default_rng(0)
+    calibration, rng = Calibration(), np.random.default_rng(0)
     for share in (right, claimed):
         for _ in range(60):
-            acceptance.observe(1, claimed, rng.random() < share)
-        assert abs(acceptance.estimate(1, claimed) - share) < 0.5 * abs(claimed - right)
+            calibration.observe(1, claimed, rng.random() < share)
+        assert abs(calibration.estimate(1, claimed) - share) < 0.5 * abs(claimed - right)
 
 
 def test_draft_tokens_of_other_depths_and_confidences_are_not_concerned() -> None:
-    acceptance = Acceptance()
+    calibration = Calibration()
     for _ in range(50):
-        acceptance.observe(1, 0.9, False)
-    assert acceptance.estimate(1, 0.92) < 0.6
-    assert acceptance.estimate(1, 0.4) == 0.4
-    assert acceptance.estimate(4, 0.9) == 0.9
+        calibration.observe(1, 0.9, False)
+    assert calibration.estimate(1, 0.92) < 0.6
+    assert calibration.estimate(1, 0.4) == 0.4
+    assert calibration.estimate(4, 0.9) == 0.9
 
 
 @given(
@@ -48,10 +48,10 @@ def test_draft_tokens_of_other_depths_and_confidences_are_not_concerned() -> Non
 def test_an_estimate_is_a_probability(
     outcomes: list[tuple[int, float, bool]], confidence: float
 ) -> None:
-    acceptance = Acceptance()
+    calibration = Calibration()
     for outcome in outcomes:
-        acceptance.observe(*outcome)
-    assert all(0 <= acceptance.estimate(depth, confidence) <= 1 for depth in (1, 3, 9))
+        calibration.observe(*outcome)
+    assert all(0 <= calibration.estimate(depth, confidence) <= 1 for depth in (1, 3, 9))
 
 
 def branching(sampled: bool = False) -> TokenTree:
@@ -66,50 +66,50 @@ def branching(sampled: bool = False) -> TokenTree:
 
 @pytest.mark.parametrize("tree", [TokenTree.chain(0, [1, 2, 3], [0.5, 0.25, 0.5]), branching()])
 def test_the_reach_of_a_row_is_the_product_along_its_path(tree: TokenTree) -> None:
-    np.testing.assert_allclose(reach_of(Acceptance(), tree), tree.reach, rtol=1e-6)
+    np.testing.assert_allclose(reach_of(Calibration(), tree), tree.reach, rtol=1e-6)
 
 
 def test_a_row_below_a_corrected_one_is_reached_as_seldom() -> None:
-    acceptance = Acceptance()
+    calibration = Calibration()
     for _ in range(40):
-        acceptance.observe(1, 0.5, False)
-    first, second = reach_of(acceptance, TokenTree.chain(0, [1, 2], [0.5, 0.8]))[1:]
+        calibration.observe(1, 0.5, False)
+    first, second = reach_of(calibration, TokenTree.chain(0, [1, 2], [0.5, 0.8]))[1:]
     assert first < 0.25
     assert second == pytest.approx(0.8 * first, rel=1e-6)
 
 
 def test_what_the_text_decides_is_learnt_and_nothing_else() -> None:
     """Rows below a wrong one say nothing."""
-    acceptance = Acceptance()
-    learn(acceptance, TokenTree.chain(0, [1, 2, 3], [0.5, 0.9, 0.99]), [1, 7])
-    seen, right, claimed = acceptance.counts()
+    calibration = Calibration()
+    learn(calibration, TokenTree.chain(0, [1, 2, 3], [0.5, 0.9, 0.99]), [1, 7])
+    seen, right, claimed = calibration.counts()
     assert (seen.sum(), right.sum()) == (2, 1)
     assert claimed.sum() == pytest.approx(1.4)
 
 
 def test_of_siblings_each_is_learnt_from() -> None:
-    acceptance = Acceptance()
-    learn(acceptance, branching(), [2, 5])
-    seen, right, _ = acceptance.counts()
+    calibration = Calibration()
+    learn(calibration, branching(), [2, 5])
+    seen, right, _ = calibration.counts()
     assert (seen.sum(), right.sum()) == (2, 1)
 
 
 def test_a_sampled_row_keeps_its_drafters_word() -> None:
     """Acceptance of a sampled row is not equality with the text, and a policy that corrected it by
     past luck could come to keep a second sample without the first."""
-    acceptance = Acceptance()
+    calibration = Calibration()
     tree = branching(sampled=True)
     for _ in range(40):
-        learn(acceptance, tree, [2, 5])
-    assert acceptance.counts().sum() == 0
+        learn(calibration, tree, [2, 5])
+    assert calibration.counts().sum() == 0
     for _ in range(40):
-        acceptance.observe(1, 0.5, False)
-    np.testing.assert_allclose(reach_of(acceptance, tree), tree.reach, rtol=1e-6)
+        calibration.observe(1, 0.5, False)
+    np.testing.assert_allclose(reach_of(calibration, tree), tree.reach, rtol=1e-6)
 
 
 def test_within_a_bucket_a_surer_draft_token_stays_likelier() -> None:
-    acceptance = Acceptance()
+    calibration = Calibration()
     for right in (False,) * 30 + (True,) * 10:
-        acceptance.observe(1, 0.7, right)
-    estimates = [acceptance.estimate(1, confidence) for confidence in (0.66, 0.7, 0.74, 0.79)]
+        calibration.observe(1, 0.7, right)
+    estimates = [calibration.estimate(1, confidence) for confidence in (0.66, 0.7, 0.74, 0.79)]
     assert all(low < high for low, high in pairwise(estimates))

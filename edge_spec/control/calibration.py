@@ -1,10 +1,10 @@
 """How likely a drafter's draft tokens are to be right, by what it says of them and by what came of
 it.
 
-A drafter's confidence is learnt over its whole life. A text has its own ways: what was right nine
-times in ten may be wrong for a page. So draft tokens are counted once more, by drafter, depth and
-confidence, with a memory of a few dozen of them: the mean of a Beta distribution whose prior is the
-drafter's own word.
+A drafter's confidence is learnt over its whole life (`drafters/acceptance.py`). A text has its own
+ways: what was right nine times in ten may be wrong for a page. So draft tokens are counted once
+more, by drafter, depth and confidence, with a memory of a few dozen of them: the mean of a Beta
+distribution whose prior is the drafter's own word.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _COLUMNS = len(_CONFIDENCES) + 1
 _NUM_BUCKETS = len(_DEPTHS) * _COLUMNS
 
 
-class Acceptance:
-    """P(a draft token is right | its parent is), of one drafter's draft tokens."""
+class Calibration:
+    """Corrects what one drafter says of P(a draft token is right | its parent is)."""
 
     def __init__(self) -> None:
         self._seen = [0.0] * _NUM_BUCKETS
@@ -56,12 +56,12 @@ class Acceptance:
         return np.array([self._seen, self._right, self._claimed])
 
 
-def reach_of(acceptance: Acceptance, tree: TokenTree) -> list[float]:
+def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
     """Of each row: the chance that it and all rows above it are right."""
     if tree.draft_probs:  # the verdict on a sampled row depends on its drafter's word alone
         reach: list[float] = tree.reach.tolist()
         return reach
-    chances, estimate = [1.0], acceptance.estimate
+    chances, estimate = [1.0], calibration.estimate
     confidence: list[float] = tree.confidence.tolist()
     if tree.is_chain:  # most rounds
         chance = 1.0
@@ -75,14 +75,14 @@ def reach_of(acceptance: Acceptance, tree: TokenTree) -> list[float]:
     return chances
 
 
-def learn(acceptance: Acceptance, tree: TokenTree, text: Sequence[int]) -> None:
+def learn(calibration: Calibration, tree: TokenTree, text: Sequence[int]) -> None:
     """Counts the draft tokens that the text after the pending token decides."""
     if tree.draft_probs:
         return
     confidence: list[float] = tree.confidence.tolist()
     for row, right in tree.followed(text):
         depth = row if tree.is_chain else int(tree.depths[row])
-        acceptance.observe(depth, confidence[row], right)
+        calibration.observe(depth, confidence[row], right)
 
 
 def _bucket(depth: int, confidence: float) -> int:
