@@ -38,9 +38,9 @@ class AskedPlace:
         Option(
             "auto, or an installed runtime: ort, llamacpp, ik, coreml, reference.",
             more="`auto`: `ort` where it is installed, `coreml` for a Core ML bundle. `llamacpp` "
-            "and `ik` read [gguf.md](gguf.md), `coreml` needs macOS 15 or newer, `reference` is "
-            "numpy: slow, exact; `mil` runs a Core ML package in numpy, on any system: slow, for "
-            "checks.",
+            "and `ik` read GGUF files ([gguf.md](gguf.md)), `coreml` needs macOS 15 or newer, "
+            "`reference` is numpy: slow, exact; `mil` runs a Core ML package in numpy, on any "
+            "system: slow, for checks.",
             is_place=True,
         ),
     ] = "auto"
@@ -71,7 +71,13 @@ class AskedPlace:
         int | None, Option("CPU threads of the draft, if not the model's.", is_place=True)
     ] = None
     gpu_layers: Annotated[
-        int | None, Option("Layers that leave the CPU.", LLAMACPP, runtimes=_LLAMACPP)
+        int | None,
+        Option(
+            "Layers that leave the CPU.",
+            LLAMACPP,
+            more="[gguf.md](gguf.md).",
+            runtimes=_LLAMACPP,
+        ),
     ] = None
     kv_type: Annotated[
         str | None, Option("Of the cache: f16, f32, q8_0, q4_0.", LLAMACPP, runtimes=_LLAMACPP)
@@ -123,7 +129,7 @@ class AskedDrafting:
         Option(
             "Draft while the model verifies: auto where devices differ.",
             read_as=DraftOverlap,
-            more="`auto` goes on with it as long as that is faster.",
+            more="With `auto` as long as that is faster: [drafters.md](drafters.md#draft-models).",
         ),
     ] = "auto"
     draft_n_max: Annotated[
@@ -197,7 +203,8 @@ class AskedDecoding:
             "Seconds that a pass of the model may take before it is given up.",
             flag="--call-timeout",
             more="The answer then ends with an error, and the next one works: "
-            "[faults.md](faults.md). `early-exit` and `layer-skip` are not to be had with it.",
+            "[reliability.md](reliability.md#the-target). `early-exit` and `layer-skip` are not to "
+            "be had with it.",
         ),
     ] = None
 

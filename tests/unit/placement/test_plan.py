@@ -84,10 +84,10 @@ def plan_of(source: Source, *placements: Placement, draft: Source | None = None)
 
 
 def pinned(
-    source: Source, tmp_path: Path, *placements: Placement, draft: Source | None = None, **more: Any
+    source: Source, tmp_path: Path, *placements: Placement, pair: Source | None = None, **more: Any
 ) -> LoadOptions:
     file = tmp_path / "plan.json"
-    save_plan(plan_of(source, *placements, draft=draft), file)
+    save_plan(plan_of(source, *placements, draft=pair), file)
     return planned(source, LoadOptions(plan=file, **more), quiet)
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_plan_in_the_cache_is_passed_over_and_one_line_says_so(
 
 
 def test_a_pinned_plan_says_where_all_runs(source: Source, draft: Source, tmp_path: Path) -> None:
-    options = pinned(source, tmp_path, PAIRED, draft=draft)
+    options = pinned(source, tmp_path, PAIRED, pair=draft)
     assert options == LoadOptions(
         runtime="llamacpp",
         device="cpu",
@@ -164,6 +164,8 @@ def test_a_pinned_plan_says_where_all_runs(source: Source, draft: Source, tmp_pa
         ({"threads": 2}, "--threads"),
         ({"drafter": "recycling"}, "--drafter"),
         ({"draft": ("other.gguf",)}, "--draft "),
+        ({"draft_device": "cuda"}, "--draft-device"),
+        ({"rpc": ("a:1",)}, "--rpc"),
         ({"quantization": "int8"}, "--quantization"),
         ({"gpu_layers": 3}, "--gpu-layers"),
     ],
@@ -217,7 +219,7 @@ def test_a_draft_whose_device_is_gone_is_an_obstacle_too(
     source: Source, draft: Source, tmp_path: Path
 ) -> None:
     gone = replace(PAIRED, draft=place("ort", device="npu"))
-    assert pinned(source, tmp_path, gone, NEXT, draft=draft).drafts == ()
+    assert pinned(source, tmp_path, gone, NEXT, pair=draft).drafts == ()
 
 
 def test_a_device_that_is_there_again_is_used(
