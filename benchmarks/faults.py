@@ -77,7 +77,7 @@ def injected_into(runtime: str, model: Path, tokens: int) -> FaultReport:
     drafters = [*DRAFTERS, "early-exit"] if runtime == "ort" else DRAFTERS
     options = {"threads": 1, "draft_threads": 1, **RUNTIMES[runtime]}
     options["draft_runtime"] = options["runtime"]
-    with open_engine(str(model), drafts=(str(model),), **options) as engine:
+    with open_engine(str(model), draft=str(model), **options) as engine:
         vocab_size = engine.parts.model.config.vocab_size
         prompts = [draws.integers(3, vocab_size, 6).tolist() * 2 for _ in range(2)]
         parts = parts_of(engine.parts, runtime)

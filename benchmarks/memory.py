@@ -51,7 +51,7 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
         "drafter": "draft-model" if draft else "suffix",
     }
     if draft:
-        options |= {"drafts": (draft_model,), "draft_runtime": draft_runtime}
+        options |= {"draft": draft_model, "draft_runtime": draft_runtime}
     before: list[int] = []
     opened = ResolvedModel.open
 

@@ -54,7 +54,7 @@ def open_arms(arguments: argparse.Namespace, threads: int, draft_threads: int) -
             arguments.target,
             {
                 "runtime": arguments.runtime,
-                "drafts": (arguments.draft,),
+                "draft": arguments.draft,
                 "draft_runtime": arguments.draft_runtime or arguments.runtime,
             },
         )
@@ -66,8 +66,8 @@ def open_arms(arguments: argparse.Namespace, threads: int, draft_threads: int) -
         threads=threads,
         draft_threads=draft_threads,
         draft_overlap=DraftOverlap.ON,
-        providers=tuple(arguments.device.split(",")) if arguments.device else (),
-        draft_providers=tuple(arguments.draft_device.split(",")) if arguments.draft_device else (),
+        device=arguments.device,
+        draft_device=arguments.draft_device,
     )
     engine.parts = replace(
         engine.parts, speculation_factory=Arms(**vars(engine.parts.speculation_factory))

@@ -75,7 +75,7 @@ def pair_options(name: str) -> tuple[str, dict[str, Any]]:
         draft_path = make_target(1, draft_format, bits)
     return str(make_target(int(times), format, quantization)), {
         "runtime": RUNTIMES[format],
-        "drafts": (str(draft_path),),
+        "draft": str(draft_path),
         "draft_runtime": RUNTIMES[draft_format],
     }
 

@@ -115,9 +115,9 @@ def main() -> None:
         arguments.model,
         runtime=arguments.runtime,
         draft_runtime=arguments.runtime,
-        drafts=(arguments.draft,) if arguments.draft else (),
+        draft=arguments.draft,
         threads=arguments.threads,
-        providers=tuple(arguments.device.split(",")) if arguments.device else (),
+        device=arguments.device,
     ) as engine:
         entries = read_prompts(arguments.prompts)
         counts = [int(count) for count in arguments.conversations.split(",")]

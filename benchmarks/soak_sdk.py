@@ -193,7 +193,7 @@ def main() -> None:
     options = {
         "context_length": arguments.context,
         "threads": arguments.threads,
-        "drafts": tuple(arguments.draft),
+        "draft": tuple(arguments.draft),
         "draft_runtime": arguments.draft_runtime,
     }
     drafters = DRAFTERS_OF_PAIR if arguments.draft else DRAFTERS

@@ -1,16 +1,20 @@
 """Docstrings of this project as mkdocstrings shows them: an extension of its parser.
 
 Fields of a class stand in one block as in the source, with their comments, which the parser drops;
-lines `name: text` about arguments become a list.
+lines `name: text` about arguments become a list. `load` is shown as it is at run time, with the
+arguments that the declaration of options makes.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from textwrap import dedent
 from typing import Any
 
 import griffe
+
+import edge_spec
 
 ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): ")
 
@@ -31,9 +35,33 @@ class SiteDocstrings(griffe.Extension):
             cls.docstring = griffe.Docstring(f"{said}\n\n{block}".strip(), parent=cls)
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        if func.path == "edge_spec.loader.load":
+            _show_as_made(func)
         if func.docstring:
             names = {parameter.name for parameter in func.parameters}
             func.docstring.value = _with_arguments_listed(func.docstring.value, names)
+
+
+def _show_as_made(load: griffe.Function) -> None:
+    made = inspect.signature(edge_spec.load).parameters.values()
+    load.decorators = []
+    load.parameters = griffe.Parameters(
+        *(
+            griffe.Parameter(
+                each.name,
+                annotation=_type(each.annotation),
+                kind=griffe.ParameterKind[each.kind.name.lower()],
+                default=repr(each.default),
+            )
+            for each in made
+        )
+    )
+    load.docstring = griffe.Docstring(inspect.getdoc(edge_spec.load) or "", parent=load)
+
+
+def _type(annotation: Any) -> str:
+    named = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"\b(?:collections\.abc|pathlib)\.", "", named)
 
 
 def _source(cls: griffe.Class, field: griffe.Attribute) -> list[str]:

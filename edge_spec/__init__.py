@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Token,
     )
     from edge_spec.errors import EdgeSpecError
-    from edge_spec.opening import load, load_async
+    from edge_spec.loader import load, load_async
     from edge_spec.text.grammar import Grammar
 
 # Imported when first used, so that `import edge_spec` costs nothing.
@@ -46,8 +46,8 @@ _HOMES = {
     "SamplingParams": "core.sampling",
     "Stats": "core.metrics",
     "Token": "engine.results",
-    "load": "opening",
-    "load_async": "opening",
+    "load": "loader",
+    "load_async": "loader",
 }
 
 __all__ = [

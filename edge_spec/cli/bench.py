@@ -50,7 +50,7 @@ def bench(
         typer.Option(help="The Python that has a library; may be repeated.", metavar="NAME=PYTHON"),
     ] = None,
     *,
-    loading: options.ModelOptions,
+    loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
@@ -84,12 +84,12 @@ def bench(
         raise KeyboardInterrupt
 
 
-def _settings(engine: Engine, opened: str, loading: options.ModelOptions) -> dict[str, Any]:
-    from edge_spec.cli.opening import asked_drafts
+def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dict[str, Any]:
+    from edge_spec.loader.resolve import asked_drafts
     from edge_spec.models.source import Source
 
-    drafts = loading.draft or []
-    if loading.draft in (None, ["auto"]):  # told by its name, not by its path
+    drafts = list(loading.draft or [])
+    if drafts in ([], ["auto"]):  # told by its name, not by its path
         source = Source(opened, lambda what, fraction: None)
         drafts = [Source(draft, source.progress).name for draft in asked_drafts(source, loading)]
     return {
@@ -121,7 +121,7 @@ def _measure(
 
 
 def _peer_choice(
-    model: str, loading: options.ModelOptions, models: Sequence[str], pythons: Sequence[str]
+    model: str, loading: options.AskedOptions, models: Sequence[str], pythons: Sequence[str]
 ) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.cli.progress import ProgressBar

@@ -19,7 +19,7 @@ def chat(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     *,
-    loading: options.ModelOptions,
+    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
     json: options.Json = False,
 ) -> None:

@@ -17,7 +17,7 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 def desktop(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     *,
-    loading: options.ModelOptions,
+    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens

@@ -36,7 +36,7 @@ def generate(
         Path | None, typer.Option(help="A file with a JSON Schema that the answer has to fit.")
     ] = None,
     *,
-    loading: options.ModelOptions,
+    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
     json: options.Json = False,
 ) -> None:

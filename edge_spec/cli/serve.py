@@ -48,7 +48,7 @@ def serve(
         ),
     ] = False,
     *,
-    loading: options.ModelOptions,
+    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
     json: options.Json = False,
 ) -> None:
@@ -94,11 +94,12 @@ def _announce(model: str, url: str, port: int, as_json: bool) -> None:
         print(f"Serving {model} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 
-def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any] | None:
+def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any] | None:
     """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
     import json
+    from pathlib import Path
 
-    from edge_spec.cli.opening import asked_drafts
+    from edge_spec.loader.resolve import asked_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
 
@@ -106,7 +107,7 @@ def plan_document(model: str, loading: options.ModelOptions) -> Mapping[str, Any
         pass
 
     if loading.plan is not None:
-        plan = read_plan(loading.plan)
+        plan = read_plan(Path(loading.plan))
     else:
         target = Source(model, quiet)
         drafts = asked_drafts(target, loading)

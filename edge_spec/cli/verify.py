@@ -35,7 +35,7 @@ def verify(
     runs: Annotated[int, typer.Option(help="How often one request is repeated.")] = 3,
     html: Annotated[Path | None, typer.Option(help="A file for the report as a page.")] = None,
     *,
-    loading: options.ModelOptions,
+    loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
     """Hold speculation against plain decoding.
@@ -68,7 +68,7 @@ def verify(
 
 
 def _prove(
-    model: str, loading: options.ModelOptions, prompts: Sequence[Prompt], extent: Extent
+    model: str, loading: options.AskedOptions, prompts: Sequence[Prompt], extent: Extent
 ) -> Proof:
     """Proves the default mode, and exact mode, too, where texts differ."""
     from dataclasses import replace

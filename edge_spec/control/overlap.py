@@ -7,6 +7,7 @@ from enum import StrEnum
 from statistics import fmean, median
 
 from edge_spec.core.metrics import RoundStats
+from edge_spec.errors import UsageError
 
 _BLOCK = 8  # rounds in a row with it, or without
 _RECENT = 64  # rounds of one kind that are remembered
@@ -24,6 +25,16 @@ class DraftOverlap(StrEnum):
     AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
     ON = "on"
     OFF = "off"
+
+    @classmethod
+    def parse(cls, text: str) -> DraftOverlap:
+        """Raises UsageError."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(
+                f"drafts cannot overlap {text!r}", remedy=f"Choose: {', '.join(cls)}."
+            ) from None
 
 
 class OverlapTrial:

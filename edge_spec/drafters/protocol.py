@@ -76,7 +76,7 @@ class DrafterTraits:
 
     def uses(self, option: str) -> bool:
         """Whether this option of `LoadOptions` is for such a drafter."""
-        needs = {"drafts": self.draft_model, "corpora": self.corpora}
+        needs = {"draft": self.draft_model, "corpora": self.corpora}
         return option in self.options or needs.get(option, False)
 
 

@@ -25,7 +25,7 @@ from edge_spec.core.model import (
 from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, open_unhashed
-from edge_spec.models.options import LoadOptions
+from edge_spec.models.options import ConversionOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, recover, sha256_file
 from edge_spec.storage.locks import single_flight
@@ -74,7 +74,7 @@ def compute_for(runtime: Runtime, providers: Sequence[str]) -> str | None:
 def resolve_model(
     source: Source,
     runtime: str,
-    options: LoadOptions,
+    options: ConversionOptions,
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> ResolvedModel:
@@ -101,7 +101,7 @@ def resolve_model(
 def find_resolved(
     source: Source,
     runtime: str,
-    options: LoadOptions,
+    options: ConversionOptions,
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> ResolvedModel | None:
@@ -147,7 +147,7 @@ def joined_types(weight_types: frozenset[str]) -> str:
 
 
 def is_converted(
-    source: Source, runtime: str, options: LoadOptions, providers: Sequence[str] = ()
+    source: Source, runtime: str, options: ConversionOptions, providers: Sequence[str] = ()
 ) -> bool:
     """Whether `resolve_model` has nothing to convert."""
     chosen = runtimes.load_runtime(runtime, source.formats)
@@ -162,7 +162,7 @@ def is_converted(
     return is_bundle(source.cached(reads, export_options))
 
 
-def gguf_file(source: Source, options: LoadOptions, progress: Progress) -> Path:
+def gguf_file(source: Source, options: ConversionOptions, progress: Progress) -> Path:
     """A GGUF file as it is; anything else, or with another quantization, converted once."""
     path = source.at("gguf")
     if not source.is_demo and is_bundle(path):

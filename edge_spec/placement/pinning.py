@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from edge_spec.core import entry_points
@@ -13,17 +14,20 @@ from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.option import declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import list_devices
 from edge_spec.placement.memory import format_bytes, free_bytes
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan
 
+_DECLARED = declared_options(AskedOptions)
 # With one of these, what a plan in the cache was made for is not what was asked for.
-_ASKED = ("runtime", "providers", "threads", "draft_runtime", "draft_providers", "draft_threads")
+_ASKED = tuple(name for name, each in _DECLARED.items() if each.option.is_place)
 _CHANGED = (
-    *("quantization", "block_size", "gpu_layers"),
-    *("kv_type", "mmap", "flash_attention", "rpc_servers"),
+    *("quantization", "block_size"),
+    *(name for name, each in _DECLARED.items() if each.option.runtimes),
 )
 
 _log = logging.getLogger(__name__)
@@ -38,21 +42,22 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
     """
     if options.plan is None:
         return _from_cache(source, options, progress)
-    if not options.plan.is_file():
+    file = Path(options.plan)
+    if not file.is_file():
         raise UsageError(
-            f"there is no plan {options.plan}",
-            remedy=f"Make one: edge-spec plan {source.model} --out {options.plan}.",
+            f"there is no plan {file}",
+            remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
         )
-    plan = read_plan(options.plan)
+    plan = read_plan(file)
     if plan.identity != source.identity:
         raise UsageError(
-            f"{options.plan} is a plan for {plan.model}, not for {source.model} as it is now",
-            remedy=f"Make one: edge-spec plan {source.model} --out {options.plan}.",
+            f"{file} is a plan for {plan.model}, not for {source.model} as it is now",
+            remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
         )
     placement = _usable(plan.placements)
     if placement is None:
         raise UsageError(
-            f"nothing in {options.plan} can run here now: {_obstacle(plan.placements[0])}",
+            f"nothing in {file} can run here now: {_obstacle(plan.placements[0])}",
             remedy="Free memory, or make the plan again with edge-spec plan.",
         )
     _require_agreement(placement, plan, options)
@@ -64,12 +69,12 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
     and so does "auto" where there are corpora, which no plan knows."""
     own = options.drafter != "auto" or options.corpora
     target, drafting = placement.target, placement.draft
-    on_draft: dict[str, Any] = {"drafts": ()}
+    on_draft: dict[str, Any] = {"draft": ()}
     if drafting is not None and draft is not None:
         on_draft = {
-            "drafts": (draft,),
+            "draft": (draft,),
             "draft_runtime": drafting.runtime,
-            "draft_providers": (drafting.device,),
+            "draft_device": drafting.device,
             "draft_threads": drafting.threads,
         }
     return replace(
@@ -77,7 +82,7 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
         plan=None,
         drafter=options.drafter if own else placement.drafter,
         runtime=target.runtime,
-        providers=(target.device,),
+        device=target.device,
         threads=target.threads,
         **on_draft,
     )
@@ -85,7 +90,7 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
 
 def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
     default = LoadOptions()
-    asked = any(getattr(options, name) != getattr(default, name) for name in _ASKED + _CHANGED)
+    asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
     asked = asked or options.exact or options.draft_overlap != default.draft_overlap
     if asked or len(options.drafts) > 1:
         return options
@@ -172,15 +177,21 @@ def _require_agreement(placement: Placement, plan: Plan, options: LoadOptions) -
     """Raises UsageError for an option that says something else than the plan."""
     default = LoadOptions()
     pinned = applied(default, placement, plan.draft)
-    for name in ("drafter", "drafts", *_ASKED, *_CHANGED):
-        given = getattr(options, name)
-        agreeing = [getattr(default, name), getattr(pinned, name)]
-        if name == "drafts":  # the plan may leave out the draft that it was made for
+    for name in ("drafter", "draft", *_ASKED, *_CHANGED):
+        given = _read(options, name)
+        agreeing = [_read(default, name), _read(pinned, name)]
+        if name == "draft":  # the plan may leave out the draft that it was made for
             agreeing.append((plan.draft,))
         if given not in agreeing:
-            option = {"providers": "device", "draft_providers": "draft-device", "drafts": "draft"}
-            flag = option.get(name, name).replace("_", "-")
+            flag = _DECLARED[name].flag if name in _DECLARED else f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"--{flag} contradicts the plan {options.plan}, which says: {placement}",
+                f"{flag} contradicts the plan {options.plan}, which says: {placement}",
                 remedy="Leave out one of the two.",
             )
+
+
+def _read(options: LoadOptions, name: str) -> Any:
+    """A value as it is compared, however it was said."""
+    read = {"device": options.providers, "draft_device": options.draft_providers}
+    read |= {"draft": options.drafts, "rpc": tuple(options.rpc)}
+    return read[name] if name in read else getattr(options, name)

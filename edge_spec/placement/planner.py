@@ -128,7 +128,7 @@ class Planner:
 
         Both are measured again for it, since some runtimes give up a little speed to take turns.
         """
-        options = LoadOptions(drafts=(draft.model,))
+        options = LoadOptions(draft=(draft.model,))
         targets = self._survey(self.source, options)
         drafts = self._survey(draft, options, "draft: ")
         reader = next((each.candidate for each in drafts if each.profile is not None), None)

@@ -41,9 +41,7 @@ def answers(model: str, **options) -> tuple[list[list[int]], int]:
     """The tokens of each answer, and how many of them were drafted."""
     # Exact mode: a near tie may not fall on another side in a wider pass.
     draft = options.pop("draft", None)
-    loaded = LoadOptions(
-        exact=True, context_length=256, drafts=(draft,) if draft else (), **options
-    )
+    loaded = LoadOptions(exact=True, context_length=256, draft=(draft,) if draft else (), **options)
     with load_engine(model, loaded, lambda what, fraction: None) as engine:
         if draft:
             always_draft(engine)
@@ -71,7 +69,7 @@ def test_a_draft_with_another_vocabulary_is_read_through_its_text(runtime, other
     plain, _ = answers("smollm2", runtime=runtime, drafter="none")
     draft = str(other_vocabulary)
     options = LoadOptions(
-        runtime=runtime, drafter="draft-model", drafts=(draft,), draft_runtime="llamacpp",
+        runtime=runtime, drafter="draft-model", draft=(draft,), draft_runtime="llamacpp",
         exact=True, context_length=256,
     )  # fmt: skip
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
@@ -87,7 +85,7 @@ def test_a_draft_with_another_vocabulary_is_read_through_its_text(runtime, other
 def test_a_draft_of_a_draft_needs_its_vocabulary(other_vocabulary, demo_gguf):
     pytest.importorskip("llama_cpp")
     drafts = (str(demo_gguf), str(other_vocabulary))
-    options = LoadOptions(runtime="llamacpp", drafts=drafts, draft_runtime="llamacpp")
+    options = LoadOptions(runtime="llamacpp", draft=drafts, draft_runtime="llamacpp")
     with pytest.raises(UsageError, match="tokens differ") as caught:
         load_engine(str(demo_gguf), options, lambda what, fraction: None)
     assert "tiny" in str(caught.value) and "\n" not in str(caught.value)

@@ -124,7 +124,7 @@ def test_an_engine_that_fails_to_load_leaves_nothing_open(
     path = str(gguf())
     options = LoadOptions(
         runtime=llama,
-        drafts=() if draft == "none" else (path,),
+        draft=() if draft == "none" else (path,),
         draft_runtime=llama,
         draft_n_max=1000,
         threads=1,
@@ -227,7 +227,7 @@ def test_opening_and_closing_many_times_leaves_no_file_open(llama: str, gguf: Fi
         pytest.skip("needs /proc")
 
     def cycle() -> None:
-        options = LoadOptions(runtime=llama, drafts=(str(gguf()),), draft_runtime=llama, threads=1)
+        options = LoadOptions(runtime=llama, draft=(str(gguf()),), draft_runtime=llama, threads=1)
         with load_engine(str(gguf()), options, lambda what, fraction: None) as engine:
             engine.generate("the", max_tokens=4)
 

@@ -107,13 +107,13 @@ def test_the_text_of_two_servers_is_the_local_text_with_and_without_speculation(
     local = answer(drafter="none")
     names = tuple(server.name for server in servers)
     with caplog.at_level(logging.DEBUG):
-        plain = answer(drafter="none", rpc_servers=names)
+        plain = answer(drafter="none", rpc=names)
     assert plain.text == local.text
     for name in names:  # each holds some of the weights and of the cache
         told = [line for line in caplog.messages if f"[{name}]" in line]
         assert any("model buffer size" in line for line in told)
         assert any("KV buffer size" in line for line in told)
-    speculative = answer(drafter="lookahead", rpc_servers=names)
+    speculative = answer(drafter="lookahead", rpc=names)
     assert speculative.text == local.text
     assert 0 < speculative.stats.draft_n_accepted < speculative.stats.draft_n
 

@@ -71,7 +71,7 @@ def test_drafting_leaves_its_text_as_it_is(mixture: Path) -> None:
         options = LoadOptions(
             runtime="llamacpp",
             drafter=drafter,
-            drafts=drafts,
+            draft=drafts,
             draft_runtime="llamacpp",
             threads=1,
             exact=True,

@@ -64,7 +64,7 @@ def open_engine(
     def load(draft: str, **options: Any) -> Engine:
         load_options = LoadOptions(
             runtime=request.param,
-            drafts=(str(hf(draft)),),
+            draft=(str(hf(draft)),),
             draft_runtime=request.param,
             threads=1,
             **RUNTIMES[request.param],

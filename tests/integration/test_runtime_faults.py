@@ -38,7 +38,7 @@ def opened(
     def open_engine(runtime: str) -> Any:
         options = LoadOptions(
             runtime=runtime,
-            drafts=(str(hf()),),
+            draft=(str(hf()),),
             draft_runtime=runtime,
             threads=1,
             draft_threads=1,

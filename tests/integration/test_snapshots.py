@@ -43,7 +43,7 @@ def two(
 
     options = LoadOptions(
         runtime=request.param,
-        drafts=(str(hf("llama-tied")),),
+        draft=(str(hf("llama-tied")),),
         draft_runtime=request.param,
         threads=1,
         **RUNTIMES[request.param],

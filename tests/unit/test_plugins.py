@@ -148,5 +148,5 @@ def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
 def test_a_draft_that_would_not_be_used_is_refused_before_anything_is_opened(chosen: str) -> None:
     """Neither model exists; the first use of the target might be a long conversion."""
     with pytest.raises(UsageError, match="would not be used by --drafter"):
-        options = LoadOptions(runtime="reference", drafter=chosen, drafts=("no-draft.gguf",))
+        options = LoadOptions(runtime="reference", drafter=chosen, draft="no-draft.gguf")
         load_engine("no-target.gguf", options, lambda what, fraction: None)

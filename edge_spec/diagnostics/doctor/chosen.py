@@ -82,7 +82,7 @@ def choose(
     source: Source, draft: Source | None, tokens: Tokens | None, progress: Progress
 ) -> Chosen:
     """Raises an EdgeSpecError where a runtime cannot have a model."""
-    asked = LoadOptions(drafts=() if draft is None else (draft.model,))
+    asked = LoadOptions(draft=() if draft is None else (draft.model,))
     options = planned(source, asked, progress)
     plan = _plan(source, draft)
     placement = None

@@ -41,7 +41,7 @@ class JacobiDrafter(Drafter):
     """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
-    traits = DrafterTraits(options=frozenset({"fill"}))
+    traits = DrafterTraits(options=frozenset({"jacobi"}))
 
     def __init__(
         self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0

@@ -134,7 +134,7 @@ def test_a_snapshot_goes_on_in_drafters_of_the_same_names() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"window": WindowSize(16, 5, 1)}, "takes 68 rows a pass"),
+        ({"lookahead": "16,5,1"}, "takes 68 rows a pass"),
         ({"draft_n_max": 64}, "too many"),
     ],
 )
@@ -153,16 +153,16 @@ def test_a_round_larger_than_a_pass_is_refused_when_the_model_is_opened(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"window": WindowSize(2, 3, 2)}, "window would not be used by --drafter auto"),
-        ({"fill": "random", "drafter": "suffix"}, "Add jacobi to --drafter"),
+        ({"lookahead": "2,3,2"}, "window would not be used by --drafter auto"),
+        ({"jacobi": "random", "drafter": "suffix"}, "Add jacobi to --drafter"),
         ({"corpora": ("a.txt",), "drafter": "suffix"}, "Add corpus to --drafter"),
         (
-            {"window": WindowSize(4, 3, 4), "drafter": "lookahead", "draft_n_max": 3},
+            {"lookahead": "4,3,4", "drafter": "lookahead", "draft_n_max": 3},
             "up to 15 tokens a round, and at most 3",
         ),
         ({"draft_threads": 2}, "--draft-threads is for a draft, and there is none"),
         ({"draft_overlap": DraftOverlap.ON}, "--draft-overlap on is for a draft"),
-        ({"draft_threads": 0, "drafts": ("d",)}, "draft-threads is 0"),
+        ({"draft_threads": 0, "draft": ("d",)}, "draft-threads is 0"),
         ({"parallel_rows": 0}, "parallel-rows is 0"),
     ],
 )
@@ -190,22 +190,22 @@ def test_a_draft_that_is_asked_goes_on_meanwhile_where_that_is_wanted(
     ("options", "wanted"),
     [
         ({}, False),  # on one device
-        ({"draft_providers": ("cuda",)}, True),
-        ({"providers": ("cuda",)}, True),
-        ({"providers": ("cuda",), "draft_providers": ("cuda",)}, False),
+        ({"draft_device": "cuda"}, True),
+        ({"device": "cuda"}, True),
+        ({"device": "cuda", "draft_device": "cuda"}, False),
         ({"draft_overlap": DraftOverlap.ON}, True),
-        ({"draft_overlap": DraftOverlap.OFF, "draft_providers": ("cuda",)}, False),
+        ({"draft_overlap": DraftOverlap.OFF, "draft_device": "cuda"}, False),
     ],
 )
 def test_a_draft_goes_on_meanwhile_where_it_has_a_device_of_its_own(
     options: dict[str, Any], wanted: bool
 ) -> None:
-    assert LoadOptions(drafts=("d",), **options).anticipates == wanted
+    assert LoadOptions(draft=("d",), **options).anticipates == wanted
 
 
 def test_threads_of_a_draft_are_those_of_its_target_if_not_its_own() -> None:
     for draft_threads, threads in ((None, 4), (1, 1)):
-        options = LoadOptions(drafts=("d",), threads=4, draft_threads=draft_threads)
+        options = LoadOptions(draft=("d",), threads=4, draft_threads=draft_threads)
         assert options.draft_runtime_options.threads == threads
         assert options.runtime_options.threads == 4
 

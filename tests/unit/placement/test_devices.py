@@ -202,11 +202,11 @@ def test_anything_else_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"providers": ("cpu",), "gpu_layers": 10}, "--device cpu contradicts --gpu-layers 10"),
-        ({"providers": ("CPU", "cpu"), "gpu_layers": 1}, "contradicts --gpu-layers 1"),
-        ({"providers": ("cpu",), "rpc_servers": ("a:1",)}, "--device cpu contradicts --rpc"),
-        ({"gpu_layers": 0, "rpc_servers": ("a:1",)}, "--gpu-layers 0 contradicts --rpc"),
-        ({"rpc_servers": ("a:1", "b:1", "a:1")}, "--rpc names a server twice"),
+        ({"device": "cpu", "gpu_layers": 10}, "--device cpu contradicts --gpu-layers 10"),
+        ({"device": "CPU, cpu", "gpu_layers": 1}, "contradicts --gpu-layers 1"),
+        ({"device": "cpu", "rpc": ("a:1",)}, "--device cpu contradicts --rpc"),
+        ({"gpu_layers": 0, "rpc": ("a:1",)}, "--gpu-layers 0 contradicts --rpc"),
+        ({"rpc": ("a:1", "b:1", "a:1")}, "--rpc names a server twice"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: Any, text: str) -> None:
@@ -217,19 +217,19 @@ def test_options_that_contradict_each_other_are_refused(options: Any, text: str)
 @pytest.mark.parametrize(
     "options",
     [
-        {"providers": ("cpu",), "gpu_layers": 0},
-        {"providers": ("cuda", "cpu"), "gpu_layers": 10},
+        {"device": "cpu", "gpu_layers": 0},
+        {"device": "cuda,cpu", "gpu_layers": 10},
         {"gpu_layers": 10},
-        {"providers": ("rpc0",), "rpc_servers": ("a:1", "b:1"), "gpu_layers": 10},
+        {"device": "rpc0", "rpc": ("a:1", "b:1"), "gpu_layers": 10},
     ],
 )
 def test_options_that_agree_are_taken(options: Any) -> None:
     given = LoadOptions(**options).runtime_options
-    assert given.rpc_servers == options.get("rpc_servers", ())
+    assert given.rpc_servers == options.get("rpc", ())
 
 
 def test_a_draft_stays_on_this_machine() -> None:
-    options = LoadOptions(rpc_servers=("a:1",), drafts=("small",))
+    options = LoadOptions(rpc=("a:1",), draft="small")
     assert options.draft_runtime_options.rpc_servers == ()
     assert options.drafts_elsewhere
 

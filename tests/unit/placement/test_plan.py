@@ -84,10 +84,10 @@ def plan_of(source: Source, *placements: Placement, draft: Source | None = None)
 
 
 def pinned(
-    source: Source, tmp_path: Path, *placements: Placement, draft: Source | None = None, **more: Any
+    source: Source, tmp_path: Path, *placements: Placement, pair: Source | None = None, **more: Any
 ) -> LoadOptions:
     file = tmp_path / "plan.json"
-    save_plan(plan_of(source, *placements, draft=draft), file)
+    save_plan(plan_of(source, *placements, draft=pair), file)
     return planned(source, LoadOptions(plan=file, **more), quiet)
 
 
@@ -143,14 +143,14 @@ def test_a_damaged_plan_in_the_cache_is_passed_over_and_one_line_says_so(
 
 
 def test_a_pinned_plan_says_where_all_runs(source: Source, draft: Source, tmp_path: Path) -> None:
-    options = pinned(source, tmp_path, PAIRED, draft=draft)
+    options = pinned(source, tmp_path, PAIRED, pair=draft)
     assert options == LoadOptions(
         runtime="llamacpp",
-        providers=("cpu",),
+        device="cpu",
         drafter="draft-model",
-        drafts=(draft.model,),
+        draft=(draft.model,),
         draft_runtime="ort",
-        draft_providers=("cpu",),
+        draft_device="cpu",
         draft_threads=1,
     )
     assert options.draft_runtime_options.threads == 1 and options.runtime_options.threads is None
@@ -160,10 +160,12 @@ def test_a_pinned_plan_says_where_all_runs(source: Source, draft: Source, tmp_pa
     ("given", "flag"),
     [
         ({"runtime": "ort"}, "--runtime"),
-        ({"providers": ("cuda",)}, "--device"),
+        ({"device": "cuda"}, "--device"),
         ({"threads": 2}, "--threads"),
         ({"drafter": "recycling"}, "--drafter"),
-        ({"drafts": ("other.gguf",)}, "--draft "),
+        ({"draft": ("other.gguf",)}, "--draft "),
+        ({"draft_device": "cuda"}, "--draft-device"),
+        ({"rpc": ("a:1",)}, "--rpc"),
         ({"quantization": "int8"}, "--quantization"),
         ({"gpu_layers": 3}, "--gpu-layers"),
     ],
@@ -177,7 +179,7 @@ def test_an_option_that_contradicts_a_pinned_plan_is_refused(
 
 
 def test_an_option_that_says_the_same_does_not(source: Source, tmp_path: Path) -> None:
-    options = pinned(source, tmp_path, BEST, runtime="llamacpp", providers=("cpu",))
+    options = pinned(source, tmp_path, BEST, runtime="llamacpp", device="cpu")
     assert options.runtime == "llamacpp"
 
 
@@ -217,7 +219,7 @@ def test_a_draft_whose_device_is_gone_is_an_obstacle_too(
     source: Source, draft: Source, tmp_path: Path
 ) -> None:
     gone = replace(PAIRED, draft=place("ort", device="npu"))
-    assert pinned(source, tmp_path, gone, NEXT, draft=draft).drafts == ()
+    assert pinned(source, tmp_path, gone, NEXT, pair=draft).drafts == ()
 
 
 def test_a_device_that_is_there_again_is_used(
@@ -280,7 +282,7 @@ def test_a_plan_that_is_not_there_is_refused(source: Source, tmp_path: Path) -> 
     "given",
     [
         {"runtime": "ort"},
-        {"providers": ("cpu",)},
+        {"device": "cpu"},
         {"threads": 1},
         {"quantization": "int8"},
         {"block_size": 64},
@@ -313,7 +315,7 @@ def test_a_pair_has_a_plan_of_its_own_which_may_leave_the_draft_out(
 ) -> None:
     save_plan(plan_of(source, NEXT), plan_path(source, None))
     save_plan(plan_of(source, BEST, PAIRED, draft=draft), plan_path(source, draft))
-    both = LoadOptions(drafts=(draft.model,))
+    both = LoadOptions(draft=(draft.model,))
     assert planned(source, both, quiet).drafts == ()
     asked = planned(source, replace(both, drafter="cascade"), quiet)
     assert (asked.drafts, asked.drafter) == ((draft.model,), "cascade")

@@ -1,0 +1,75 @@
+"""The table of options in docs/cli.md, made of their declaration.
+
+    .venv/bin/python docs/make_cli_tables.py
+
+writes it between its two comments; tests/unit/docs/test_cli_tables.py fails where that was
+forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import EnumType
+from pathlib import Path
+from typing import get_args
+
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.option import DeclaredOption, declared_options
+
+PAGE = Path(__file__).with_name("cli.md")
+BEGIN = "<!-- made by docs/make_cli_tables.py of edge_spec/models/asked_options.py -->\n"
+END = "<!-- end of what is made -->\n"
+DEFAULT = re.compile(r"\s+\[default: (.*)\]$")  # told in a help text
+
+
+def table() -> str:
+    rows = ["| option | `edge_spec.load` | meaning |", "|---|---|---|"]
+    for name, declared in declared_options(AskedOptions).items():
+        flag = f"{declared.flag} {_value(declared)}".strip()
+        rows.append(f"| `{flag}` | `{name}` | {_meaning(declared)} |")
+    return "\n".join(rows) + "\n"
+
+
+def with_table(text: str) -> str:
+    """The page with what is between its comments made again."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} lacks the comments around its table")
+    return f"{before}{begin}\n{table()}\n{end}{after}"
+
+
+def _value(declared: DeclaredOption) -> str:
+    """What stands for the value of an option, as far as its type says it."""
+    if declared.option.metavar:
+        return declared.option.metavar
+    types = {declared.read_as, *get_args(declared.read_as)}
+    types |= {inner for each in types for inner in get_args(each)}
+    for choices in types:
+        if isinstance(choices, EnumType):
+            return r"\|".join(choices)
+    if int in types:
+        return "N"
+    if float in types:
+        return "SECONDS" if declared.name.endswith("_s") else "NUMBER"
+    return "PATH" if Path in types else ""
+
+
+def _meaning(declared: DeclaredOption) -> str:
+    option = declared.option
+    said = [DEFAULT.sub(r" Without it, \1.", option.help), option.more]
+    if declared.default not in (None, False, ()):
+        said.append(f"Default: `{declared.default}`.")
+    if option.drafters:
+        said.append(f"Used by {_listed(option.drafters)}.")
+    if option.runtimes:
+        said.append(f"Only {_listed(option.runtimes)}: others refuse it.")
+    return " ".join(each for each in said if each)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text("utf-8")), "utf-8")

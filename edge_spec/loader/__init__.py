@@ -1,0 +1,117 @@
+"""`edge_spec.load`: from a model's name and what a user asked for to an engine, in four stages.
+
+resolve: which models are meant, and what is asked of them. place: which runtime and devices each
+gets. open: their weights are read. compose: the engine around them.
+
+The package is called loader, not load: a module `edge_spec.load` would take the place of the
+function `edge_spec.load` as soon as anything imported it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import ParamSpec
+
+from edge_spec.core.model import Progress
+from edge_spec.engine.async_engine import awaited
+from edge_spec.engine.engine import Engine
+from edge_spec.loader.compose import compose_engine
+from edge_spec.loader.open import check_capabilities, open_models
+from edge_spec.loader.place import place_models
+from edge_spec.loader.resolve import resolve_options
+from edge_spec.models.asked_options import MODEL_HELP, AskedOptions, LoadArguments
+from edge_spec.models.option import declared_options
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+
+__all__ = ["LoadOptions", "check_capabilities", "load", "load_asked", "load_async", "load_engine"]
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def load_asked(
+    model: str,
+    asked: AskedOptions,
+    progress: Progress,
+    *,
+    measure_when_idle: bool = False,
+    keeps_ngrams: bool = True,
+) -> Engine:
+    """Raises as `load_engine` does; keeps_ngrams: of answers, for later runs."""
+    source = Source(model, progress)
+    return _load(source, resolve_options(source, asked, keeps_ngrams), measure_when_idle)
+
+
+def load_engine(
+    model: str, options: LoadOptions, progress: Progress, measure_when_idle: bool = False
+) -> Engine:
+    """measure_when_idle: makes the model's profile between answers, where the cache has none.
+
+    Raises an EdgeSpecError that names what is missing or wrong.
+    """
+    return _load(Source(model, progress), options, measure_when_idle)
+
+
+def _load(source: Source, options: LoadOptions, measure_when_idle: bool) -> Engine:
+    with ExitStack() as opened:  # closes what is open already where the rest fails
+        placed = place_models(source, options)
+        models = open_models(placed, opened)
+        engine = compose_engine(placed, models, opened, measure_when_idle)
+        opened.pop_all()
+    return engine
+
+
+def _with_arguments(
+    arguments: Callable[_Arguments, LoadArguments],
+) -> Callable[[Callable[[LoadArguments], Engine]], Callable[_Arguments, Engine]]:
+    """Gives a function the arguments that the class takes, for type checkers, for `help` and in
+    its docstring."""
+
+    def decorate(opening: Callable[[LoadArguments], Engine]) -> Callable[_Arguments, Engine]:
+        signature = _signature()
+        options = declared_options(AskedOptions)
+        said = [f"model: {MODEL_HELP}"]
+        said += [f"{name}: {each.option.help}" for name, each in options.items()]
+
+        @wraps(opening)
+        def load(*given: _Arguments.args, **named: _Arguments.kwargs) -> Engine:
+            for name in named:
+                if name not in signature.parameters:
+                    raise TypeError(f"load() got an unexpected keyword argument {name!r}")
+            return opening(arguments(*given, **named))
+
+        load.__doc__ = "\n    ".join([opening.__doc__ or "", *said])
+        load.__signature__ = signature  # type: ignore[attr-defined]
+        return load
+
+    return decorate
+
+
+def _signature() -> inspect.Signature:
+    """Of `load`, with types instead of what the command line needs beside them."""
+    types = {name: each.type for name, each in declared_options(AskedOptions).items()}
+    given = inspect.signature(LoadArguments).parameters.values()
+    return inspect.Signature(
+        [each.replace(annotation=types.get(each.name, each.annotation)) for each in given],
+        return_annotation=Engine,
+    )
+
+
+@_with_arguments(LoadArguments)
+def load(asked: LoadArguments) -> Engine:
+    """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
+
+    progress is told what is being done, and how far it is, from 0 to 1; all other options are those
+    of the command line, which docs/cli.md explains. Without a plan, the one that the cache holds
+    for this model decides what is left to "auto". A model that has no profile is measured while it
+    is idle. Raises an EdgeSpecError that names what is missing or wrong.
+    """
+    progress = asked.progress or (lambda what, fraction: None)
+    return load_asked(asked.model, asked, progress, measure_when_idle=True)
+
+
+load_async = awaited(load)
+load_async.__name__ = load_async.__qualname__ = "load_async"

@@ -1,0 +1,92 @@
+"""Fourth stage: the engine around the open models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from edge_spec.control.batch_invariance import EXACT_WIDTHS, MARGIN_WIDTHS, measure_batch_invariance
+from edge_spec.core.model import Model
+from edge_spec.core.watchdog import FIRST_S, WatchedModel
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import SpeculationFactory
+from edge_spec.loader.open import OpenModels
+from edge_spec.loader.place import PlacedModels
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import PairHistory, history_path
+from edge_spec.placement.background import profile_when_idle
+from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
+from edge_spec.storage.json_store import tell_unkept
+from edge_spec.text.grammar import GrammarCompiler
+
+
+def compose_engine(
+    placed: PlacedModels, models: OpenModels, opened: ExitStack, measure_when_idle: bool
+) -> Engine:
+    """opened: closes what is started for the engine where the rest fails."""
+    target, key = placed.target, models.key
+    factory = _speculation_factory(models, placed.options)
+    speculation = factory.compose(models.drafters)
+    speculation.load_stats(load_learnt(key))
+    parts = EngineComponents(
+        name=target.name,
+        runtime=target.runtime.name,
+        model=_watched(models.target, placed.options.call_timeout_s),
+        text=target.text,
+        batch_invariance=factory.batch_invariance,
+        speculation=speculation,
+        speculation_factory=factory,
+        grammars=GrammarCompiler(
+            target.text.tokenizer, target.config.vocab_size, target.text.eos_ids
+        ),
+        drafter=placed.options.drafter,
+        min_rows=factory.min_rows,
+        drafts=models.drafts,
+        history=_history(placed),
+        keep_learnt=partial(_keep_learnt, key),
+        identity=placed.source.identity,
+        computing=key.digest,
+    )
+    if measure_when_idle and not models.is_profiled:
+        profiler = profile_when_idle(models.target, key, factory.branches)
+        opened.callback(profiler.close)
+        parts = replace(parts, idle_work=profiler)
+    return Engine(parts)
+
+
+def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:
+    widths = EXACT_WIDTHS if options.exact else MARGIN_WIDTHS
+    return SpeculationFactory(
+        models.context,
+        models.target.capabilities,
+        measure_batch_invariance(models.target, widths),
+        exact=options.exact,
+        overlap=options.drafts_elsewhere,
+        draft_overlap=options.overlap,
+        parallel_rows=options.parallel_rows,
+        costs=models.costs,
+    )
+
+
+def _watched(model: Model, call_timeout_s: float | None) -> Model:
+    """A pass that takes longer than this is given up."""
+    if call_timeout_s is None:
+        return model
+    remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
+    return WatchedModel(model, call_timeout_s, max(call_timeout_s, FIRST_S), 0, remedy)
+
+
+def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
+    try:
+        save_learnt(key, learnt)
+    except OSError as error:
+        tell_unkept(key.path, error)
+
+
+def _history(placed: PlacedModels) -> PairHistory | None:
+    if not placed.drafts:
+        return None
+    return PairHistory(history_path(placed.source, placed.draft_sources[0]))

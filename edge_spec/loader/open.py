@@ -1,0 +1,170 @@
+"""Third stage: the weights of the models are read, those of the target last.
+
+What an option or a drafter refuses is refused before that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from edge_spec.control.cascade import stage_of
+from edge_spec.control.cost import RowCosts
+from edge_spec.core.model import Model
+from edge_spec.drafters import factory
+from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
+from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.factory import DrafterContext
+from edge_spec.drafters.lookup.corpus_text import open_corpus
+from edge_spec.drafters.protocol import Drafter
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.loader.place import PlacedModels
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.options import DraftingOptions
+from edge_spec.models.resolve import ResolvedModel
+from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
+from edge_spec.placement.measure import measure_rows
+from edge_spec.placement.profile import TYPICAL_TOKENS, ProfileKey, load_profile, profile_key
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.text.vocabulary import same_vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenModels:
+    """The target and all that drafts for it, ready to run."""
+
+    target: Model
+    drafts: Sequence[Draft]
+    drafters: Sequence[Drafter]
+    context: DrafterContext
+    costs: Callable[[], RowCosts]  # of the target
+    key: ProfileKey  # of the target
+    is_profiled: bool  # whether its costs were known before
+
+
+def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
+    """opened: closes all of them. Raises an EdgeSpecError."""
+    options, target = placed.options, placed.target
+    drafts = []
+    for draft in _open_drafts(placed):
+        opened.callback(draft.close)
+        drafts.append(draft)
+
+    key = profile_key(placed.source, target, options.runtime_options)
+    profile = load_profile(key, target.profiles)
+
+    @cache
+    def costs() -> RowCosts:
+        return measure_rows(loaded) if profile is None else profile.costs(TYPICAL_TOKENS)
+
+    context = _drafter_context(placed, drafts, costs, options)
+    drafters = factory.load_drafters(options.drafter, context)
+    loaded = target.open(options.runtime_options)
+    opened.callback(loaded.close)
+    check_capabilities(target.name, target.runtime.name, loaded, options)
+    if drafts:
+        _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
+    return OpenModels(loaded, drafts, drafters, context, costs, key, profile is not None)
+
+
+def _open_drafts(placed: PlacedModels) -> Iterator[Draft]:
+    options = placed.options
+    above = placed.target
+    for source, draft in zip(placed.draft_sources, placed.drafts, strict=True):
+        translated: Callable[[Drafter], Drafter] | None = None
+        vocab_size = above.config.vocab_size
+        if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
+            _log.info("%s has other tokens than %s: its text is read", draft.name, above.name)
+            codecs = above.text.tokenizer, draft.text.tokenizer
+            translated = partial(CrossTokenizerDrafter, target=codecs[0], draft=codecs[1])
+            vocab_size = draft.config.vocab_size
+        model = draft.open(options.draft_runtime_options)
+        key = profile_key(source, draft, options.draft_runtime_options)
+        profile = load_profile(key, draft.profiles)
+        costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
+        width = costs.widest_free() if model.capabilities.trees else 1
+        level = partial(stage_of, model, costs)
+        anticipates = options.anticipates and above is placed.target and translated is None
+        yield Draft(
+            model, vocab_size, costs.at(1), level, width, translated, anticipates, key.digest
+        )
+        above = draft
+
+
+def _drafter_context(
+    placed: PlacedModels,
+    drafts: Sequence[Draft],
+    costs: Callable[[], RowCosts],
+    options: DraftingOptions,
+) -> DrafterContext:
+    source, target = placed.source, placed.target
+    tokenizer = target.text.tokenizer
+    parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
+    if options.exit_layer is not None:
+        parts["early-exit"] = _asked_exit(options.exit_layer, target)
+    return DrafterContext(
+        vocab_size=target.config.vocab_size,
+        tokens=tokenizer.vocabulary,
+        ngram_file=cache_directory() / "ngrams" / f"{source.name}-{source.identity}.ngrams",
+        keeps_ngrams=options.keeps_ngrams,
+        corpora=[
+            open_corpus(Path(path), tokenizer, cache_directory(), source.progress)
+            for path in options.corpora
+        ],
+        draft_n_max=options.draft_n_max,
+        window=options.window,
+        fill=options.fill,
+        searches={"early-exit": ExitSearch(costs), "layer-skip": SkipSearch(costs)},
+        parts=parts,
+        drafts=drafts,
+    )
+
+
+def _asked_exit(layer: int, target: ResolvedModel) -> ChosenPart:
+    """Raises UsageError for a layer that the model does not have, or its last."""
+    if not 1 <= layer < target.config.num_layers:
+        raise UsageError(
+            f"{target.name} cannot exit at layer {layer}",
+            remedy=f"Choose 1 to {target.config.num_layers - 1}.",
+        )
+    return ChosenPart(layer)
+
+
+def _warn_of_slow_draft(name: str, draft_s: float, target_s: float) -> None:
+    if draft_s >= target_s:
+        _log.warning(
+            "a step of the draft %s takes %.2f times as long as one of its target: it is asked "
+            "only where that pays; choose a smaller one",
+            name,
+            draft_s / target_s,
+        )
+
+
+def check_capabilities(name: str, runtime: str, model: Model, options: DraftingOptions) -> None:
+    """What the model cannot do is refused here, never in the middle of a text.
+
+    Raises UsageError, UnsupportedModelError.
+    """
+    max_rows = model.capabilities.max_rows
+    if options.draft_n_max is not None and options.draft_n_max >= max_rows:
+        raise UsageError(
+            f"{options.draft_n_max} draft tokens a round are too many",
+            remedy=f"{runtime} takes at most {max_rows - 1}.",
+        )
+    window = options.window
+    if window is not None and window.num_rows > max_rows:
+        raise UsageError(
+            f"a lookahead window of {window} takes {window.num_rows} rows a pass",
+            remedy=f"{runtime} takes at most {max_rows}: (N - 1) * (W + G) has to fit.",
+        )
+    if not model.capabilities.rollback:
+        raise UnsupportedModelError(
+            f"{name} on {runtime} cannot rewind its cache, which speculation and chat need",
+            remedy="Use another runtime or model.",
+        )

@@ -1,0 +1,68 @@
+"""Second stage: which runtime and devices each model gets. Nothing of their weights is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edge_spec.core.model import Progress
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import ResolvedModel, resolve_model
+from edge_spec.models.source import Source
+from edge_spec.placement.forecast import forecast
+from edge_spec.placement.pinning import planned
+from edge_spec.text.vocabulary import require_same_vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlacedModels:
+    """The target and its drafts, each with a runtime; options: as a plan completed them."""
+
+    options: LoadOptions
+    source: Source
+    target: ResolvedModel
+    draft_sources: tuple[Source, ...]
+    drafts: tuple[ResolvedModel, ...]  # of each source one
+
+
+def place_models(source: Source, options: LoadOptions) -> PlacedModels:
+    """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of
+    a draft with other tokens."""
+    progress = source.progress
+    options = planned(source, options, progress)
+    target = resolve_model(source, options.runtime, options, progress, options.providers)
+    sources = tuple(Source(name, progress) for name in options.drafts)
+    drafts = tuple(_placed_drafts(sources, options, progress))
+    if drafts:
+        _tell_memory(target, drafts, options, progress)
+    return PlacedModels(options, source, target, sources, drafts)
+
+
+def _placed_drafts(
+    sources: Sequence[Source], options: LoadOptions, progress: Progress
+) -> Iterator[ResolvedModel]:
+    above = None
+    for source in sources:
+        draft = resolve_model(
+            source, options.draft_runtime, options, progress, options.draft_providers
+        )
+        if above is not None:
+            require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)
+        yield draft
+        above = draft
+
+
+def _tell_memory(
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
+    options: LoadOptions,
+    progress: Progress,
+) -> None:
+    memory = forecast(target, drafts, options)
+    if memory is not None:
+        progress(f"Loading {memory}", 0.0)
+        if memory.warning:
+            _log.warning("%s", memory.warning)

@@ -1,0 +1,28 @@
+"""First stage: which models are meant, and what is asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+
+
+def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = True) -> LoadOptions:
+    """The options with their drafts named, and checked. Raises an EdgeSpecError."""
+    said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
+    said["draft"] = asked_drafts(source, asked)
+    return LoadOptions(**said, keeps_ngrams=keeps_ngrams)
+
+
+def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
+    """Raises as `chosen_drafts` does."""
+    return chosen_drafts(
+        source,
+        [asked.draft] if isinstance(asked.draft, str) else asked.draft,
+        asked.drafter,
+        is_planned=asked.plan is not None,
+        draft_runtime=asked.draft_runtime,
+    )

@@ -1,0 +1,224 @@
+"""The one declaration of each option that a model is opened with.
+
+From it are made the arguments of `edge_spec.load`, the options of the command line and the table in
+docs/cli.md; the stages of the loader read its fields. Nothing heavy is imported here: every
+`--help` passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from edge_spec.control.overlap import DraftOverlap
+from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
+from edge_spec.models.option import Option
+
+if TYPE_CHECKING:
+    from edge_spec.core.model import Progress
+
+LLAMACPP = "llama.cpp"
+_LLAMACPP = ("llamacpp", "ik")
+ENDPOINT = "HOST:PORT"
+RPC_HELP = "A server of llama.cpp whose devices are used, too; may be repeated."
+MODEL_HELP = (
+    "A GGUF file, a Hugging Face directory, a bundle or pair bundle, hf:org/name[:file], or "
+    "smollm2."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedPlace:
+    """Where models run, and how their runtimes open them."""
+
+    runtime: Annotated[
+        str,
+        Option(
+            "auto, or an installed runtime: ort, llamacpp, ik, coreml, reference.",
+            more="`auto`: `ort` where it is installed, `coreml` for a Core ML bundle. `llamacpp` "
+            "and `ik` read GGUF files ([gguf.md](gguf.md)), `coreml` needs macOS 15 or newer, "
+            "`reference` is numpy: slow, exact; `mil` runs a Core ML package in numpy, on any "
+            "system: slow, for checks.",
+            is_place=True,
+        ),
+    ] = "auto"
+    device: Annotated[
+        str | None,
+        Option(
+            "Where the model runs: names from edge-spec devices, joined by commas.",
+            more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
+            is_place=True,
+        ),
+    ] = None
+    threads: Annotated[int | None, Option("CPU threads of the model.", is_place=True)] = None
+    context_length: Annotated[
+        int | None, Option("Tokens of context, if not the model's own.", flag="--context")
+    ] = None
+    plan: Annotated[
+        str | Path | None,
+        Option(
+            "A file of edge-spec plan: where models run, who drafts.",
+            read_as=Path | None,
+            more="Options that contradict it are refused. Without one, the plan that the cache "
+            "holds for this model decides what is left to `auto`: [plan.md](plan.md).",
+        ),
+    ] = None
+    draft_runtime: Annotated[str, Option("The draft's runtime.", is_place=True)] = "auto"
+    draft_device: Annotated[str | None, Option("Where the draft runs.", is_place=True)] = None
+    draft_threads: Annotated[
+        int | None, Option("CPU threads of the draft, if not the model's.", is_place=True)
+    ] = None
+    gpu_layers: Annotated[
+        int | None,
+        Option(
+            "Layers that leave the CPU.",
+            LLAMACPP,
+            more="[gguf.md](gguf.md).",
+            runtimes=_LLAMACPP,
+        ),
+    ] = None
+    kv_type: Annotated[
+        str | None, Option("Of the cache: f16, f32, q8_0, q4_0.", LLAMACPP, runtimes=_LLAMACPP)
+    ] = None
+    mmap: Annotated[
+        bool | None, Option("Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP)
+    ] = None
+    flash_attention: Annotated[
+        bool | None, Option("On unless turned off.", LLAMACPP, runtimes=_LLAMACPP)
+    ] = None
+    rpc: Annotated[
+        Sequence[str],
+        Option(
+            RPC_HELP,
+            LLAMACPP,
+            metavar=ENDPOINT,
+            read_as=list[str] | None,
+            more="[devices.md](devices.md).",
+            runtimes=_LLAMACPP,
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedDrafting:
+    """Who drafts, and from what."""
+
+    drafter: Annotated[
+        str,
+        Option(
+            "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
+            "ngram-cache, draft-model, cascade, early-exit, layer-skip.",
+            more="Draft tokens of several share a tree. `auto` is `suffix`, `suffix,corpus` where "
+            "there is a corpus, `cascade` where there is a draft: [drafters.md](drafters.md).",
+        ),
+    ] = "auto"
+    draft: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "A smaller model that drafts, none, or auto: one that fits and is here; may be "
+            "repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
+            read_as=list[str] | None,
+            more="`auto` takes the smallest that has the model's tokens and at most half its size: "
+            "[models.md](models.md#a-draft-that-is-chosen).",
+        ),
+    ] = None
+    draft_overlap: Annotated[
+        str,
+        Option(
+            "Draft while the model verifies: auto where devices differ.",
+            read_as=DraftOverlap,
+            more="With `auto` as long as that is faster: [drafters.md](drafters.md#draft-models).",
+        ),
+    ] = "auto"
+    draft_n_max: Annotated[
+        int | None, Option("Most tokens drafted a round.", more="Without it, 15.")
+    ] = None
+    exit_layer: Annotated[
+        int | None,
+        Option(
+            "Layers that early exit keeps.",
+            more="Without it, they are searched.",
+            drafters=("early-exit",),
+            noun="the exit layer",
+        ),
+    ] = None
+    corpora: Annotated[
+        Sequence[str | Path],
+        Option(
+            "Texts that answers may quote: a file or directory; may be repeated.",
+            flag="--corpus",
+            read_as=list[Path] | None,
+            more="Indexed once; an index goes, too.",
+            drafters=("corpus",),
+            noun="the corpus",
+            in_auto=True,
+        ),
+    ] = ()
+    lookahead: Annotated[
+        str | None,
+        Option(
+            "Columns, n-gram length and draft tokens of the lookahead window.",
+            metavar="W,N,G",
+            more="Without it, 2,3,2.",
+            drafters=("lookahead",),
+            noun="the lookahead window",
+        ),
+    ] = None
+    jacobi: Annotated[
+        str | None,
+        Option(
+            "How Jacobi's initial tokens are made.",
+            read_as=JacobiInit | None,
+            more="Without it, `ngram`.",
+            drafters=("jacobi",),
+            noun="the initial tokens of Jacobi",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedDecoding:
+    """How rounds run."""
+
+    exact: Annotated[
+        bool,
+        Option(
+            "Bit-identical to plain decoding even where the default is not; may be slower.",
+            flag="--exact",
+            more="[lossless.md](lossless.md).",
+        ),
+    ] = False
+    parallel_rows: Annotated[
+        int | None,
+        Option(
+            "Most rows that all conversations together score, a pass.",
+            more="One alone may use all of them. Without it, as many as pay.",
+        ),
+    ] = None
+    call_timeout_s: Annotated[
+        float | None,
+        Option(
+            "Seconds that a pass of the model may take before it is given up.",
+            flag="--call-timeout",
+            more="The answer then ends with an error, and the next one works: "
+            "[reliability.md](reliability.md#the-target). `early-exit` and `layer-skip` are not to "
+            "be had with it.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedOptions(AskedDecoding, AskedDrafting, AskedPlace):
+    """What a user asked for, as it was said. Fields come in the order of the bases from the last
+    to the first, as dataclasses have it."""
+
+
+@dataclass(frozen=True)
+class LoadArguments(AskedOptions):
+    """The arguments of `edge_spec.load`."""
+
+    model: str = "smollm2"
+    _: KW_ONLY
+    progress: Progress | None = None

@@ -1,0 +1,71 @@
+"""How an option is declared: as a field of a dataclass that is annotated with an `Option`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import EnumType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a user is told of an option, and who understands it."""
+
+    help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
+    panel: str = "Model and drafting"  # of `--help`
+    flag: str | None = None  # where it is not the field's name with dashes
+    metavar: str | None = None  # what stands for its value, where the type does not say it
+    read_as: Any = None  # the type that the command line reads, where it is not the field's
+    more: str = ""  # what docs/cli.md says beside the help: Markdown
+    runtimes: tuple[str, ...] = ()  # the only ones that understand it
+    drafters: tuple[str, ...] = ()  # of ours that use it: a refusal names the first. Who uses it is
+    # decided by what a drafter declares (`DrafterTraits.options`); without any, it is refused
+    noun: str = ""  # what the refusal calls it
+    in_auto: bool = False  # whether --drafter auto uses it, too
+    is_place: bool = False  # whether it says where a model runs, which a plan does, too
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    """A field with its option, and what follows from both."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return self.option.flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def read_as(self) -> Any:
+        return self.type if self.option.read_as is None else self.option.read_as
+
+    @property
+    def command_line_default(self) -> Any:
+        """None where the command line reads a list: nothing was given."""
+        if self.default == ():
+            return None
+        is_choice = isinstance(self.read_as, EnumType)
+        return self.read_as(self.default) if is_choice else self.default
+
+    def from_command_line(self, value: Any) -> Any:
+        """Of what was read as `read_as`: None and lists become the field's own."""
+        if value is None:
+            return self.default
+        return tuple(value) if isinstance(value, list) else value
+
+
+def declared_options(group: type) -> dict[str, DeclaredOption]:
+    """By their names, in the order of their fields; fields without an `Option` are left out."""
+    hints = get_type_hints(group, include_extras=True)
+    found = {}
+    for field in fields(group):
+        if get_origin(hints[field.name]) is not Annotated:
+            continue
+        type_, *rest = get_args(hints[field.name])
+        for option in rest:
+            if isinstance(option, Option):
+                found[field.name] = DeclaredOption(field.name, type_, field.default, option)
+    return found
