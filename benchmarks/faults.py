@@ -29,7 +29,7 @@ from edge_spec.engine.components import EngineComponents
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import FaultReport, ScriptedModel, check_faults, random_logits
 
-FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
+TESTS = Path(__file__).parents[1] / "tests"
 RUNTIMES: dict[str, dict[str, Any]] = {
     "scripted": {"runtime": "reference"},
     "reference": {"runtime": "reference"},
@@ -51,8 +51,8 @@ PASSES = 2000
 
 
 def tiny_model(folder: Path) -> Path:
-    sys.path.insert(0, str(FIXTURES))
-    import tiny_models
+    sys.path.insert(0, str(TESTS))
+    from fixtures import tiny_models
 
     return tiny_models.write_hf(tiny_models.build("llama"), folder)
 

@@ -26,7 +26,9 @@ from statistics import median
 from typing import Any
 
 from common import report
-from kills_operations import MisloadError, Operation, load_fixture, operations
+from kills_operations import MisloadError, Operation, operations
+
+from fixtures import fake_hub
 
 TIMED = 3  # versions, for the median
 
@@ -131,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as place, load_fixture("fake_hub").running() as hub:
+    with tempfile.TemporaryDirectory() as place, fake_hub.running() as hub:
         from huggingface_hub import constants
 
         os.environ["EDGE_SPEC_CACHE"] = f"{place}/cache"

@@ -6,9 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,7 +38,10 @@ from edge_spec.placement.profile import (
 )
 from edge_spec.text.vocabulary import Vocabulary
 
-FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from fixtures import tiny_models
+
 VOCABULARY = Vocabulary.of({f"t{i}": i for i in range(1 << 16)})
 NUM_VALUES = 1 << 18  # of the larger files: 1 MB is long enough to be hit
 KEY = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
@@ -222,17 +223,8 @@ def downloads(hub: Any) -> Operation:
     return Operation(write, read)
 
 
-def load_fixture(name: str) -> ModuleType:
-    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def operations(folder: Path, hub: Any) -> dict[str, Operation]:
-    tiny = load_fixture("tiny_models")
-    model = tiny.write_hf(tiny.build(), folder / "tiny")
+    model = tiny_models.write_hf(tiny_models.build(), folder / "tiny")
     bundle = folder / "with-parts"
     OnnxExporter().export(open_checkpoint(model), bundle, ExportOptions("fp32", check=False), quiet)
     return {

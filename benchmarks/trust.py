@@ -158,7 +158,8 @@ PROOFS: dict[str, Proof] = {
         "--draft-threads 1 --drafter draft-model --count 6 --draws 3000 --json",
         _verified,
         lambda found: found["verdict"] == "pass",
-        "tests/unit/core/verify/test_sampled_exact.py, tests/unit/core/verify/test_sampled_distribution.py",
+        "tests/unit/core/verify/test_sampled_exact.py, "
+        "tests/unit/core/verify/test_sampled_distribution.py",
     ),
     "exact-ort": _exact_on("ort"),
     "exact-llamacpp": _exact_on("llamacpp"),

@@ -1,20 +1,44 @@
-"""Fixtures shared by all tests. Nothing here reaches the network but `demo_gguf`, which fetches
-the demo model once into edge-spec's cache, as the first use of `smollm2` does."""
+"""Fixtures shared by all tests, and a cache that is theirs alone.
+
+Nothing here reaches the network but `demo_gguf`, which fetches the demo model where the user's own
+cache does not have it, as the first use of `smollm2` does.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edge_spec.models.demo import fetch_demo_model
+from edge_spec.models.demo import FILE_NAME, fetch_demo_model
+from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
 
 # Windows has not all of them.
 END_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests neither read nor change what is in the user's cache, but for the demo model, which they
+    read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
+    is set, is taken as it is."""
+    if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
+        return
+    kept = cache_directory() / "models" / FILE_NAME
+    directory = tempfile.TemporaryDirectory(prefix="edge-spec-tests-", ignore_cleanup_errors=True)
+    models = Path(directory.name) / "models"
+    models.mkdir()
+    if kept.is_file():
+        with contextlib.suppress(OSError):  # Windows does not let everybody link
+            (models / FILE_NAME).symlink_to(kept)
+    os.environ[CACHE_VARIABLE] = directory.name
+    config.add_cleanup(directory.cleanup)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,6 +26,7 @@ class ToolCallReader:
     is_call: bool = False
     num_calls: int = 0
     _held: str = ""
+    _gap: str | None = None  # white space since the last call; None: there is other text after it
     _inside: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,19 +43,20 @@ class ToolCallReader:
                 break
             self._held = after
             if not self._inside:
-                text += before
+                text += self._shown(before)
                 self._inside = True
                 continue
             self._inside = False
             call = self._call(before)
             if call is None:
-                text += f"{_OPEN}{before}{_CLOSE}"
+                text += self._shown(f"{_OPEN}{before}{_CLOSE}")
             else:
                 calls.append(call)
         if not self._inside:
             kept = len(self._held) - _overlap(self._held, _OPEN)
-            text, self._held = text + self._held[:kept], self._held[kept:]
-        return self._shown(text), calls
+            text += self._shown(self._held[:kept])
+            self._held = self._held[kept:]
+        return text, calls
 
     def finish(self) -> tuple[str, list[dict[str, Any]]]:
         """What was held back; a call whose end is missing counts where it is complete."""
@@ -67,7 +69,13 @@ class ToolCallReader:
         return self._shown(held), []
 
     def _shown(self, text: str) -> str:
-        return "" if self.num_calls and text.isspace() else text  # lines between calls
+        """Leaves out what is only white space between calls and after the last one, however the
+        text comes in pieces."""
+        if self._gap is None:
+            return text
+        text = self._gap + text
+        self._gap = None if text.strip() else text
+        return "" if self._gap is not None else text
 
     def _call(self, text: str) -> dict[str, Any] | None:
         try:
@@ -80,6 +88,7 @@ class ToolCallReader:
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         self.num_calls += 1
+        self._gap = ""
         return {
             "index": self.num_calls - 1,
             "id": f"call_{secrets.token_hex(12)}",

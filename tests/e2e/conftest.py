@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec import loading
+from edge_spec import loader
 from edge_spec.placement.profile import ContextCosts, Profile
 
 Done = subprocess.CompletedProcess[str]
@@ -26,7 +26,7 @@ FREE_ROWS = Profile((ContextCosts(32, {1: 1.0, 8: 1.0}),), 1.0, 0.0, 0.0, rounds
 @pytest.fixture
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: what pays here, and now, does not decide what is tested."""
-    monkeypatch.setattr(loading, "load_profile", lambda key, bundled=None: FREE_ROWS)
+    monkeypatch.setattr(loader, "load_profile", lambda key, bundled=None: FREE_ROWS)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_spec.cli.main import run
+
 pytestmark = pytest.mark.model
 
 FAR = ["--max-tokens", "24"]
@@ -78,55 +80,68 @@ def test_chat_commands(edge_spec):
     assert "forgotten" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "told"),
-    [
-        (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
-        (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
-        (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
-        (["generate", "x", "--top-p", "many"], 2, "--top-p"),
-        (["generate", "x", "--runtime", "abacus"], 2, "coreml, ik, llamacpp, mil, ort, reference"),
-        (
-            ["generate", "x", "--drafter", "oracle"],
-            2,
-            "Installed: cascade, corpus, draft-model, early-exit",
-        ),
-        (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
-        (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
-        (["generate", "x", "--device", "abacus"], 2, "There are: "),
-        (["generate", "x", "--context", "8"], 2, "the context holds 8"),
-        (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
-        (["generate", "hf:name", "x"], 2, "'hf:name' names no model of the hub"),
-        (["generate"], 2, ""),
-        (["export", "smollm2", "out", "--quant", "int3"], 2, "int4, int8, fp16, fp32"),
-        (["export", "smollm2", "out", "--format", "mp3"], 2, "coreml, gguf, onnx, optimum"),
-        (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
-        (["generate", "x", "--gpu-layers", "-1"], 2, "gpu-layers is -1"),
-        (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),
-        (["generate", "x", "--draft", "a", "--drafter", "suffix"], 2, "Add draft-model"),
-        (["generate", "x", "--draft", "missing.gguf"], 1, "missing.gguf"),
-        (["generate", "x", "--drafter", "suffix,suffix"], 2, "names a drafter twice"),
-        (["generate", "x", "--drafter", "corpus"], 2, "--corpus PATH"),
-        (["generate", "x", "--corpus", "missing.txt"], 2, "missing.txt"),
-        (["generate", "x", "--corpus", "docs", "--drafter", "suffix"], 2, "Add corpus"),
-        (["generate", "x", "--lookahead", "2,3,2"], 2, "Add lookahead"),
-        (["generate", "x", "--drafter", "lookahead", "--lookahead", "many"], 2, "W,N,G"),
-        (["generate", "x", "--drafter", "lookahead", "--lookahead", "0,3,2"], 2, "too small"),
-        (["generate", "x", "--drafter", "lookahead", "--lookahead", "9,9,9"], 2, "at most 64"),
-        (["generate", "x", "--drafter", "jacobi", "--jacobi", "dice"], 2, "--jacobi"),
-        (["export", "smollm2", "out", "--format", "gguf", "--quant", "Q9"], 2, "Q4_K_M"),
-        (["export", "smollm2", "no/out", "--format", "gguf"], 2, "no directory"),
-        (["export", "smollm2", "out", "--format", "gguf", "--layers", "99"], 2, "30 layers"),
-        (["frobnicate"], 2, "No such command"),
-    ],
-)
-def test_a_mistake_ends_in_one_line(edge_spec, arguments, status, told):
-    done = edge_spec(*arguments)
-    assert done.returncode == status
-    assert told in done.stderr
-    assert len(done.stderr.splitlines()) <= 1
-    assert "Traceback" not in done.stderr
+MISTAKES = [
+    (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
+    (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
+    (["generate", "x", "--context", "8"], 2, "the context holds 8"),
+    (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
+    (["generate", "x", "--top-p", "many"], 2, "--top-p"),
+    (["generate", "x", "--runtime", "abacus"], 2, "coreml, ik, llamacpp, mil, ort, reference"),
+    (
+        ["generate", "x", "--drafter", "oracle"],
+        2,
+        "Installed: cascade, corpus, draft-model, early-exit",
+    ),
+    (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
+    (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
+    (["generate", "x", "--device", "abacus"], 2, "There are: "),
+    (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
+    (["generate", "hf:name", "x"], 2, "'hf:name' names no model of the hub"),
+    (["generate"], 2, ""),
+    (["export", "smollm2", "out", "--quant", "int3"], 2, "int4, int8, fp16, fp32"),
+    (["export", "smollm2", "out", "--format", "mp3"], 2, "coreml, gguf, onnx, optimum"),
+    (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
+    (["generate", "x", "--gpu-layers", "-1"], 2, "gpu-layers is -1"),
+    (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),
+    (["generate", "x", "--draft", "a", "--drafter", "suffix"], 2, "Add draft-model"),
+    (["generate", "x", "--draft", "missing.gguf"], 1, "missing.gguf"),
+    (["generate", "x", "--drafter", "suffix,suffix"], 2, "names a drafter twice"),
+    (["generate", "x", "--drafter", "corpus"], 2, "--corpus PATH"),
+    (["generate", "x", "--corpus", "missing.txt"], 2, "missing.txt"),
+    (["generate", "x", "--corpus", "docs", "--drafter", "suffix"], 2, "Add corpus"),
+    (["generate", "x", "--lookahead", "2,3,2"], 2, "Add lookahead"),
+    (["generate", "x", "--drafter", "lookahead", "--lookahead", "many"], 2, "W,N,G"),
+    (["generate", "x", "--drafter", "lookahead", "--lookahead", "0,3,2"], 2, "too small"),
+    (["generate", "x", "--drafter", "lookahead", "--lookahead", "9,9,9"], 2, "at most 64"),
+    (["generate", "x", "--drafter", "jacobi", "--jacobi", "dice"], 2, "--jacobi"),
+    (["export", "smollm2", "out", "--format", "gguf", "--quant", "Q9"], 2, "Q4_K_M"),
+    (["export", "smollm2", "no/out", "--format", "gguf"], 2, "no directory"),
+    (["export", "smollm2", "out", "--format", "gguf", "--layers", "99"], 2, "30 layers"),
+    (["frobnicate"], 2, "No such command"),
+]
+FROM_OUTSIDE = MISTAKES[:3]
+
+
+def is_one_line(errors, told):
+    assert told in errors
+    assert len(errors.splitlines()) <= 1
+    assert "Traceback" not in errors
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("arguments", "status", "told"), FROM_OUTSIDE)
+def test_a_mistake_is_told_on_stderr(edge_spec, arguments, status, told):
+    done = edge_spec(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    is_one_line(done.stderr, told)
+
+
+@pytest.mark.usefixtures("edge_spec")
+@pytest.mark.parametrize(("arguments", "status", "told"), MISTAKES)
+def test_a_mistake_ends_in_one_line(capfd, arguments, status, told):
+    """Without a process for each: starting one takes longer than the mistake."""
+    assert run(arguments) == status
+    is_one_line(capfd.readouterr().err, told)
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(edge_spec):

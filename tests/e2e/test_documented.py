@@ -2,7 +2,8 @@
 
 Of each page all Python blocks run one after the other in one namespace, all command lines in one
 directory, in which the models that pages speak of are tiny ones. JSON and TOML are read.
-tests/unit/test_documented.py holds that every other block says who runs it, or why nothing does.
+tests/unit/docs/test_documented.py holds that every other block says who runs it, or why nothing
+does.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fixtures import documented, tiny_models
+
 ROOT = Path(__file__).parents[2]
+FIRST = ("README.md", "docs/cli.md", "docs/sdk.md")
 MESSAGE = "Hello\n"  # on the standard input of every command
 EXPECTED = {  # of what the Python blocks of a page print
     "docs/sdk.md": ["Paris", '{"name": "', "cancelled"],
@@ -32,20 +34,16 @@ EXPECTED = {  # of what the Python blocks of a page print
 }
 
 
-def load(name: str) -> ModuleType:
-    spec = spec_from_file_location(name, ROOT / "tests" / "fixtures" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-BLOCKS = [block for block in load("documented").blocks() if block.runs_here]
+BLOCKS = [block for block in documented.blocks() if block.runs_here]
 
 
 def pages(language: str) -> list[str]:
     return sorted({block.page for block in BLOCKS if block.language == language})
+
+
+def marked(pages: list[str]) -> list[Any]:
+    """All but those that are read first are slow."""
+    return [pytest.param(page, marks=() if page in FIRST else pytest.mark.slow) for page in pages]
 
 
 def of(page: str, language: str) -> list[Any]:
@@ -55,12 +53,11 @@ def of(page: str, language: str) -> list[Any]:
 @pytest.fixture
 def folder(tmp_path: Path, command: list[str]) -> Path:
     """What pages take to be there: models by their names, and the repository's scripts."""
-    tiny = load("tiny_models")
     for name, seed in (("target", 0), ("model", 0), ("big", 0), ("draft", 1), ("small", 1)):
-        model = tiny.build("llama", seed, max_position_embeddings=1024)
+        model = tiny_models.build("llama", seed, max_position_embeddings=1024)
         model.weights["lm_head.weight"][model.config["eos_token_id"]] *= 4  # answers are short
-        tiny.write_gguf(model, tmp_path / f"{name}.gguf")
-        tiny.write_hf(model, tmp_path / name)
+        tiny_models.write_gguf(model, tmp_path / f"{name}.gguf")
+        tiny_models.write_hf(model, tmp_path / name)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -73,7 +70,7 @@ def folder(tmp_path: Path, command: list[str]) -> Path:
 
 @pytest.mark.model
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-@pytest.mark.parametrize("page", pages("sh"))
+@pytest.mark.parametrize("page", marked(pages("sh")))
 def test_the_commands_of_a_page_succeed(page: str, folder: Path, edge_spec: object) -> None:
     path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
     for block in of(page, "sh"):
@@ -91,7 +88,7 @@ def test_the_commands_of_a_page_succeed(page: str, folder: Path, edge_spec: obje
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", pages("python"))
+@pytest.mark.parametrize("page", marked(pages("python")))
 def test_the_python_of_a_page_runs(
     page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

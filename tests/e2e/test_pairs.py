@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,22 +15,18 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from fixtures.tiny_models import build, write_gguf
 
 pytestmark = pytest.mark.model
 
 PROMPTS = ["What is the capital of France?", "Count from one to ten."]
 COUNT = 32
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture(scope="module")
 def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with 265 tokens."""
-    spec = importlib.util.spec_from_file_location("tiny_models", FIXTURES / "tiny_models.py")
-    tiny = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tiny
-    spec.loader.exec_module(tiny)
-    return tiny.write_gguf(tiny.build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    return write_gguf(build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
 def always_draft(engine: Engine) -> None:

@@ -3,7 +3,6 @@ command has said something, and what it then does cannot end by itself."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import select
@@ -13,9 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from fixtures.tiny_models import build, write_gguf
 
 termios = pytest.importorskip("termios", reason="needs signals and terminals of POSIX")
 import pty  # noqa: E402
@@ -31,13 +31,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A GGUF file of a model that answers at once."""
-    path = Path(__file__).parents[1] / "fixtures" / "tiny_models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    assert spec is not None and spec.loader is not None
-    models: Any = importlib.util.module_from_spec(spec)
-    sys.modules["tiny_models"] = models
-    spec.loader.exec_module(models)
-    return str(models.write_gguf(models.build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+    return str(write_gguf(build(), tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
 
 
 @pytest.fixture

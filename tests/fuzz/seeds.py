@@ -18,7 +18,7 @@ from stored import store
 
 
 def models() -> Iterator[tuple[str, bytes]]:
-    tiny = targets.load_fixture("tiny_models")
+    tiny = targets.tiny_models
     with TemporaryDirectory() as scratch:
         for variant in ("llama-llama3", "qwen3"):
             model = tiny.build(variant, **{**targets.SMALL, "head_dim": 4})

@@ -14,10 +14,9 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 
 from edge_spec.apps.sidecar import messages
 from edge_spec.drafters.lookup.corpus_file import MAGIC, open_index
@@ -36,6 +35,10 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.prompt_files import read_prompts
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import Vocabulary
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fixtures import tiny_models
 
 MAX_MESSAGE_CHARACTERS = 2000
 GGUF_BYTES = 1 << 20  # what a header is followed by: zeros, which take no space
@@ -82,8 +85,7 @@ def safetensors(data: bytes) -> None:
 def directory(data: bytes) -> None:
     model = _workspace() / "directory"
     if not model.exists():
-        tiny = load_fixture("tiny_models")
-        tiny.write_hf(tiny.build(**SMALL), model)
+        tiny_models.write_hf(tiny_models.build(**SMALL), model)
     name = DESCRIPTIONS[data[0] % len(DESCRIPTIONS)] if data else DESCRIPTIONS[0]
     before = (model / name).read_bytes() if (model / name).exists() else None
     (model / name).write_bytes(data[1:])
@@ -214,18 +216,6 @@ SMALL = MappingProxyType(
         "head_dim": 4,
     }
 )
-
-
-@cache
-def load_fixture(name: str) -> ModuleType:
-    """A module of tests/fixtures."""
-    path = Path(__file__).parents[1] / "fixtures" / f"{name}.py"
-    spec = spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache

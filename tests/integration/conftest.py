@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,48 +36,36 @@ from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
+from fixtures import damage as damaged_files
+from fixtures import other_models, tiny_models, trained_tokenizers
+from fixtures import side_by_side as compared_sessions
+from fixtures.gate import Gate
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODULES = {"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}  # of runtimes that read GGUF files
-
-
-def load(name: str) -> ModuleType:
-    """A module beside the tests; --import-mode=importlib cannot import it by name."""
-    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def load_fixture() -> Callable[[str], ModuleType]:
-    return load
 
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
     """The module that builds tiny models."""
-    return load("tiny_models")
+    return tiny_models
 
 
 @pytest.fixture(scope="session")
 def others() -> ModuleType:
     """The module that builds tiny models of other architectures; needs torch."""
-    return load("other_models")
+    return other_models
 
 
 @pytest.fixture(scope="session")
 def damage() -> ModuleType:
     """The module that damages GGUF files."""
-    return load("damage")
+    return damaged_files
 
 
 @pytest.fixture(scope="session")
 def trained() -> ModuleType:
     """The module that trains tokenizers."""
-    return load("trained_tokenizers")
+    return trained_tokenizers
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +221,7 @@ def llama_ids() -> Iterator[Callable[[Path, str], list[int]]]:
 @pytest.fixture(scope="session")
 def side_by_side() -> ModuleType:
     """The module that compares a session with the reference's."""
-    return load("side_by_side")
+    return compared_sessions
 
 
 @pytest.fixture(params=["llamacpp", "llamacpp-flash", "ik"])
@@ -375,7 +361,7 @@ def serve(served: Engine) -> Iterator[Callable[..., httpx.Client]]:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch, serve: Any) -> Iterator[Any]:
     """Before each round of an answer on the numpy runtime."""
-    held, forward = load("gate").Gate(), ReferenceSession.forward
+    held, forward = Gate(), ReferenceSession.forward
 
     def gated(session: ReferenceSession, tree: TokenTree) -> Any:
         held.pass_through()

@@ -30,6 +30,7 @@ from edge_spec.runtimes.coreml.package import package_of, read_function, read_sp
 from edge_spec.runtimes.coreml.session import CoreMlSession
 from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import tolerance
 
 CONTEXT = 64
 RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
@@ -70,7 +71,11 @@ def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> CoreM
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("variant", ["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"])
 def test_the_graph_scores_as_the_reference_does(
-    variant: str, recipe: str, checkpoint: Open, random_tree: Open, monkeypatch: pytest.MonkeyPatch
+    variant: str,
+    recipe: str,
+    checkpoint: Open,
+    random_tree: Open,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In float32: prefill, a plain step, a tree, and a chain after a branch was committed."""
     monkeypatch.setattr(recipes, "ANE_MAX_SIZE", 100)  # the head in three parts
@@ -83,9 +88,9 @@ def test_the_graph_scores_as_the_reference_does(
     for each in passes:
         (found, expected) = (session.forward(each) for session in sessions)
         assert found.logits.shape == expected.logits.shape
-        # Logits are of the size of 10; only the order of sums differs: 3e-5 was seen.
-        assert np.abs(found.logits - expected.logits).max() < 1e-3
-        assert np.abs(found.hidden - expected.hidden).max() < 1e-3
+        positions = sessions[0].length + len(each)
+        for one, other in ((found.logits, expected.logits), (found.hidden, expected.hidden)):
+            tolerance.require_float32(one, other, source.config, positions)
         for session in sessions:
             session.commit(each.path(len(each) - 1))
 
@@ -103,7 +108,8 @@ def test_the_graph_scores_real_weights_as_the_reference_does(
         session.prefill(prompt)
     for tree in (TokenTree.chain(7), random_tree(8, seed=5)):
         found, expected = (session.forward(tree).logits for session in sessions)
-        # Logits are of the size of 30: 6e-5 was seen, through 30 layers.
+        # Logits are of the size of 30: 6e-5 was seen, through 30 layers, with kernels for SSE3,
+        # AVX2 and AVX-512. Errors of trained layers grow less than those of random ones.
         assert np.abs(found - expected).max() < 1e-3
 
 

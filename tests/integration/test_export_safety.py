@@ -16,7 +16,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter, export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
-from edge_spec.storage.atomic import atomic as storage
+from edge_spec.storage import atomic as storage
 from edge_spec.storage.atomic import sha256_file
 
 Checkpoints = Callable[..., StoredCheckpoint]

@@ -131,6 +131,7 @@ def require_told(error: EdgeSpecError | OSError, *words: str) -> None:
         assert word in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_disk_leaves_the_old_file(name: str, disk: Path) -> None:
     WRITERS[name](disk, 1)
@@ -158,6 +159,7 @@ def test_a_file_that_may_not_be_as_large_leaves_the_old_one(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_exports_leave_the_old_bundle_and_file(
     disk: Path, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
@@ -180,6 +182,7 @@ def test_exports_leave_the_old_bundle_and_file(
     open_bundle(bundle)
 
 
+@pytest.mark.slow
 def test_what_is_learnt_is_not_saved_and_one_line_says_so(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,7 @@ from edge_spec.models.hub.cache import find_cached, link
 from edge_spec.models.hub.pull import open_model, pull
 from edge_spec.models.hub.reference import HubReference
 from edge_spec.models.source import Source
+from fixtures import fake_hub
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 PROMPT = "the inn and the"
@@ -43,13 +44,8 @@ def fetch(model: str) -> Any:
     return pull(HubReference.parse(model), quiet)
 
 
-@pytest.fixture(scope="module")
-def fake_hub(load_fixture: Callable[[str], ModuleType]) -> ModuleType:
-    return load_fixture("fake_hub")
-
-
 @pytest.fixture
-def hub(fake_hub: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The server; huggingface_hub and edge-spec have empty caches and no token."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "own"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -532,7 +528,7 @@ def test_load_with_draft_auto_answers_with_the_found_draft(hub: Any, models: Pat
 
 
 def test_pull_prints_the_path_and_as_json_what_it_is(
-    hub: Any, models: Path, capsys: pytest.CaptureFixture[str], fake_hub: ModuleType
+    hub: Any, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository = hub.add("org/small", models / "small")
     assert run(["pull", "hf:org/small"]) == 0

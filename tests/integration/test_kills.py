@@ -18,8 +18,8 @@ PLAIN = """
 import sys
 from contextlib import contextmanager
 import kills
-from edge_spec.storage.atomic import json_store as kept_file
-from edge_spec.engine.engine import snapshot_file
+from edge_spec.storage import json_store as kept_file
+from edge_spec.engine import snapshot_file
 from edge_spec.drafters.lookup import corpus_file
 from edge_spec.exporters.gguf import export
 
@@ -37,9 +37,12 @@ kills.operations = some
 kills.main()
 """
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="needs a system whose libraries survive a fork"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="needs a system whose libraries survive a fork"
+    ),
+]
 
 
 def killed(program: list[str], rounds: int, out: Path) -> Any:

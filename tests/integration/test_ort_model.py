@@ -19,6 +19,7 @@ from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.storage.atomic import sha256_file
+from fixtures import tolerance
 
 Exported = Callable[..., Bundle]
 
@@ -143,12 +144,13 @@ def test_the_last_token_of_the_context_is_scored(exported: Exported) -> None:
 def test_float_rows_hardly_depend_on_the_width(
     exported: Exported, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
-    """float32 sums in another order: 1e-6 to 1e-5 of logits with a deviation of 2 to 3."""
+    """By the order of float32 sums only, in each of the two logits of a margin."""
     for model in (
         OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions(threads=1)),
         ReferenceModel(checkpoint("llama")),
     ):
         batch_invariance = measure_batch_invariance(model)
-        assert 0 <= batch_invariance.tie_margin < 1e-4
+        bound = 2 * tolerance.float32_tolerance(model.config, positions=32, magnitude=10)
+        assert 0 <= batch_invariance.tie_margin < bound
         assert max(MARGIN_WIDTHS) in batch_invariance.invariant_widths  # compared with itself
         assert measure_batch_invariance(model) == batch_invariance

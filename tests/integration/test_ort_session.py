@@ -20,10 +20,9 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import tolerance
 
 CONTEXT = 1024
-# Logits have a standard deviation of 2 to 3; float32 sums in another order differ by 1e-5.
-TOLERANCE = 1e-4
 
 Tokens = Callable[..., list[int]]
 RandomTree = Callable[..., TokenTree]
@@ -34,6 +33,7 @@ class Both:
 
     def __init__(self, model: OrtModel, reference: ReferenceModel) -> None:
         self.sessions = (model.open_session(), reference.open_session())
+        self._config, self._tolerance = reference.config, tolerance
 
     @property
     def length(self) -> int:
@@ -48,8 +48,9 @@ class Both:
     def forward(self, tree: TokenTree) -> None:
         found, expected = (session.forward(tree) for session in self.sessions)
         assert found.logits.shape == expected.logits.shape
-        np.testing.assert_allclose(found.logits, expected.logits, atol=TOLERANCE, rtol=0)
-        np.testing.assert_allclose(found.hidden, expected.hidden, atol=TOLERANCE, rtol=0)
+        positions = self.length + len(tree)
+        for one, other in ((found.logits, expected.logits), (found.hidden, expected.hidden)):
+            self._tolerance.require_float32(one, other, self._config, positions)
 
     def chain(self, text: Sequence[int]) -> None:
         self.forward(TokenTree.chain(text[0], text[1:]))
@@ -81,7 +82,7 @@ def models(bundle: Bundle) -> tuple[OrtModel, ReferenceModel]:
 
 @pytest.fixture
 def both(models: tuple[OrtModel, ReferenceModel]) -> Both:
-    return Both(*models)
+    return Both(*models, tolerance)
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 20, (256,), (257,), (300, 1, 270), (600,), (1020,)])
@@ -202,9 +203,11 @@ def test_operations_in_any_order(
 
 
 def test_two_sessions_of_one_model_do_not_meet(
-    models: tuple[OrtModel, ReferenceModel], tokens: Tokens, random_tree: RandomTree
+    models: tuple[OrtModel, ReferenceModel],
+    tokens: Tokens,
+    random_tree: RandomTree,
 ) -> None:
-    first, second = Both(*models), Both(*models)
+    first, second = Both(*models, tolerance), Both(*models, tolerance)
     first.prefill(tokens(30, seed=1))
     second.prefill(tokens(7, seed=2))
     for seed in range(3):

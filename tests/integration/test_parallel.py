@@ -20,10 +20,11 @@ from edge_spec.control.concurrency import SharedPolicy
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.drafters.draft.draft import ahead
+from edge_spec.drafters.draft import ahead
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.engine.engine import Engine, speculation
+from edge_spec.engine import speculation
+from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
@@ -148,7 +149,7 @@ def test_drafting_meanwhile_changes_no_text(
     """With a draft that is always right, and with one that hardly ever is; stopped as soon as the
     target has scored, or when it has read what it wanted to."""
     if patient:  # however slow the draft is
-        monkeypatch.setattr(speculation, "MeasuredPolicy", _fixed)
+        monkeypatch.setattr(speculation, "AdaptivePolicy", _fixed)
         monkeypatch.setattr(ahead, "_LEAST_CHANCE", 0.15)
         anticipate = DraftModelDrafter.anticipate
         monkeypatch.setattr(

@@ -7,34 +7,23 @@ nothing of edge_spec's own session.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
+from fixtures import tolerance
+from fixtures.tiny_generation import write_model
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = json.loads((VECTORS / "generation.json").read_text("utf-8"))["cases"]
-
-
-def load(name: str) -> ModuleType:
-    """A module beside the tests; --import-mode=importlib cannot import it by name."""
-    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # the others import it by its name
-    spec.loader.exec_module(module)
-    return module
 
 
 class App:
@@ -113,20 +102,24 @@ class App:
 
 
 @pytest.fixture(scope="module")
-def make_app(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], App]:
-    load("tiny_models")
-    load("vector_values")
-    directory = tmp_path_factory.mktemp("port")
-    checkpoint = open_checkpoint(load("tiny_generation").write_model(directory / "tiny"))
+def source(tmp_path_factory: pytest.TempPathFactory) -> StoredCheckpoint:
+    return open_checkpoint(write_model(tmp_path_factory.mktemp("source") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def make_app(
+    source: StoredCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], App]:
+    bundle = tmp_path_factory.mktemp("port") / "bundle"
     options = ExportOptions("fp32", check=False)
-    OnnxExporter().export(checkpoint, directory / "bundle", options, lambda what, fraction: None)
-    return lambda: App(directory / "bundle")
+    OnnxExporter().export(source, bundle, options, lambda what, fraction: None)
+    return lambda: App(bundle)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 @pytest.mark.parametrize("whole", [True, False], ids=["prompt at once", "token by token"])
 def test_a_generation_is_decoded_with_the_graph_alone(
-    case: Any, whole: bool, make_app: Callable[[], App]
+    case: Any, whole: bool, source: StoredCheckpoint, make_app: Callable[[], App]
 ) -> None:
     app = make_app()
     prompt = case["prompt"][:-1]
@@ -135,12 +128,16 @@ def test_a_generation_is_decoded_with_the_graph_alone(
         app.commit(range(len(part)))
     for described in case["rounds"]:
         logits = app.tree(described["tree"]["tokens"], described["tree"]["parents"])
-        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=1e-4)
+        positions = described["length"] + len(logits)
+        expected = described["logits"]
+        tolerance.require_float32(logits, expected, source.config, positions, tolerance.WRITTEN)
         app.commit(described["kept"])
     assert app.cached == len(case["prompt"]) - 1 + len(case["text"])
 
 
-def test_a_tree_on_an_empty_cache_needs_its_root_first(make_app: Callable[[], App]) -> None:
+def test_a_tree_on_an_empty_cache_needs_its_root_first(
+    source: StoredCheckpoint, make_app: Callable[[], App]
+) -> None:
     """And is then what it is after a pass of its first row."""
     tokens, parents = [5, 6, 7, 8], [-1, 0, 0, 2]
     alone = make_app().tree(tokens, parents)
@@ -149,4 +146,4 @@ def test_a_tree_on_an_empty_cache_needs_its_root_first(make_app: Callable[[], Ap
         for row in path:
             found = app.score([tokens[row]], [0], np.ones((1, 1), bool))
             app.commit([0])
-            np.testing.assert_allclose(alone[row], found[0], rtol=0, atol=1e-4)
+            tolerance.require_float32(alone[row], found[0], source.config, len(tokens))

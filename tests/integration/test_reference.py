@@ -16,13 +16,10 @@ from edge_spec.errors import ContextFullError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceRuntime
+from fixtures import tolerance
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "reference_logits.npz"
 VARIANTS = ("llama", "llama-linear", "llama-llama3", "llama-bias", "mistral", "qwen2", "qwen3")
-# Logits have a standard deviation of 2 to 3. Two float32 implementations differ by about 1e-5,
-# one implementation at two widths by about 1e-6; a wrong mask or position changes them by 0.1.
-ACROSS_LIBRARIES = 1e-4
-ACROSS_WIDTHS = 1e-5
 
 Tokens = Callable[..., list[int]]
 Scores = Callable[[Session, list[int]], np.ndarray]
@@ -60,12 +57,13 @@ def test_logits_equal_those_of_transformers(
     expected = transformers_logits[variant]
     tokens = transformers_logits["tokens"].tolist()
     path = request.getfixturevalue(source)(variant)
-    session = ReferenceModel(open_checkpoint(path)).open_session()
+    model = ReferenceModel(open_checkpoint(path))
+    session = model.open_session()
     session.prefill(tokens[: -len(expected)])
     rest = tokens[-len(expected) :]
     logits = session.forward(TokenTree.chain(rest[0], rest[1:])).logits
     assert expected.std() > 1  # flat logits would equal anything
-    np.testing.assert_allclose(logits, expected, atol=ACROSS_LIBRARIES, rtol=0)
+    tolerance.require_float32(logits, expected, model.config, len(tokens))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -84,11 +82,11 @@ def test_a_row_of_a_tree_scores_as_its_path_alone(
     assert result.hidden is not None
     for row in range(len(tree)):
         path = tree.tokens[tree.path(row)].tolist()
-        np.testing.assert_allclose(
-            result.logits[row], scores(session, path)[-1], atol=ACROSS_WIDTHS, rtol=0
+        tolerance.require_float32(
+            result.logits[row], scores(session, path)[-1], model.config, 10 + len(tree)
         )
     logits = model.logits(result.hidden)  # hidden is what the head sees
-    np.testing.assert_allclose(logits, result.logits, atol=ACROSS_WIDTHS, rtol=0)
+    tolerance.require_float32(logits, result.logits, model.config, 10 + len(tree))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -110,9 +108,8 @@ def test_a_committed_path_leaves_the_cache_of_that_path_alone(
     alone.prefill(tree.tokens[kept].tolist())
     assert branched.length == alone.length == 10 + len(kept)
     probe = tokens(3, seed=99)
-    np.testing.assert_allclose(
-        scores(branched, probe), scores(alone, probe), atol=ACROSS_WIDTHS, rtol=0
-    )
+    found, expected = scores(branched, probe), scores(alone, probe)
+    tolerance.require_float32(found, expected, model.config, alone.length + len(probe))
 
 
 def test_what_was_rolled_back_leaves_no_trace(
@@ -126,9 +123,8 @@ def test_what_was_rolled_back_leaves_no_trace(
     session.prefill(text[12:])
     fresh.prefill(text)
     probe = tokens(3, seed=6)
-    np.testing.assert_allclose(
-        scores(session, probe), scores(fresh, probe), atol=ACROSS_WIDTHS, rtol=0
-    )
+    found, expected = scores(session, probe), scores(fresh, probe)
+    tolerance.require_float32(found, expected, model.config, 20 + len(probe))
 
 
 def test_a_forward_commits_nothing(model: ReferenceModel, tokens: Tokens, scores: Scores) -> None:
@@ -142,7 +138,10 @@ def test_a_forward_commits_nothing(model: ReferenceModel, tokens: Tokens, scores
 
 @pytest.mark.parametrize("sizes", [(1,) * 40, (7, 1, 32), (39, 1)])
 def test_a_prefill_in_chunks_equals_the_whole(
-    sizes: tuple[int, ...], model: ReferenceModel, tokens: Tokens, scores: Scores
+    sizes: tuple[int, ...],
+    model: ReferenceModel,
+    tokens: Tokens,
+    scores: Scores,
 ) -> None:
     text = tokens(40)
     whole, chunked = model.open_session(), model.open_session()
@@ -150,9 +149,8 @@ def test_a_prefill_in_chunks_equals_the_whole(
     for size in sizes:
         chunked.prefill(text[chunked.length : chunked.length + size])
     probe = tokens(2, seed=3)
-    np.testing.assert_allclose(
-        scores(chunked, probe), scores(whole, probe), atol=ACROSS_WIDTHS, rtol=0
-    )
+    found, expected = scores(chunked, probe), scores(whole, probe)
+    tolerance.require_float32(found, expected, model.config, 40 + len(probe))
 
 
 def test_a_prefill_longer_than_one_pass_equals_single_tokens(
@@ -166,7 +164,8 @@ def test_a_prefill_longer_than_one_pass_equals_single_tokens(
     for start in range(0, 520, 52):
         chunked.prefill(text[start : start + 52])
     probe = tokens(2, seed=3)
-    np.testing.assert_allclose(scores(chunked, probe), scores(whole, probe), atol=ACROSS_WIDTHS)
+    found, expected = scores(chunked, probe), scores(whole, probe)
+    tolerance.require_float32(found, expected, reference.config, 520 + len(probe))
 
 
 @pytest.mark.parametrize("length", [-1, 9])

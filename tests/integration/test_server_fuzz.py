@@ -43,6 +43,7 @@ CASES = [(*asked, mode, 60) for asked in ASKED for mode in GenerationMode]
 CASES += [("get", path, GenerationMode.POSITIVE, 2) for path in TOLD]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "path", "mode", "examples"), CASES)
 def test_no_request_breaks_the_server_or_its_description(
     described: Any, method: str, path: str, mode: GenerationMode, examples: int

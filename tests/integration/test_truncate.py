@@ -20,6 +20,7 @@ from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import tolerance
 
 Tokens = Callable[..., list[int]]
 
@@ -47,7 +48,7 @@ def test_it_scores_as_a_model_that_has_only_these_layers(
     assert first.tokenizer_json()
     text = tokens(40)
     found, wanted = (score_text(ReferenceModel(source), text) for source in (first, expected))
-    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
+    tolerance.require_float32(found, wanted, first.config, len(text))
 
 
 def test_all_layers_are_the_model(checkpoint: Callable[..., StoredCheckpoint]) -> None:
@@ -80,6 +81,6 @@ def test_a_bundle_of_the_first_layers_scores_as_they_do(
     found = score_text(model, text)
     model.close()
     expected = score_text(ReferenceModel(first_layers(checkpoint(), 1)), text)
-    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    tolerance.require_float32(found, expected, bundle.config, len(text))
     whole = score_text(ReferenceModel(checkpoint()), text)
     assert np.abs(whole - expected).max() > 1  # the second layer matters

@@ -20,6 +20,8 @@ from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
 from edge_spec.text.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.slow
+
 TIMES = 15
 # Arguments: the process's number, a model. Begins when a line comes in, tells what it converted.
 WRITER = """
@@ -34,7 +36,7 @@ from edge_spec.models.pair_history import PairHistory
 from edge_spec.placement.profile import (
     ContextCosts, Profile, ProfileKey, save_learnt, save_profile
 )
-from edge_spec.models.resolve import prepare
+from edge_spec.models.resolve import resolve_model
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.models.source import Source
 from edge_spec.text.vocabulary import Vocabulary
@@ -54,7 +56,7 @@ told = []
 
 print("ready", flush=True)
 sys.stdin.readline()
-prepare(Source(model, lambda what, fraction: told.append(what)), "ort", LoadOptions(),
+resolve_model(Source(model, lambda what, fraction: told.append(what)), "ort", LoadOptions(),
         lambda what, fraction: told.append(what))
 for time in range(times):
     store.add((1,), 2)

@@ -7,15 +7,13 @@ generator, as it does for the author of a port.
 from __future__ import annotations
 
 import json
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -23,27 +21,13 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import make_vectors, tolerance
+from fixtures import tiny_generation as generation
+from fixtures import vector_values as values
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 MOST_BYTES = 300_000  # a port copies the files into its own repository
-
-
-def load(name: str) -> ModuleType:
-    """A module beside the tests; --import-mode=importlib cannot import it by name."""
-    spec = spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # the others import it by its name
-    spec.loader.exec_module(module)
-    return module
-
-
-load("tiny_models")
-values = load("vector_values")
-generation = load("tiny_generation")
-load("coreml_slots")
-make_vectors = load("make_vectors")
+FLOAT64 = 1e-12  # relative; logarithms and powers of two libraries differ by 1e-15
 
 
 def cases(name: str) -> list[Any]:
@@ -55,8 +39,10 @@ def named(name: str) -> Any:
     return pytest.mark.parametrize("case", cases(name), ids=lambda case: case["name"])
 
 
-def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
-    """Twice the same bytes; on another machine the last digits of float32 sums may differ."""
+def test_the_files_are_what_the_generator_writes(tiny_model: Path, tmp_path: Path) -> None:
+    """Twice the same bytes. On another processor float32 sums are made in another order, and the
+    last digits of float64 logarithms differ, too."""
+    scores = near_scores(open_checkpoint(tiny_model).config)
     for directory in (tmp_path / "first", tmp_path / "second"):
         make_vectors.write(directory)
     written = sorted(path.name for path in (tmp_path / "first").iterdir())
@@ -64,23 +50,34 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     for name in written:
         made = (tmp_path / "first" / name).read_bytes()
         assert made == (tmp_path / "second" / name).read_bytes()
-        require_same(json.loads(made), json.loads((VECTORS / name).read_bytes()), name)
+        described = json.loads((VECTORS / name).read_bytes())
+        near = {"abs": scores} if name == "generation.json" else {"rel": FLOAT64}
+        require_same(json.loads(made), described, near, name)
     assert sum((VECTORS / name).stat().st_size for name in written) < MOST_BYTES
 
 
-def require_same(found: Any, expected: Any, where: str) -> None:
+def near_scores(config: ModelConfig) -> float:
+    """How far float32 logits may be from those of generation.json, which has six digits of them."""
+    rounds = [each for case in cases("generation") for each in case["rounds"]]
+    largest = max(abs(logit) for each in rounds for row in each["logits"] for logit in row)
+    positions = max(each["length"] + len(each["tree"]["tokens"]) for each in rounds)
+    bound: float = tolerance.float32_tolerance(config, positions, largest)
+    return bound + float(tolerance.WRITTEN) * largest
+
+
+def require_same(found: Any, expected: Any, near: dict[str, float], where: str) -> None:
     if isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5), where
+        assert found == pytest.approx(expected, **near), where
         return
     assert type(found) is type(expected), where
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for key, value in expected.items():
-            require_same(found[key], value, f"{where} {key}")
+            require_same(found[key], value, near, f"{where} {key}")
     elif isinstance(expected, list):
         assert len(found) == len(expected), where
         for i, value in enumerate(expected):
-            require_same(found[i], value, f"{where} {i}")
+            require_same(found[i], value, near, f"{where} {i}")
     else:
         assert found == expected, where
 
@@ -95,13 +92,13 @@ def test_trees_are_replayed(case: Any) -> None:
 
 @named("sampling")
 def test_probabilities_are_replayed(case: Any) -> None:
-    assert make_vectors.target_probs(case) == pytest.approx(case["target_probs"], rel=1e-12)
+    assert make_vectors.target_probs(case) == pytest.approx(case["target_probs"], rel=FLOAT64)
 
 
 @pytest.mark.parametrize("case", cases("races"), ids=lambda case: case["key"])
 def test_races_are_replayed(case: Any) -> None:
     given = {name: case[name] for name in ("key", "sampling", "logits")}
-    assert make_vectors.race(given) == case
+    require_same(make_vectors.race(given), case, {"rel": FLOAT64}, case["key"])
 
 
 @named("verification")
@@ -138,11 +135,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(generation.write_model(tmp_path_factory.mktemp("vectors") / "tiny"))
 
 
-OPENED = {  # export options, and how far logits of about 5 may be from float32's
-    "reference": (None, 1e-4),
-    "ort": (ExportOptions("fp32", check=False), 1e-4),
-    "mil-gpu": (ExportOptions("fp16", check=False, compute="gpu"), 0.06),
-    "mil-ane": (ExportOptions("fp16", check=False, compute="ane"), 0.06),
+# How far half precision may be from float32: less than half of the smallest margin of these texts,
+# or a decision might turn. 0.042 to 0.044 was seen with kernels for SSE3, AVX2 and AVX-512: what is
+# rounded (epsilon is 1e-3) is the same on all, and few sums fall on the other side of a rounding.
+HALF = 0.1
+OPENED = {  # export options
+    "reference": None,
+    "ort": ExportOptions("fp32", check=False),
+    "mil-gpu": ExportOptions("fp16", check=False, compute="gpu"),
+    "mil-ane": ExportOptions("fp16", check=False, compute="ane"),
 }
 
 
@@ -150,24 +151,25 @@ OPENED = {  # export options, and how far logits of about 5 may be from float32'
 def opened(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, float]:
-    """The tiny model in each format that this suite can run, and its tolerance."""
-    options, tolerance = OPENED[request.param]
+    """The tiny model in each format that this suite can run, and how far its logits may be."""
+    options = OPENED[request.param]
     if request.param.startswith("mil"):
         pytest.importorskip("coremltools")
     checkpoint = open_checkpoint(tiny_model)
     if options is None:
-        return ReferenceModel(checkpoint), tolerance
+        return ReferenceModel(checkpoint), near_scores(checkpoint.config)
     runtime = runtimes.load_runtime(request.param.partition("-")[0])
     out = tmp_path_factory.mktemp("bundle") / "tiny"
     exporter = runtimes.load_exporter(runtime.reads)
     exporter.export(checkpoint, out, options, lambda what, fraction: None)
-    return runtime.open(open_bundle(out), RuntimeOptions()), tolerance
+    near = near_scores(checkpoint.config) if options.quantization == "fp32" else HALF
+    return runtime.open(open_bundle(out), RuntimeOptions()), near
 
 
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # coremltools'
 @named("generation")
 def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> None:
-    model, tolerance = opened
+    model, near = opened
     session = model.open_session()
     session.prefill(case["prompt"][:-1])
     text: list[int] = []
@@ -176,7 +178,7 @@ def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> Non
         assert session.length == described["length"]
         assert tree.tokens[0] == [*case["prompt"], *text][-1]
         logits = session.forward(tree).logits
-        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(logits, described["logits"], rtol=0, atol=near)
         verdict = values.verified(tree, logits, Sampler(SamplingParams(), []))
         tokens = cut(verdict["tokens"], case["stop_ids"], case["max_tokens"] - len(text))
         kept = verdict["kept"][: len(tokens)]
@@ -202,4 +204,4 @@ def test_generations_have_holes_wrong_draft_tokens_and_clear_decisions() -> None
     assert stopped["text"][-1] in stopped["stop_ids"]
     last = stopped["rounds"][-1]
     assert len(last["kept"]) < len(last["tree"]["tokens"])
-    assert min(case["smallest_margin"] for case in (ended, stopped)) > 0.1
+    assert min(case["smallest_margin"] for case in (ended, stopped)) > 2 * HALF

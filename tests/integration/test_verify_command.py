@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_spec.cli.main import run
+from fixtures.tiny_models import build, write_gguf
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens", "12"]
 FAST += ["--draws", "200", "--runs", "2"]
 
@@ -22,13 +20,8 @@ FAST += ["--draws", "200", "--runs", "2"]
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
     pytest.importorskip("llama_cpp")
-    spec = importlib.util.spec_from_file_location("tiny_models", FIXTURES / "tiny_models.py")
-    assert spec is not None and spec.loader is not None
-    tiny: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tiny
-    spec.loader.exec_module(tiny)
     directory = tmp_path_factory.mktemp("tiny")
-    return str(tiny.write_gguf(tiny.build(), directory / "tiny.gguf"))
+    return str(write_gguf(build(), directory / "tiny.gguf"))
 
 
 @pytest.fixture(autouse=True)

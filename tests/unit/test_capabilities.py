@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_spec import loading
+from edge_spec import loader
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget
@@ -28,7 +28,7 @@ def test_a_cache_that_cannot_rewind_is_refused_before_anything_runs():
     model = ScriptedModel(random_logits(5), 5)
     model.capabilities = replace(model.capabilities, rollback=False)
     with pytest.raises(UnsupportedModelError, match="m on scripted cannot rewind its cache"):
-        loading.check_capabilities("m", "scripted", model, loading.LoadOptions())
+        loader.check_capabilities("m", "scripted", model, loader.LoadOptions())
 
 
 @pytest.mark.parametrize(("trees", "rows"), [(True, 4), (False, 3)])

@@ -27,7 +27,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> N
     declared = EntryPoints(
         EntryPoint(name, value, f"edge_spec.{kind}") for kind, name, value in points
     )
-    monkeypatch.setattr(runtimes, "entry_points", lambda **wanted: declared.select(**wanted))
+    monkeypatch.setattr(entry_points, "entry_points", lambda **wanted: declared.select(**wanted))
 
 
 def test_the_repositorys_own_plugins_are_installed() -> None:

@@ -6,19 +6,17 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from fixtures import echo_model
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 FLAGS = (
     "--headless",
     "--disable-smooth-scrolling",
@@ -105,11 +103,7 @@ class Chat:
 @pytest.fixture(scope="session")
 def echo() -> ModuleType:
     """The module of the model that answers with the message's own text."""
-    spec = spec_from_file_location("echo_model", FIXTURES / "echo_model.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return echo_model
 
 
 @pytest.fixture

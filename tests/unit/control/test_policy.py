@@ -81,7 +81,7 @@ def test_the_first_drafter_with_a_likely_draft_token_is_taken() -> None:
 def test_rows_that_a_drafter_needs_are_scored_however_unlikely() -> None:
     tree = replace(
         with_confidence([0, 0, 2, 0], [0.5, 0.01, 0.01, 0.3]),
-        needed=(True, False, True, True, False),
+        required=(True, False, True, True, False),
     )
     plan = FixedPolicy().choose([Proposes(tree)], 0, BUDGET)
     assert plan.tree.tokens.tolist() == [0, 1, 2, 3] and plan.plain_reason is None
@@ -92,7 +92,7 @@ def test_rows_that_a_drafter_needs_are_scored_however_unlikely() -> None:
 def test_without_branches_needed_rows_stand_behind_the_chain_and_are_not_verified() -> None:
     tree = replace(
         with_confidence([0, 0, 2, 3, 0], [0.3, 0.9, 0.5, 0.1, 0.05]),
-        needed=(True, True, False, False, False, True),
+        required=(True, True, False, False, False, True),
     )
     plan = FixedPolicy(branches=False).choose([Proposes(tree)], 0, BUDGET)
     assert plan.tree.tokens.tolist() == [0, 2, 3, 1, 5]
@@ -114,7 +114,7 @@ def test_where_rows_may_not_branch_the_most_promising_path_is_verified() -> None
 
 
 @pytest.mark.parametrize(
-    ("draft tokens", "budget", "reason"),
+    ("draft_tokens", "budget", "reason"),
     [
         (None, BUDGET, PlainReason.OFF),
         ([1], Budget(0, 20), PlainReason.BUDGET),

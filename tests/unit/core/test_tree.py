@@ -230,7 +230,7 @@ def test_a_chain_carries_confidence_and_drafter() -> None:
         ([1, 2, 3], [-1, 0, -1], [1, 1, 1], {}),  # a second root
         ([1, 2], [-1, 0], [1, 1], {"draft_probs": (None,)}),
         ([1, 2], [-1, 0], [1, 1], {"proposed_by": ("",)}),
-        ([1, 2], [-1, 0], [1, 1], {"needed": (True,)}),
+        ([1, 2], [-1, 0], [1, 1], {"required": (True,)}),
     ],
 )
 def test_a_malformed_tree_is_refused(

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -19,6 +16,7 @@ import pytest
 import typer
 
 from edge_spec.cli.main import app, run
+from fixtures import documented
 
 ROOT = Path(__file__).parents[3]
 WORKFLOW = ".github/workflows/macos.yml"
@@ -29,17 +27,7 @@ SHARED = "## Options of "  # of several commands, with a table
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
-def documented() -> ModuleType:
-    spec = spec_from_file_location("documented", ROOT / "tests" / "fixtures" / "documented.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-PAGES = documented()
-BLOCKS: list[Any] = PAGES.blocks()
+BLOCKS: list[Any] = documented.blocks()
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
@@ -48,11 +36,11 @@ def test_a_block_is_run_or_says_why_not(block: Any) -> None:
     remedy = (
         f'{block.where}: a block of the language "{block.language}" that nothing runs. Write '
         "`<!-- run by tests/FILE.py -->` or `<!-- not run: REASON -->` on the line before it, with "
-        f"one of {PAGES.REASONS}; or give it one of the languages {PAGES.RUN_HERE}, and "
+        f"one of {documented.REASONS}; or give it one of the languages {documented.RUN_HERE}, and "
         "tests/e2e/test_documented.py runs it"
     )
     if block.reason is not None:
-        assert block.reason in PAGES.REASONS, remedy
+        assert block.reason in documented.REASONS, remedy
     elif block.test is not None:
         test = ROOT / block.test
         assert test.is_file(), f"{block.where}: {block.test} is not there"
@@ -60,12 +48,12 @@ def test_a_block_is_run_or_says_why_not(block: Any) -> None:
             f"{block.where}: {block.test} does not name the page, so it hardly runs the block"
         )
     else:
-        assert block.language in PAGES.RUN_HERE, remedy
+        assert block.language in documented.RUN_HERE, remedy
 
 
 def test_a_mark_stands_on_the_line_before_its_block() -> None:
     """Elsewhere, or misspelt, it would do nothing, and nobody would see it."""
-    for page in PAGES.pages():
+    for page in documented.pages():
         name = page.relative_to(ROOT).as_posix()
         marks = re.findall(r"^ *<!-- *(?:not )?run\b.*$", page.read_text("utf-8"), re.MULTILINE)
         marked = [block for block in BLOCKS if block.page == name and not block.runs_here]
@@ -109,7 +97,7 @@ def test_the_workflow_and_the_pages_for_other_devices_have_commands() -> None:
         assert found.count(name) >= 2, name
 
 
-@pytest.mark.parametrize("page", PAGES.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", documented.pages(), ids=lambda page: page.name)
 def test_options_named_in_a_text_exist(page: Path) -> None:
     for name, rest in IN_TEXT.findall(page.read_text("utf-8")):
         assert name in COMMANDS, f"{page.name}: edge-spec {name}"

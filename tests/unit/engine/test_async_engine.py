@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.engine.async_engine import AsyncEngine, _awaited
+from edge_spec.engine.async_engine import AsyncEngine, awaited
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import UsageError
 from edge_spec.testing import ScriptedModel
@@ -238,7 +238,7 @@ def test_an_engine_that_nobody_waits_for_any_more_is_closed(
         return make_engine(model)
 
     async def test() -> None:
-        task = asyncio.create_task(_awaited(load)())
+        task = asyncio.create_task(awaited(load)())
         assert await asyncio.to_thread(begun.wait, 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -20,9 +20,9 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Budget
+from edge_spec.engine import draft_overlap as anticipation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.engine import draft_overlap as anticipation
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 

@@ -49,7 +49,7 @@ def branches(speculation: Speculation) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("names", "numerics", "branching", "margin"),
+    ("names", "batch_invariance", "branching", "margin"),
     [
         ("auto", NOISY_BRANCHES, False, 0.0),
         ("auto", EXACT_BRANCHES, True, 0.125),

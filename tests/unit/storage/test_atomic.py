@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import StorageError
+from edge_spec.storage import atomic as storage
 from edge_spec.storage.atomic import (
     CACHE_VARIABLE,
     atomic_directory,
@@ -27,7 +28,6 @@ from edge_spec.storage.atomic import (
     scratch_directory,
     sha256_file,
 )
-from edge_spec.storage.atomic import atomic as storage
 from edge_spec.storage.swap import swapped
 
 # A process that writes into a scratch directory for longer than any test takes.

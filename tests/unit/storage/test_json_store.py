@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from edge_spec.storage.atomic import json_store as kept_file
+from edge_spec.storage import json_store as kept_file
 from edge_spec.storage.json_store import (
     DamagedError,
     KeptFile,

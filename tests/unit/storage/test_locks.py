@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import StorageError
-from edge_spec.storage.atomic import locks
+from edge_spec.storage import locks
 from edge_spec.storage.locks import locked, single_flight
 
 

@@ -120,6 +120,7 @@ F = {"name": "f", "arguments": '{"a": [1, "ü"]}'}
         (f"{CALL}\n{CALL}\n", "", [F, F]),
         (f"I ask.\n{CALL}", "I ask.\n", [F]),
         (f"{CALL}\nSo.", "\nSo.", [F]),
+        (f"I ask.\n{CALL}\n{CALL}\nSo. \n", "I ask.\n\nSo. \n", [F, F]),
         (CALL.removesuffix("\n</tool_call>"), "", [F]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [{"name": "f", "arguments": "{}"}]),
         ('<tool_call>{"name": "f", "arguments": "x"}', "", [{"name": "f", "arguments": "x"}]),

@@ -8,13 +8,11 @@ the prompt, the corpus and the cache continue with what it likes least.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,8 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
+from fixtures import text_distribution as text
+from fixtures.axes import each
 
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 Context = tuple[int, ...]
@@ -46,17 +46,6 @@ _choose = Sampler.choose
 NUMBERS = 40  # for each draw: a right rule needs one a position
 
 
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    path = Path(__file__).parents[3] / "fixtures" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-text = load("text_distribution")
 LENGTH, DRAWS, SMALLEST_P = text.LENGTH, text.DRAWS, text.SMALLEST_P
 
 
@@ -255,16 +244,18 @@ NAMES = ("opposed", "opposed-tree", "suffix", "recycling", "jacobi", "lookahead"
 NAMES += ("ngram-cache", "draft-model", "composite")
 
 
-@pytest.mark.parametrize(("vocab", "params"), text.PARAMS, ids=["0.5", "1", "2"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("draws", [DRAWS // 20, pytest.param(DRAWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "at"), each(NAMES, range(len(text.PARAMS))))
 def test_the_first_tokens_have_the_targets_joint_distribution(
-    name: str, vocab: int, params: dict[str, float], tmp_path: Path
+    name: str, at: int, draws: int, tmp_path: Path
 ) -> None:
+    """A twentieth of the draws shows broken rules; all of them show a shift of 1 % of the mass."""
+    vocab, params = text.PARAMS[at]
     model = ScriptedModel(random_logits(vocab, order=3, scale=1.0), vocab)
     prompt = opposed_text(model, 24)
     made = drafters(model, prompt, tmp_path)
     assert made.keys() == set(NAMES)
-    assert p_value(model, made[name], tuple(prompt), params) > SMALLEST_P
+    assert p_value(model, made[name], tuple(prompt), params, draws=draws) > SMALLEST_P
 
 
 def test_the_samplers_own_numbers_make_the_same_distribution() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,28 +11,16 @@ import pytest
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings
 from edge_spec.core.verify.siblings import _smallest_rho
+from fixtures import sampled_outcomes as outcomes
+from fixtures.axes import pairwise
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 Context = tuple[int, ...]
 
 WITHOUT, WITH, K_SEQ = Siblings
 ALL_TOKENS = SamplingParams(temperature=1.0)
 ROUNDING = 1e-12  # of sums of up to some 10,000 products of float64 numbers below 1
-SEEDS = range(8)  # of the target's and the draft's probabilities
+SEEDS = range(3)  # of the target's and the draft's probabilities
 SHAPES: list[tuple[str, ...]] = [("s", "s", "s", "s"), ("ss", "s"), ("sss",)]
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outcomes: Any = load("sampled_outcomes")
 
 
 def accepted(case: Any, shape: Sequence[str], rule: Siblings = WITHOUT) -> float:
@@ -50,9 +34,9 @@ def both(case: Any, path: Context = ()) -> tuple[np.ndarray, np.ndarray]:
     return case.target_probs(context), case.draft_probs(context)
 
 
-@pytest.mark.parametrize("rule", Siblings)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("shape", "rule", "temperature"), pairwise(SHAPES, list(Siblings), [0.5, 1.0, 2.0])
+)
 def test_a_draft_equal_to_the_target_is_always_right(
     shape: tuple[str, ...], rule: Siblings, temperature: float
 ) -> None:

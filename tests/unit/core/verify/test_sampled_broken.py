@@ -6,12 +6,8 @@ cut: they are what a drafter and a policy have to keep to.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,28 +18,15 @@ from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams, TokenChoice
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
 from edge_spec.core.verify import siblings, verify
+from fixtures import sampled_outcomes as outcomes
+from fixtures import text_distribution as text
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 Context = tuple[int, ...]
 
 ALL_TOKENS = SamplingParams(temperature=1.0)
 CHAIN = ("s", "s", "s")
 # Right rules are within 1e-12. What breaks a rule here moves some text's probability by more.
 SHIFT = 1e-3
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outcomes: Any = load("sampled_outcomes")
-text: Any = load("text_distribution")
 
 
 def error(shape: Sequence[str], draft: Any = None, params: Any = ALL_TOKENS, **more: Any) -> float:
@@ -210,7 +193,7 @@ def first_alone_if_least(tree: TokenTree) -> TokenTree:
         (
             ("s", "ss", "s"),
             {"confidence": by_parent},
-            lambda tree: replace(tree.likeliest(4), lone=()),
+            lambda tree: replace(tree.likeliest(4), only_child=()),
         ),
     ],
 )

@@ -7,12 +7,8 @@ what a seed makes of them.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,9 @@ from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
 from edge_spec.core.verify import verify
+from fixtures import sampled_outcomes as outcomes
+from fixtures import text_distribution as text
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 Context = tuple[int, ...]
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 
@@ -36,18 +33,6 @@ ROUNDS_A_SEED = 500
 # shifts of every text are for test_sampled_exact.py. A right rule fails with a chance of 1e-6.
 
 
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outcomes: Any = load("sampled_outcomes")
-text: Any = load("text_distribution")
 PROMPT, LENGTH = outcomes.PROMPT, text.LENGTH
 
 
@@ -94,10 +79,11 @@ def p_value(
         (("ss", "s"), Siblings.K_SEQ),
     ],
 )
+@pytest.mark.parametrize("draws", [DRAWS // 10, pytest.param(DRAWS, marks=pytest.mark.slow)])
 def test_the_first_tokens_have_the_targets_joint_distribution(
-    shape: tuple[str, ...], siblings: Siblings
+    shape: tuple[str, ...], siblings: Siblings, draws: int
 ) -> None:
-    assert p_value(shape, siblings) > text.SMALLEST_P
+    assert p_value(shape, siblings, draws=draws) > text.SMALLEST_P
 
 
 class OneStream(Sampler):

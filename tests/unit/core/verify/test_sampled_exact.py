@@ -8,11 +8,7 @@ test_sampled_distribution.py.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,8 +19,10 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
 from edge_spec.drafters.protocol import Budget
+from fixtures import sampled_outcomes as sampled
+from fixtures import text_distribution as text
+from fixtures.axes import each, pairwise_first
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 Context = tuple[int, ...]
 
 WITHOUT, WITH = Siblings.WITHOUT_REPLACEMENT, Siblings.WITH_REPLACEMENT
@@ -35,19 +33,6 @@ TARGETS = {
     "1, nucleus": SamplingParams(temperature=1.0, top_p=0.8),
     "2": SamplingParams(temperature=2.0, top_k=2, top_p=0.97),
 }
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-sampled, text = load("sampled_outcomes"), load("text_distribution")
 
 
 def error(case: Any, shape: Sequence[str], *, cut: Any = None, **form: Any) -> float:
@@ -92,29 +77,28 @@ def remembered_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "target_probs", text.remembering(sampling.target_probs))
 
 
-@pytest.mark.parametrize("params", TARGETS.values(), ids=TARGETS)
-@pytest.mark.parametrize("shape", CHAINS.values(), ids=CHAINS)
-def test_a_sampled_chain_leaves_the_text_its_distribution(
-    shape: tuple[str, ...], params: SamplingParams
-) -> None:
-    for name in drafts(params, shape):
-        case = sampled.Case(name, params, vocab=3)
-        assert error(case, shape) < ROUNDING, name
+@pytest.mark.parametrize(("shape", "target"), each(list(CHAINS), list(TARGETS)))
+def test_a_sampled_chain_leaves_the_text_its_distribution(shape: str, target: str) -> None:
+    for name in drafts(TARGETS[target], CHAINS[shape]):
+        case = sampled.Case(name, TARGETS[target], vocab=3)
+        assert error(case, CHAINS[shape]) < ROUNDING, name
 
 
-@pytest.mark.parametrize("rule", Siblings)
-@pytest.mark.parametrize("params", TARGETS.values(), ids=TARGETS)
-@pytest.mark.parametrize("shape", SIBLINGS.values(), ids=SIBLINGS)
+@pytest.mark.parametrize(
+    ("shape", "target", "rule"), pairwise_first(list(SIBLINGS), list(TARGETS), list(Siblings))
+)
 def test_sampled_siblings_leave_the_text_its_distribution(
-    shape: tuple[str, ...], params: SamplingParams, rule: Siblings
+    shape: str, target: str, rule: Siblings
 ) -> None:
-    for name in drafts(params, shape):
-        case = sampled.Case(name, params, vocab=4 if len(shape) == 1 else 3)
-        assert error(case, shape, siblings=rule) < ROUNDING, name
+    rows = SIBLINGS[shape]
+    for name in drafts(TARGETS[target], rows):
+        case = sampled.Case(name, TARGETS[target], vocab=4 if len(rows) == 1 else 3)
+        assert error(case, rows, siblings=rule) < ROUNDING, name
 
 
-@pytest.mark.parametrize("stop", [0, 1, 2])
-@pytest.mark.parametrize("shape", [("s", "s", "s"), ("ss", "s", "s"), ("s", "s", "ss")])
+@pytest.mark.parametrize(
+    ("stop", "shape"), each([0, 1, 2], [("s", "s", "s"), ("ss", "s", "s"), ("s", "s", "ss")])
+)
 def test_a_draft_may_stop_after_a_token_because_of_its_value(
     shape: tuple[str, ...], stop: int
 ) -> None:
@@ -122,8 +106,9 @@ def test_a_draft_may_stop_after_a_token_because_of_its_value(
     assert error(case, shape, grows=lambda path: path[-1] != stop) < ROUNDING
 
 
-@pytest.mark.parametrize("rule", Siblings)
-@pytest.mark.parametrize("shape", [("s", "s", "s"), ("ss", "s"), ("s", "sc")])
+@pytest.mark.parametrize(
+    ("rule", "shape"), each(list(Siblings), [("ss", "s"), ("s", "sc"), ("s", "s", "s")])
+)
 def test_penalties_count_the_draft_tokens_of_the_path(
     shape: tuple[str, ...], rule: Siblings
 ) -> None:
@@ -184,28 +169,40 @@ class Proposing:
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
 
 
-@pytest.mark.parametrize("cut", CHAIN_CUTS.values(), ids=CHAIN_CUTS)
-@pytest.mark.parametrize("confidence", [by_depth, by_parent])
-def test_a_chain_may_be_cut_by_what_came_before(cut: Any, confidence: Any) -> None:
+@pytest.mark.parametrize(
+    ("cut", "confidence"), pairwise_first(list(CHAIN_CUTS), [by_depth, by_parent])
+)
+def test_a_chain_may_be_cut_by_what_came_before(cut: str, confidence: Any) -> None:
     case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
-    assert error(case, ("s", "s", "s"), confidence=confidence, cut=cut) < ROUNDING
+    form = {"confidence": confidence, "cut": CHAIN_CUTS[cut]}
+    assert error(case, ("s", "s", "s"), **form) < ROUNDING
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("confidence", [by_depth, by_parent, by_rival])
-@pytest.mark.parametrize("rule", [WITHOUT, WITH])
-@pytest.mark.parametrize("shape", [("ss", "ss"), ("s", "ss", "s")])
+@pytest.mark.parametrize(
+    ("shape", "cut", "confidence", "rule"),
+    pairwise_first(
+        [("ss", "ss"), ("s", "ss", "s")],
+        list(CUTS),
+        [by_depth, by_parent, by_rival],
+        [WITHOUT, WITH],
+    ),
+)
 def test_a_tree_may_be_cut_by_what_came_before(
-    shape: tuple[str, ...], cut: Any, confidence: Any, rule: Siblings
+    shape: tuple[str, ...], cut: str, confidence: Any, rule: Siblings
 ) -> None:
     case = sampled.Case("opposed", SamplingParams(temperature=1.0), vocab=3)
     form = {"siblings": rule, "confidence": confidence}
-    assert error(case, shape, cut=cut, **form) < ROUNDING
+    assert error(case, shape, cut=CUTS[cut], **form) < ROUNDING
 
 
-@pytest.mark.parametrize("cut", ["likeliest rows", "likely rows", "fixed policy"])
-@pytest.mark.parametrize("confidence", [by_depth, by_parent, by_rival])
-@pytest.mark.parametrize("shape", [("s", "s"), ("ss", "ss"), ("s", "ss", "s")])
+@pytest.mark.parametrize(
+    ("shape", "cut", "confidence"),
+    pairwise_first(
+        [("s", "s"), ("ss", "ss"), ("s", "ss", "s")],
+        ["likeliest rows", "likely rows", "fixed policy"],
+        [by_depth, by_parent, by_rival],
+    ),
+)
 def test_a_tree_of_k_seq_is_cut_by_whole_groups(
     shape: tuple[str, ...], cut: str, confidence: Any
 ) -> None:

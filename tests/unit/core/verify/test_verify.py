@@ -18,6 +18,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
 from edge_spec.core.verify import verify
+from fixtures.axes import pairwise
 
 Rule = Callable[[TokenTree, Forward, Sampler], Verdict]
 Context = tuple[int, ...]
@@ -132,10 +133,15 @@ def edge_of(kind: str, vocab: int, random: np.random.Generator) -> np.ndarray:
     return probs * (1 - 1e-12) if kind == "short" else probs
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("kind", ["zeros", "tiny", "smallest", "one", "short"])
-@pytest.mark.parametrize("siblings", Siblings)
-@pytest.mark.parametrize("vocab", [2, 7, 50_000])
+@pytest.mark.parametrize(
+    ("kind", "vocab", "siblings", "dtype"),
+    pairwise(
+        ["zeros", "tiny", "smallest", "one", "short"],
+        [2, 7, 50_000],
+        list(Siblings),
+        [np.float64, np.float32],
+    ),
+)
 def test_no_edge_of_numbers_lets_an_impossible_token_through(
     vocab: int, siblings: Siblings, kind: str, dtype: Any
 ) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,25 +17,13 @@ from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from fixtures import text_distribution as text
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
 VOCAB = 12
 PROMPT = [3, 1, 4, 1, 5]
 NO_SCORES = Forward(np.zeros((1, 1), np.float32))
 # Every token so far decides the next: any wrong one in a cache shows.
 DRAFT = ScriptedModel(random_logits(VOCAB, order=10_000, scale=3.0), VOCAB)
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-text: Any = load("text_distribution")
 
 
 class CountingSession(ScriptedSession):

@@ -3,13 +3,9 @@ tokenizer makes of the draft's text."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from itertools import accumulate
 from math import prod
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,27 +19,15 @@ from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import ScriptedModel, random_logits
+from fixtures import languages as spoken
+from fixtures import trained_tokenizers
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-HELP = load("languages")
-Languages = dict[str, Any]  # name -> HELP.Language
+Languages = dict[str, Any]  # name -> its Language
 
 
 @pytest.fixture(scope="session")
 def languages(byte_tokenizer_json: str) -> Languages:
-    made: Languages = HELP.train(load("trained_tokenizers"), byte_tokenizer_json)
+    made: Languages = spoken.train(trained_tokenizers, byte_tokenizer_json)
     return made
 
 
@@ -53,47 +37,47 @@ def drafting(target: Any, draft: Any, model: ScriptedModel) -> CrossTokenizerDra
 
 
 def prompt_of(target: Any, num_tokens: int = 8) -> list[int]:
-    ids: list[int] = target.codec.encode(HELP.STORY)
+    ids: list[int] = target.codec.encode(spoken.STORY)
     return ids[:num_tokens]
 
 
-@pytest.mark.parametrize("name", HELP.DRAFTS)
+@pytest.mark.parametrize("name", spoken.DRAFTS)
 @pytest.mark.parametrize("num_prompt", [1, 8])
 def test_any_draft_tokenizer_gives_the_plain_greedy_text(
     num_prompt: int, name: str, languages: Languages, decode: Any, greedy: Any
 ) -> None:
     target, draft = languages["target"], languages[name]
-    model, prompt = target.writer(HELP.STORY), prompt_of(target, num_prompt)
-    count = len(target.codec.encode(HELP.STORY)) - len(prompt)
-    drafter = drafting(target, draft, draft.writer(HELP.STORY))
+    model, prompt = target.writer(spoken.STORY), prompt_of(target, num_prompt)
+    count = len(target.codec.encode(spoken.STORY)) - len(prompt)
+    drafter = drafting(target, draft, draft.writer(spoken.STORY))
     run = decode(model, prompt, [drafter], max_tokens=count)
     assert run.tokens == greedy(model, prompt, count)
     proposed, accepted = drafter.text_counts
-    assert accepted > len(HELP.STORY) / 2
+    assert accepted > len(spoken.STORY) / 2
     # The draft is right, but a draft token may end inside a word or a character.
     assert accepted == proposed if name == "permuted" else accepted > 0.8 * proposed
     assert all(round.num_accepted >= round.num_draft_tokens - 2 for round in run.rounds)
 
 
-@pytest.mark.parametrize("name", HELP.DRAFTS)
+@pytest.mark.parametrize("name", spoken.DRAFTS)
 def test_a_useless_draft_changes_nothing(
     name: str, languages: Languages, decode: Any, greedy: Any
 ) -> None:
     target, draft = languages["target"], languages[name]
-    model, prompt = target.writer(HELP.STORY), prompt_of(target)
+    model, prompt = target.writer(spoken.STORY), prompt_of(target)
     other = ScriptedModel(random_logits(draft.size, scale=30.0), draft.size)
     drafter = drafting(target, draft, other)
     assert decode(model, prompt, [drafter], max_tokens=50).tokens == greedy(model, prompt, 50)
     assert drafter.text_counts.accepted_characters < drafter.text_counts.proposed_characters
 
 
-@pytest.mark.parametrize("name", HELP.DRAFTS)
+@pytest.mark.parametrize("name", spoken.DRAFTS)
 def test_a_draft_token_to_the_end_is_all_of_the_targets_own_tokens(
     name: str, languages: Languages
 ) -> None:
     """Whatever token the text has come to, those inside a word or a character included."""
     target, draft = languages["target"], languages[name]
-    model, ids = draft.writer(HELP.SHORT), target.codec.encode(HELP.SHORT)
+    model, ids = draft.writer(spoken.SHORT), target.codec.encode(spoken.SHORT)
     drafter = drafting(target, draft, model)
     for count in range(1, len(ids)):
         drafter.begin(ids[:count])
@@ -101,14 +85,14 @@ def test_a_draft_token_to_the_end_is_all_of_the_targets_own_tokens(
         assert tree.tokens.tolist() == ids[count - 1 :], count
         rows = tuple(range(1, len(tree)))
         before = drafter.text_counts
-        drafter.observe(tree, HELP.OUT, Verdict(tuple(ids[count:]), rows, True))
+        drafter.observe(tree, spoken.OUT, Verdict(tuple(ids[count:]), rows, True))
         proposed, accepted = np.subtract(drafter.text_counts, before)
-        assert proposed == accepted == len(HELP.SHORT) - len(HELP.complete(target, ids[:count]))
+        assert proposed == accepted == len(spoken.SHORT) - len(spoken.complete(target, ids[:count]))
 
 
 def test_a_draft_token_ends_before_the_drafts_special_tokens(languages: Languages) -> None:
     target, draft = languages["target"], languages["small"]
-    inner, prompt = HELP.Recording(), target.codec.encode("They said")
+    inner, prompt = spoken.Recording(), target.codec.encode("They said")
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     for before, after in ((" nothing at all", " and more"), ("", " and more")):
         candidate = draft.codec.encode(before)
@@ -126,7 +110,7 @@ def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
     name: str, languages: Languages
 ) -> None:
     target, draft = languages["target"], languages[name]
-    inner, prompt = HELP.Recording(), target.codec.encode("They said")
+    inner, prompt = spoken.Recording(), target.codec.encode("They said")
     candidate = " caf\u00e9s \U0001f680 everywhere, nothing else"
     inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
     chances = np.random.default_rng(1).uniform(0.5, 1, len(inner.draft_tokens))
@@ -156,14 +140,14 @@ def test_the_last_token_of_an_open_draft_token_is_less_certain_the_more_often_it
     prompt, drafted = target.codec.encode("They said"), target.codec.encode(" othe")
 
     def last_confidence(text: list[int]) -> float:
-        inner = HELP.Recording()
+        inner = spoken.Recording()
         inner.draft_tokens = draft.codec.encode(" othe")
         inner.confidence = [1.0] * len(inner.draft_tokens)
         drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         for _ in range(30):
             drafter.begin(prompt)
             tree = drafter.propose(prompt[-1], Budget(20, 21))
-            drafter.observe(tree, HELP.OUT, HELP.outcome(tree, text))
+            drafter.observe(tree, spoken.OUT, spoken.outcome(tree, text))
         assert tree.tokens[1:].tolist() == drafted
         assert (tree.confidence[1:-1] == 1).all()
         return float(tree.confidence[-1])
@@ -179,7 +163,7 @@ def test_no_more_is_drafted_than_the_budget_allows(
     count: int, rows: int, languages: Languages
 ) -> None:
     target, draft = languages["target"], languages["large"]
-    inner, prompt = HELP.Recording(), target.codec.encode("They said")
+    inner, prompt = spoken.Recording(), target.codec.encode("They said")
     inner.draft_tokens = draft.codec.encode(" nothing at all " * 9)
     inner.confidence = [0.9] * len(inner.draft_tokens)
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
@@ -197,8 +181,8 @@ def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
 ) -> None:
     """The target writes in short tokens; the draft tokens are canonical again after each."""
     target, draft = languages["target"], languages[name]
-    model, prompt = target.writer(HELP.STORY, longest), prompt_of(target)
-    drafter = drafting(target, draft, draft.writer(HELP.STORY))
+    model, prompt = target.writer(spoken.STORY, longest), prompt_of(target)
+    drafter = drafting(target, draft, draft.writer(spoken.STORY))
     run = decode(model, prompt, [drafter], max_tokens=150)
     assert run.tokens == greedy(model, prompt, 150)
     assert drafter.text_counts.accepted_characters > 0
@@ -208,7 +192,7 @@ def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None
     target, draft = languages["target"], languages["large"]
     prompt, candidate = target.codec.encode("They said"), " nothing at all about it"
     tokens = target.codec.encode(candidate)
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
     inner.confidence = [1.0] * len(inner.draft_tokens)
 
@@ -216,9 +200,9 @@ def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None
         drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
         drafter.begin(prompt)
         tree = change(drafter.propose(prompt[-1], Budget(20, 21)))
-        verdict = HELP.outcome(tree, text)
-        drafter.observe(tree, HELP.OUT, verdict)
-        drafter.observe(tree, HELP.OUT, verdict)  # another's: nothing was proposed in this round
+        verdict = spoken.outcome(tree, text)
+        drafter.observe(tree, spoken.OUT, verdict)
+        drafter.observe(tree, spoken.OUT, verdict)  # another's: nothing was proposed in this round
         return drafter.text_counts
 
     first, second = (len(target.pieces[token]) for token in tokens[:2])
@@ -237,14 +221,14 @@ def test_the_suffix_drafter_goes_first_and_the_draft_catches_up(
     languages: Languages, decode: Any, greedy: Any
 ) -> None:
     target, draft = languages["target"], languages["large"]
-    text = HELP.STORY + HELP.STORY  # the second time the suffix drafter knows it
+    text = spoken.STORY + spoken.STORY  # the second time the suffix drafter knows it
     model, prompt = target.writer(text), prompt_of(target)
     count = len(target.codec.encode(text)) - len(prompt)
     drafter = drafting(target, draft, draft.writer(text))
     run = decode(model, prompt, [SuffixDrafter(), drafter], max_tokens=count)
     assert run.tokens == greedy(model, prompt, count)
     assert {token.drafter for token in run.decoded} >= {"suffix", "draft-model"}
-    assert len(HELP.STORY) / 2 < drafter.text_counts.accepted_characters < len(text)
+    assert len(spoken.STORY) / 2 < drafter.text_counts.accepted_characters < len(text)
 
 
 @settings(max_examples=300)
@@ -253,7 +237,7 @@ def test_any_tokens_and_draft_tokens_give_a_chain_below_the_pending_token(
     data: Any, languages: Languages
 ) -> None:
     target = languages[data.draw(st.sampled_from(["target", "bytes", "sentencepiece first"]))]
-    draft = languages[data.draw(st.sampled_from(HELP.DRAFTS))]
+    draft = languages[data.draw(st.sampled_from(spoken.DRAFTS))]
     tokens = st.one_of(
         st.lists(st.integers(0, target.size - 1), min_size=1, max_size=30),
         st.text(st.sampled_from("ab \n\u00e9\U0001f680'1"), min_size=1, max_size=90).map(
@@ -261,7 +245,7 @@ def test_any_tokens_and_draft_tokens_give_a_chain_below_the_pending_token(
         ),
     )
     draft_tokens = st.lists(st.integers(0, draft.size - 1), max_size=8)
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     text: list[int] = []
     tree = TokenTree.chain(0)
@@ -271,8 +255,8 @@ def test_any_tokens_and_draft_tokens_give_a_chain_below_the_pending_token(
             text = [*text[: data.draw(st.integers(0, 40))], *new]
             drafter.begin(text)
         else:
-            verdict = HELP.outcome(tree, new)
-            drafter.observe(tree, HELP.OUT, verdict)
+            verdict = spoken.outcome(tree, new)
+            drafter.observe(tree, spoken.OUT, verdict)
             text += verdict.tokens
         inner.draft_tokens = data.draw(draft_tokens)
         inner.confidence = [0.5] * len(inner.draft_tokens)
@@ -287,9 +271,9 @@ def test_any_tokens_and_draft_tokens_give_a_chain_below_the_pending_token(
 def test_a_snapshot_carries_what_was_learnt_and_what_the_draft_has_read(
     languages: Languages, decode: Any
 ) -> None:
-    target, draft = languages["target"], languages[HELP.DRAFTS[0]]
-    made = [drafting(target, draft, draft.writer(HELP.STORY)) for _ in range(2)]
-    decode(target.writer(HELP.STORY), prompt_of(target), made[:1], max_tokens=20)
+    target, draft = languages["target"], languages[spoken.DRAFTS[0]]
+    made = [drafting(target, draft, draft.writer(spoken.STORY)) for _ in range(2)]
+    decode(target.writer(spoken.STORY), prompt_of(target), made[:1], max_tokens=20)
     state = made[0].snapshot()
     fresh = made[1].snapshot()
     assert not np.array_equal(state["inner/acceptance"], fresh["inner/acceptance"])

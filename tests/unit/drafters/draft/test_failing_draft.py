@@ -22,6 +22,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from fixtures.axes import each, pairwise
 
 VOCAB = 12
 PROMPT = [1, 2, 0, 1]
@@ -115,10 +116,10 @@ def held_to_plain(
     return list(runs[0].rounds)
 
 
-@pytest.mark.parametrize("after", [2, 7])
-@pytest.mark.parametrize("where", ["forward", "commit", "rollback"])
-@pytest.mark.parametrize("branches", [False, True])
-@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+@pytest.mark.parametrize(
+    ("where", "after", "branches", "params"),
+    pairwise(["forward", "commit", "rollback"], [2, 7], [False, True], [GREEDY, SEEDED]),
+)
 def test_a_draft_that_dies_is_dropped_once_and_for_all(
     where: str, after: int, branches: bool, params: SamplingParams, decode: Any, caplog: Any
 ) -> None:
@@ -138,9 +139,9 @@ def test_a_draft_that_dies_over_the_prompt_is_not_asked(decode: Any, caplog: Any
     assert not any(stats.num_draft_tokens for stats in rounds)
 
 
-@pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("width", [0, 1, 4])
-@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+@pytest.mark.parametrize(
+    ("spoil", "width", "params"), each(list(SPOILS), [0, 1, 4], [GREEDY, GREEDY, SEEDED, SEEDED])
+)
 def test_logits_that_are_none_are_not_drafted_from(
     spoil: str, width: int, params: SamplingParams, decode: Any, caplog: Any
 ) -> None:
@@ -166,8 +167,7 @@ def test_a_policy_that_measures_goes_on_without_it(decode: Any, caplog: Any) -> 
     assert guarded.sibling_acceptance() == ()
 
 
-@pytest.mark.parametrize("shape", [(), (-1, 0, 0, 1)])
-@pytest.mark.parametrize("spoil", [None, *SPOILS])
+@pytest.mark.parametrize(("spoil", "shape"), each([None, *SPOILS], [(), (-1, 0, 0, 1)]))
 def test_a_draft_that_samples_and_dies_leaves_a_whole_text(
     spoil: str | None, shape: tuple[int, ...]
 ) -> None:

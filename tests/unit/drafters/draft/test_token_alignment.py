@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import unicodedata
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,44 +15,32 @@ from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.token_alignment import MAX_OPEN, PartCodec
 from edge_spec.drafters.protocol import Budget
 from edge_spec.text.tokenizer import Tokenizer
+from fixtures import languages as spoken
+from fixtures import trained_tokenizers
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
-
-
-def load(name: str) -> ModuleType:
-    """--import-mode=importlib cannot import it by name."""
-    spec = importlib.util.spec_from_file_location(name, FIXTURES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-HELP = load("languages")
-Languages = dict[str, Any]  # name -> HELP.Language
+Languages = dict[str, Any]  # name -> its Language
 
 
 @pytest.fixture(scope="session")
 def languages(byte_tokenizer_json: str) -> Languages:
-    made: Languages = HELP.train(load("trained_tokenizers"), byte_tokenizer_json)
+    made: Languages = spoken.train(trained_tokenizers, byte_tokenizer_json)
     return made
 
 
-@pytest.mark.parametrize("name", HELP.DRAFTS)
+@pytest.mark.parametrize("name", spoken.DRAFTS)
 def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
     name: str, languages: Languages
 ) -> None:
     """Round by round, some of them drafted by others, and with draft tokens of every kind."""
     target, draft = languages["target"], languages[name]
-    ids, inner = target.codec.encode(HELP.STORY * 2), HELP.Recording()
+    ids, inner = target.codec.encode(spoken.STORY * 2), spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     rng = np.random.default_rng(1)
     drafter.begin(ids[:5])
     at = 5
     while at < len(ids) - 1:
-        written = HELP.complete(target, ids[:at])
-        rest = PartCodec(draft.codec).after("x", (HELP.STORY * 2)[len(written) :][:30])
+        written = spoken.complete(target, ids[:at])
+        rest = PartCodec(draft.codec).after("x", (spoken.STORY * 2)[len(written) :][:30])
         wrong = rng.integers(0, draft.size, 3).tolist()
         inner.draft_tokens = [*rest[: rng.integers(0, 5)], *wrong[: rng.integers(0, 3)]]
         inner.confidence = [0.9] * len(inner.draft_tokens)
@@ -65,8 +49,8 @@ def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
             tree = drafter.propose(ids[at - 1], Budget(6, 7))
             read = PartCodec(draft.codec).after("", written)
             assert draft.bytes_of(inner.ids) == draft.bytes_of(read)
-        verdict = HELP.outcome(tree, ids[at:])
-        drafter.observe(tree, HELP.OUT, verdict)
+        verdict = spoken.outcome(tree, ids[at:])
+        drafter.observe(tree, spoken.OUT, verdict)
         at += len(verdict.tokens)
     assert max(inner.rights) >= 3 and min(inner.rights) == 0
     assert inner.begun < len(inner.budgets) / 2  # most of the time the text only goes on
@@ -74,10 +58,10 @@ def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
 
 @pytest.mark.parametrize("name", ["small", "large", "sentencepiece first"])
 def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Languages) -> None:
-    of_target = HELP.Counting(languages["target"].codec)
-    of_draft = HELP.Counting(languages[name].codec)
-    text = "".join(f"{line}. {HELP.STORY}" for line in range(100))
-    ids, inner = of_target.encode(text), HELP.Recording()
+    of_target = spoken.Counting(languages["target"].codec)
+    of_draft = spoken.Counting(languages[name].codec)
+    text = "".join(f"{line}. {spoken.STORY}" for line in range(100))
+    ids, inner = of_target.encode(text), spoken.Recording()
     assert len(ids) > 10_000
     drafter = CrossTokenizerDrafter(inner, of_target, of_draft)
     inner.draft_tokens, inner.confidence = of_draft.encode("nothing at all"), [0.9] * 20
@@ -85,7 +69,7 @@ def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Lang
     tree = drafter.propose(ids[9_999], Budget(6, 7))
     of_target.taken(), of_draft.taken()
     for at in range(10_000, len(ids)):
-        drafter.observe(tree, HELP.OUT, Verdict((ids[at],), (), False))
+        drafter.observe(tree, spoken.OUT, Verdict((ids[at],), (), False))
         tree = drafter.propose(ids[at], Budget(6, 7))
         # The open end once, and once more in parts where it is settled.
         assert of_draft.taken() < 3 * MAX_OPEN
@@ -99,14 +83,14 @@ def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Lang
     [
         ("\U0001f680\U0001f469\u200d" * 400, None, 3 * MAX_OPEN),
         (" " * 2000, None, 16 * MAX_OPEN),
-        (HELP.STORY * 8, 1, 16 * MAX_OPEN),  # nowhere canonical
+        (spoken.STORY * 8, 1, 16 * MAX_OPEN),  # nowhere canonical
     ],
 )
 def test_any_long_text_is_encoded_bit_by_bit(
     text: str, longest: int | None, most: int, languages: Languages
 ) -> None:
     target, draft = languages["target"], languages["small"]
-    counting, inner = HELP.Counting(draft.codec), HELP.Recording()
+    counting, inner = spoken.Counting(draft.codec), spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, counting)
     alone = {piece: id for id, piece in enumerate(target.pieces)}
     ids = target.codec.encode(text)
@@ -114,7 +98,7 @@ def test_any_long_text_is_encoded_bit_by_bit(
         ids = [alone[bytes([byte])] for byte in text.encode()]
     drafter.begin(ids[:1])
     for at in range(1, len(ids)):
-        drafter.observe(TokenTree.chain(0), HELP.OUT, Verdict((ids[at],), (), False))
+        drafter.observe(TokenTree.chain(0), spoken.OUT, Verdict((ids[at],), (), False))
         drafter.propose(ids[at], Budget(6, 7))
         assert counting.taken() < most
     assert draft.bytes_of(inner.ids) == text.encode()
@@ -124,23 +108,23 @@ def test_a_draft_that_normalizes_reads_all_of_the_text(languages: Languages) -> 
     target = languages["target"]
     described = tokenizers.Tokenizer.from_str(languages["small"].codec._tokenizer.to_str())
     described.normalizer = normalizers.NFKC()
-    draft, inner = Tokenizer(described.to_str()), HELP.Recording()
+    draft, inner = Tokenizer(described.to_str()), spoken.Recording()
     text = "So\u2026 half a line, \u00bd, and no more\u2026 " * 30
     ids = target.codec.encode(text)
     drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     drafter.begin(ids[:1])
     for at in range(1, len(ids)):
-        drafter.observe(TokenTree.chain(0), HELP.OUT, Verdict((ids[at],), (), False))
+        drafter.observe(TokenTree.chain(0), spoken.OUT, Verdict((ids[at],), (), False))
         drafter.propose(ids[at], Budget(6, 7))
     assert draft.decode(inner.ids) == unicodedata.normalize("NFKC", text)
 
 
 def test_another_turn_of_a_chat_encodes_what_is_new(languages: Languages) -> None:
-    target, draft = languages["target"], HELP.Counting(languages["small"].codec)
-    inner, ids = HELP.Recording(), target.codec.encode(HELP.STORY * 3)
+    target, draft = languages["target"], spoken.Counting(languages["small"].codec)
+    inner, ids = spoken.Recording(), target.codec.encode(spoken.STORY * 3)
     drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     for prompt, most in (
-        (ids[:-20], 3 * len(HELP.STORY) + 200),
+        (ids[:-20], 3 * len(spoken.STORY) + 200),
         (ids, 20 * 8 + 3 * MAX_OPEN),  # goes on
         ([*ids[:-9], *ids[:9]], 9 * 8 + 3 * MAX_OPEN),  # has another end
     ):
@@ -164,7 +148,7 @@ def chatty(languages: Languages, bos: bool) -> tuple[Tokenizer, Any]:
 def test_chat_markers_that_both_know_become_the_drafts(bos: bool, languages: Languages) -> None:
     draft, target = chatty(languages, bos)
     ids = target.codec.encode("<|user|>Hi there\n<|end|>\n<|end|> Caf\u00e9")
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     drafter.begin(ids)
     drafter.propose(ids[-1], Budget(6, 7))
@@ -177,7 +161,7 @@ def test_a_marker_ends_an_unfinished_character(languages: Languages) -> None:
     target, draft = languages["target"], languages["small"]
     part = target.codec.encode("\U0001f680")[:1]
     ids = [*target.codec.encode("Hi"), *part, *target.codec.encode("<|end|>there you")]
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     drafter.begin(ids)
     drafter.propose(ids[-1], Budget(6, 7))
@@ -186,7 +170,7 @@ def test_a_marker_ends_an_unfinished_character(languages: Languages) -> None:
 
 def test_a_beginning_that_both_have_is_written_once(languages: Languages) -> None:
     draft, _ = chatty(languages, bos=True)
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, draft, draft)
     for text in ("<s>Hi", "<s>", "Hi <s> there"):
         drafter.begin(draft.encode(text))
@@ -196,7 +180,7 @@ def test_a_beginning_that_both_have_is_written_once(languages: Languages) -> Non
 
 def test_a_text_without_ids_is_not_drafted_after(languages: Languages) -> None:
     draft, target = chatty(languages, bos=False)
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft)
     prompts: tuple[list[int], ...] = (
         [],
@@ -217,7 +201,7 @@ def test_a_draft_token_alone_is_encoded_behind_tokens_that_are_not_canonical(
     bytes_alone = {piece: id for id, piece in enumerate(target.pieces)}
     for said in ("They said", "They sai\u4eee", "x" * 99, " " * 99):
         prompt = [bytes_alone[bytes([byte])] for byte in said.encode()]
-        inner = HELP.Recording()
+        inner = spoken.Recording()
         inner.draft_tokens = draft.codec.encode(candidate)
         inner.confidence = [1.0] * len(inner.draft_tokens)
         drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
@@ -232,11 +216,11 @@ def test_an_unfinished_character_is_finished_or_left_alone(
 ) -> None:
     target, draft = languages["target"], languages["large"]
     ids = target.codec.encode(f"They said {emoji}!")
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     for count in range(len(ids) - len(emoji.encode()), len(ids)):
         drafter.begin(ids[:count])
-        rest = f"They said {emoji}!"[len(HELP.complete(target, ids[:count])) :]
+        rest = f"They said {emoji}!"[len(spoken.complete(target, ids[:count])) :]
         if not target.bytes_of(ids[:count]).decode(errors="replace").endswith("\ufffd"):
             continue
         for candidate in (rest, "nothing", "\U0001f600"):
@@ -249,7 +233,7 @@ def test_an_unfinished_character_is_finished_or_left_alone(
             elif candidate == "nothing":
                 assert tokens == []
             elif tokens:  # it begins with the same bytes
-                text = HELP.complete(target, [*ids[:count], *tokens])
+                text = spoken.complete(target, [*ids[:count], *tokens])
                 assert text == f"They said {emoji}!"[: -len(rest)] + candidate
 
 
@@ -269,7 +253,7 @@ def test_bytes_that_are_no_character_are_read_as_they_are_shown(languages: Langu
     wrong = [names["<0x6A>"], names["<0x80>"]]
     they, said = target.codec.encode("They"), target.codec.encode("said so")
     prompt = [*they, *wrong, *said]
-    inner = HELP.Recording()
+    inner = spoken.Recording()
     drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
     inner.draft_tokens = [*draft.codec.encode(" nothing"), draft.eos]
     inner.confidence = [1.0] * len(inner.draft_tokens)
@@ -285,17 +269,17 @@ def test_after_an_interrupt_the_draft_reads_the_same(
 ) -> None:
     """Ctrl-C may come in any call of a tokenizer."""
     target, draft = languages["target"], languages["small"]
-    ids = target.codec.encode("<|user|>" + HELP.STORY)
+    ids = target.codec.encode("<|user|>" + spoken.STORY)
     num_interrupts = 0
     for at in range(1, 6):
-        codecs = {"target": HELP.Counting(target.codec), "draft": HELP.Counting(draft.codec)}
-        inner = HELP.Recording()
+        codecs = {"target": spoken.Counting(target.codec), "draft": spoken.Counting(draft.codec)}
+        inner = spoken.Recording()
         inner.draft_tokens = draft.codec.encode(" and more")
         inner.confidence = [1.0] * len(inner.draft_tokens)
         drafter = CrossTokenizerDrafter(inner, codecs["target"], codecs["draft"])
         drafter.begin(ids[:30])
         drafter.propose(ids[29], Budget(5, 6))
-        drafter.observe(TokenTree.chain(ids[29]), HELP.OUT, Verdict(tuple(ids[30:80]), (), False))
+        drafter.observe(TokenTree.chain(ids[29]), spoken.OUT, Verdict(tuple(ids[30:80]), (), False))
         codecs[interrupted].interrupt_at = at
         try:
             drafter.propose(ids[79], Budget(5, 6))
@@ -305,5 +289,5 @@ def test_after_an_interrupt_the_draft_reads_the_same(
         for prompt in (ids[:90], ids[:40], ids):
             drafter.begin(prompt)
             drafter.propose(prompt[-1], Budget(5, 6))
-            assert draft.bytes_of(inner.ids).decode() == HELP.complete(target, prompt)
+            assert draft.bytes_of(inner.ids).decode() == spoken.complete(target, prompt)
     assert num_interrupts > 1

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from edge_spec.drafters.lookup import ngram_store
 from edge_spec.drafters.lookup.ngram_store import Followers, NgramStore, pack
 from edge_spec.errors import UsageError
+from edge_spec.storage import json_store as kept_file
 from edge_spec.storage.atomic import atomic_file
-from edge_spec.storage.atomic import json_store as kept_file
 
 VOCAB = 50
 MOST = 2**32 - 1  # what a count can hold
