@@ -90,6 +90,7 @@ def test_the_graph_scores_as_the_reference_does(
             session.commit(each.path(len(each) - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_graph_scores_real_weights_as_the_reference_does(
