@@ -174,7 +174,13 @@ PROMISED = {
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("compute", "name"), PROMISED)
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        pytest.param(*each, marks=() if each[1] in ("int4", "lut4") else pytest.mark.slow)
+        for each in PROMISED
+    ],
+)
 def test_the_size_is_what_the_quantization_promises(
     compute: str, name: str, demo_gguf: Path, tmp_path: Path
 ) -> None:

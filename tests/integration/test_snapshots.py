@@ -167,7 +167,8 @@ def test_a_library_that_writes_another_form_tells_nothing(
 @pytest.mark.model
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])
 def test_the_demo_model_goes_on_with_a_chat(runtime: str, demo_gguf: Path, tmp_path: Path) -> None:
-    options = LoadOptions(runtime=runtime, exact=True)
+    # One thread waits for no other: two engines and another worker share the cores.
+    options = LoadOptions(runtime=runtime, exact=True, threads=1)
     with (
         load_engine("smollm2", options, lambda what, fraction: None) as engine,
         load_engine("smollm2", options, lambda what, fraction: None) as other,
