@@ -95,6 +95,7 @@ def test_the_graph_scores_as_the_reference_does(
             session.commit(each.path(len(each) - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_graph_scores_real_weights_as_the_reference_does(
@@ -179,7 +180,13 @@ PROMISED = {
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("compute", "name"), PROMISED)
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        pytest.param(*each, marks=() if each[1] in ("int4", "lut4") else pytest.mark.slow)
+        for each in PROMISED
+    ],
+)
 def test_the_size_is_what_the_quantization_promises(
     compute: str, name: str, demo_gguf: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures.axes import each_first
 
 VARIANTS = (
     *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
@@ -71,8 +72,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("quantization", ROUNDING)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "quantization"), each_first(VARIANTS, list(ROUNDING)))
 def test_weights_are_those_of_the_source_but_for_rounding(
     variant: str, quantization: str, converted: Paths, checkpoint: Callable[..., StoredCheckpoint]
 ) -> None:
@@ -110,8 +110,7 @@ def test_dimensions_are_those_of_the_source(
     assert written.chat_template == source.chat_template
 
 
-@pytest.mark.parametrize("quantization", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "quantization"), each_first(VARIANTS, ["F32", "F16", "Q8_0"]))
 def test_llama_cpp_scores_as_the_reference(
     variant: str,
     quantization: str,
@@ -132,8 +131,9 @@ def test_llama_cpp_scores_as_the_reference(
     assert relative_error(found, expected) < bound
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_1", "Q5_0", "Q8_0"])
-@pytest.mark.parametrize("quantization", ["F32", "Q4_0"])
+@pytest.mark.parametrize(
+    ("kind", "quantization"), each_first(["F16", "BF16", "Q4_1", "Q5_0", "Q8_0"], ["F32", "Q4_0"])
+)
 def test_any_stored_type_is_exported_in_any_other(
     quantization: str, kind: str, gguf: Paths, tmp_path: Path
 ) -> None:
@@ -258,7 +258,8 @@ def test_names_are_those_of_llama_cpp(tiny: ModuleType) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("quantization", "num_layers", "bound"), [("Q4_0", 30, 1.5), ("F16", 8, 1e-3)]
+    ("quantization", "num_layers", "bound"),
+    [pytest.param("Q4_0", 30, 1.5, marks=pytest.mark.slow), ("F16", 8, 1e-3)],
 )
 def test_the_demo_model_stays_what_it_is(
     quantization: str,

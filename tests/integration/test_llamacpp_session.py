@@ -15,6 +15,7 @@ from edge_spec.errors import ContextFullError, UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures.axes import each_first
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
 Setup = Any
@@ -145,8 +146,13 @@ def test_a_committed_branch_leaves_what_its_path_alone_leaves(
         np.testing.assert_allclose(found, expected, atol=setup.own_tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("after", ["prefill", "chain", "tree", "rollback", "growth"])
-@pytest.mark.parametrize("uncommitted", ["chain", "tree", "chain tree", "tree chain", "tree tree"])
+@pytest.mark.parametrize(
+    ("uncommitted", "after"),
+    each_first(
+        ["chain", "tree", "chain tree", "tree chain", "tree tree"],
+        ["tree", "prefill", "growth", "rollback", "chain"],
+    ),
+)
 def test_rows_that_are_not_committed_leave_no_trace(
     uncommitted: str, after: str, both: Both, tokens: Tokens, random_tree: RandomTree
 ) -> None:

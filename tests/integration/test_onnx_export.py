@@ -24,6 +24,7 @@ from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
+from fixtures.axes import each_first
 
 VARIANTS = (
     *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
@@ -147,12 +148,12 @@ def test_fp16_scores_as_the_reference_and_is_half_as_large(
     assert half.manifest.files[data].num_bytes < 0.7 * full.manifest.files[data].num_bytes
 
 
-@pytest.mark.parametrize(("quantization", "block_size"), INTEGERS)
-@pytest.mark.parametrize("variant", ["llama", "llama-bias", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("variant", "integers"), each_first(["llama", "llama-bias", "qwen2", "qwen3"], INTEGERS)
+)
 def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
     variant: str,
-    quantization: str,
-    block_size: int,
+    integers: tuple[str, int],
     checkpoint: Callable[..., StoredCheckpoint],
     tokens: Tokens,
     tmp_path: Path,
@@ -162,6 +163,7 @@ def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
 
     Rows are of 64 and 96 weights: blocks of 64 and 128 are padded.
     """
+    quantization, block_size = integers
     monkeypatch.setattr("edge_spec.exporters.onnx.weights._ACCURACY_INT8", 1)
     options = ExportOptions(quantization, block_size)
     OnnxExporter().export(checkpoint(variant), tmp_path / "out", options, lambda what, part: None)
@@ -179,8 +181,7 @@ def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
         assert error <= bound, name
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "quantization"), each_first(VARIANTS, ["int8", "int4"]))
 def test_integer_activations_cost_little(
     variant: str, quantization: str, exported: Exported, tokens: Tokens
 ) -> None:
@@ -279,8 +280,10 @@ def test_quantized_weights_are_carried_over_bit_for_bit(
         np.testing.assert_array_equal(values, source.float32(name), err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16"])
-@pytest.mark.parametrize("quantization", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    each_first(["Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16"], ["fp32", "int8", "int4"]),
+)
 def test_any_stored_type_is_exported_in_any_other(
     kind: str, quantization: str, gguf: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from edge_spec.errors import SnapshotError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import CACHE_VARIABLE
+from fixtures.axes import each_first
 
 RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -63,8 +64,7 @@ def draft_by(engine: Engine, drafters: str) -> None:
     )
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize(("drafters", "sampling"), each_first(DRAFTERS, list(SAMPLING)))
 def test_a_conversation_goes_on_in_another_engine(
     two: Two, tmp_path: Path, drafters: str, sampling: str
 ) -> None:
@@ -167,7 +167,8 @@ def test_a_library_that_writes_another_form_tells_nothing(
 @pytest.mark.model
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])
 def test_the_demo_model_goes_on_with_a_chat(runtime: str, demo_gguf: Path, tmp_path: Path) -> None:
-    options = LoadOptions(runtime=runtime, exact=True)
+    # One thread waits for no other: two engines and another worker share the cores.
+    options = LoadOptions(runtime=runtime, exact=True, threads=1)
     with (
         load_engine("smollm2", options, lambda what, fraction: None) as engine,
         load_engine("smollm2", options, lambda what, fraction: None) as other,

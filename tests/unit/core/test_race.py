@@ -18,6 +18,7 @@ from scipy.stats import chisquare, kstest
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import Sampler, SamplingParams, target_probs
 from edge_spec.drafters.lookup.recycling import top_tokens
+from fixtures.axes import each_first
 
 SMALLEST_P = 1e-6
 DEVIATIONS = 4.9  # a normal number is further from its mean with a chance of 1e-6
@@ -45,8 +46,10 @@ def p_value(tokens: np.ndarray, probabilities: np.ndarray) -> float:
     return float(chisquare(observed, masses).pvalue)
 
 
-@pytest.mark.parametrize("vocab", [3, 8, 100])
-@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"temperature": 1.5, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    ("vocab", "options"),
+    each_first([3, 8, 100], [{}, {"top_k": 5}, {"temperature": 1.5, "top_p": 0.9}]),
+)
 def test_the_race_draws_from_the_probabilities(vocab: int, options: dict[str, Any]) -> None:
     logits = np.random.default_rng(vocab).normal(0, 1, vocab).astype(np.float32)
     probabilities = target_probs(logits, SamplingParams(**{"temperature": 1.0, **options}))
@@ -177,7 +180,7 @@ def test_the_preferred_token_is_the_one_that_is_chosen(seed: int, options: dict[
     assert ((preference > 0) >= possible).all()
 
 
-@pytest.mark.parametrize("difference", [0.05, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("difference", [pytest.param(0.05, marks=pytest.mark.slow), 0.3, 1.0, 4.0])
 def test_similar_models_choose_the_same_token_as_often_as_theory_says(difference: float) -> None:
     """Of one race (Daliri et al. 2024, theorem 4): x wins for both with the chance
     1 / sum_y max(p_y / p_x, q_y / q_x), in all at least (1 - TV) / (1 + TV)."""
