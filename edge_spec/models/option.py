@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import EnumType
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
@@ -57,7 +60,8 @@ class DeclaredOption:
         return tuple(value) if isinstance(value, list) else value
 
 
-def declared_options(group: type) -> dict[str, DeclaredOption]:
+@cache
+def declared_options(group: type) -> Mapping[str, DeclaredOption]:
     """By their names, in the order of their fields; fields without an `Option` are left out."""
     hints = get_type_hints(group, include_extras=True)
     found = {}
@@ -68,4 +72,4 @@ def declared_options(group: type) -> dict[str, DeclaredOption]:
         for option in rest:
             if isinstance(option, Option):
                 found[field.name] = DeclaredOption(field.name, type_, field.default, option)
-    return found
+    return MappingProxyType(found)  # cached: nobody may change it

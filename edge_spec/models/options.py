@@ -137,8 +137,7 @@ def device_names(joined: str | None) -> tuple[str, ...]:
 
 
 def _require_in_range(options: LoadOptions) -> None:
-    for text in ("window", "fill", "overlap"):
-        getattr(options, text)  # parsed, which refuses what cannot be read
+    _ = options.window, options.fill, options.overlap  # each raises where it cannot be read
     if options.draft_n_max is not None and options.draft_n_max < 1:
         raise UsageError(
             f"the largest number of draft tokens is {options.draft_n_max}",

@@ -257,7 +257,7 @@ def test_the_first_cache_is_small_whatever_the_context_is(
 def test_options_reach_the_runtime() -> None:
     options = LoadOptions(
         threads=3,
-        providers=("cuda0",),
+        device="cuda0",
         context_length=7,
         gpu_layers=0,
         kv_type="q8_0",
