@@ -28,23 +28,41 @@ class IdleWork(Protocol):
         """Returns when nothing uses the model any more."""
 
 
-@dataclass(frozen=True)
-class EngineComponents:
-    """`edge_spec.load` composes them."""
+@dataclass(frozen=True, kw_only=True)
+class TargetComponents:
+    """The model that answers: what requests and snapshots are checked against."""
 
     name: str
     runtime: str
     model: Model
     text: ChatFormat
+    grammars: GrammarCompiler
+    min_rows: int = 1  # of a pass; more in exact mode
+    identity: str = ""  # changes with the model's files
+    computing: str = ""  # changes with whatever may change a bit of the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingComponents:
+    """Who drafts for it, and how that is changed."""
+
     batch_invariance: BatchInvariance
     speculation: Speculation
     speculation_factory: SpeculationFactory  # composes it again for other drafters
-    grammars: GrammarCompiler
     drafter: str = "auto"  # the names that `speculation` was composed by
-    min_rows: int = 1  # of a pass; more in exact mode
     drafts: Sequence[Draft] = ()  # further models, where there are any
-    history: PairHistory | None = None  # of the first of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upkeep:
+    """What is done between answers, and kept for the next session."""
+
+    history: PairHistory | None = None  # of the first draft
     idle_work: IdleWork | None = None
-    keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None  # for the next session
-    identity: str = ""  # changes with the model's files
-    computing: str = ""  # changes with whatever may change a bit of the cache
+    keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineComponents(Upkeep, DraftingComponents, TargetComponents):
+    """All that an engine is composed of, by the loader. A part of the engine is given it as the
+    part that it may use."""

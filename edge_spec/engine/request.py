@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.engine.answer_options import AnswerOptions
-from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.components import EngineComponents, TargetComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
 from edge_spec.errors import ContextFullError, UsageError
@@ -15,7 +15,7 @@ GREEDY = SamplingParams()
 MAX_ALTERNATIVES = 20
 
 
-def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
+def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
     """Raises UsageError for what this model cannot be asked, ContextFullError for a prompt that
     does not fit."""
     max_tokens, stop = options.get("max_tokens"), options.get("stop", ())
@@ -56,12 +56,12 @@ def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
     )
 
 
-def context_length_of(parts: EngineComponents) -> int:
+def context_length_of(parts: TargetComponents) -> int:
     """Tokens of prompt and answer: the last pass, too, has to fit the context with all its rows."""
     return parts.model.config.context_length - parts.min_rows + 1
 
 
-def _check_tokens(parts: EngineComponents, where: str, tokens: Iterable[int]) -> None:
+def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) -> None:
     vocab_size = parts.model.config.vocab_size
     if not all(0 <= token < vocab_size for token in tokens):
         raise UsageError(
