@@ -96,7 +96,7 @@ DEEP = "('" + "0." * 15 + "0')"
 READ = {
     "an attribute of each": MANY_ITEMS
     + "{% set y = x[:4400] %}"
-    + ("{% set z = y | max(attribute=" + DEEP + ") %}") * 100,  # too few, were each read once
+    + ("{% set z = y | max(attribute=" + DEEP + ") %}") * 100,  # too few if each were read once
     "attributes of attributes": MANY_ITEMS
     + "{{ x[:4400]"
     + (" | map(attribute=" + DEEP + ")") * 60
