@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
+from edge_spec.diagnostics.lossless_check import Proof
+from edge_spec.diagnostics.lossless_check.prove import Determinism
+from edge_spec.diagnostics.lossless_check.texts import Texts
 from fixtures.tiny_models import build, write_gguf
 
 FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens", "12"]
@@ -69,6 +72,19 @@ def test_a_fault_makes_the_exit_status_1(
     assert run(["verify", tiny_gguf, *FAST, "--prompts", prompts, "--draws", "0"]) == 1
     text = capsys.readouterr().out
     assert "FAIL" in text and "differs" in text  # in exact mode, too
+
+
+@pytest.mark.parametrize(("draft_tokens", "status"), [(0, 1), (9, 0)])
+def test_texts_without_a_draft_token_make_the_exit_status_1(
+    draft_tokens: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Equal texts show nothing where nothing was drafted."""
+    texts = Texts(2, 24, draft_tokens, 0, 0, ())
+    repeated = Determinism(2, (), (1, 8), (1, 8), 0.0, True)
+    proof = Proof("tiny", "llamacpp", "auto", False, texts, None, None, repeated, ())
+    monkeypatch.setattr("edge_spec.cli.verify._prove", lambda *arguments: proof)
+    assert run(["verify", "tiny"]) == status
+    assert ("INCONCLUSIVE" in capsys.readouterr().out) == bool(status)
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,18 @@ def a_round(rows: int, forward_s: float = 1.0) -> RoundStats:
     return RoundStats(rows, rows - 1, 0, 1, None, 0, 0.0, forward_s, forward_s)
 
 
-def rounds_until_due(baseline: Baseline) -> int:
+def rounds_until_due(baseline: Baseline, rows: int = 4) -> int:
     rounds = 0
-    while not baseline.is_due:
-        baseline.observe(a_round(4), 1.0)
+    while not baseline.is_due and rounds <= _LONGEST:
+        baseline.observe(a_round(rows), 1.0)
         rounds += 1
     return rounds
 
 
-def test_a_session_that_always_speculates_is_asked_for_one() -> None:
-    assert rounds_until_due(Baseline()) == _SHORTEST
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_session_that_always_speculates_is_asked_for_one(rows: int) -> None:
+    """Also where each round has a single draft token."""
+    assert rounds_until_due(Baseline(), rows) == _SHORTEST
 
 
 def test_plain_steps_of_its_own_postpone_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,25 @@ def with_row_noise(noise: Any) -> Any:
     model.row_noise = noise
     model.open_session = lambda: RowNoise(model)
     return model
+
+
+def test_widths_have_to_agree_after_a_longer_text_too() -> None:
+    """A runtime may have other kernels from some length on."""
+    settled = 100
+
+    class NoisyLater(NoisySession):
+        def forward(self, tree: TokenTree) -> Forward:
+            logits = super().forward(tree).logits
+            added = 0.25 * (len(tree) < 4 and self.length >= settled)
+            logits[np.arange(len(tree)), logits.argmax(axis=1)] += added
+            return Forward(logits)
+
+    model: Any = NoisyModel(lambda width: 0)
+    model.capabilities = replace(model.capabilities, settled_tokens=settled)
+    model.open_session = lambda: NoisyLater(model)
+    batch_invariance = measure_batch_invariance(model, EXACT_WIDTHS)
+    assert batch_invariance.invariant_widths == (4, 6, 8, 12, 16)
+    assert batch_invariance.tie_margin == pytest.approx(0.25, abs=1e-5)
 
 
 def test_widths_whose_rows_depend_on_their_place_are_not_invariant() -> None:

@@ -67,6 +67,15 @@ def test_what_makes_no_difference_is_left_out() -> None:
     assert ways[200:].count(True) < 0.1 * 1800
 
 
+@pytest.mark.parametrize("with_it", [0.99, 1.02])
+def test_what_was_faster_is_kept_until_the_other_way_is(with_it: float) -> None:
+    """Differences that are smaller than those between texts change nothing."""
+    trial = OverlapTrial()
+    assert run(trial, lambda on, draft_tokens, number: 0.8 if on else 1.0, 400)[-1]
+    ways = run(trial, lambda on, draft_tokens, number: with_it if on else 1.0, 2000)
+    assert ways.count(True) > 0.9 * 2000
+
+
 def test_draft_tokens_that_are_ready_in_some_rounds_count_as_often_as_they_are() -> None:
     """Ready in two rounds of five, which then take half as long: 20 % faster on the whole, and the
     median round is no faster."""

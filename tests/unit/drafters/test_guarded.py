@@ -68,6 +68,16 @@ def tree_with(**arrays: Any) -> Any:
     return fault
 
 
+def proposing(draft_token: float) -> Any:
+    """A chain of the pending token and this one."""
+
+    def fault(tree: TokenTree) -> TokenTree:
+        made: TokenTree = tree_with(tokens=[tree.tokens[0], draft_token])(tree)
+        return made
+
+    return fault
+
+
 def sampled_from(*probs: float) -> Any:
     def fault(tree: TokenTree) -> TokenTree:
         chain = TokenTree.chain(int(tree.tokens[0]), [1])
@@ -93,19 +103,20 @@ FAULTS = [
     ("observe", raises),
     ("propose", lambda tree: None),
     ("propose", tree_with(tokens=[4, 1])),  # not the pending token, as a rule
-    ("propose", tree_with(tokens=[0, VOCAB])),
-    ("propose", tree_with(tokens=[0, -1])),
+    ("propose", proposing(VOCAB)),
+    ("propose", proposing(-1)),
     ("propose", tree_with(confidence=[1.0, float("nan")])),
     ("propose", tree_with(confidence=[1.0, 1.5])),
     ("propose", tree_with(parents=[-1, 1])),
     ("propose", tree_with(confidence=[1.0])),
-    ("propose", tree_with(tokens=[0.0, 1.0])),
+    ("propose", proposing(1.0)),
     ("propose", needed_below_what_is_not),
     ("propose", named_by_nobody),
     ("propose", tree_with(tokens=[[0], [1]])),
     # A sample that is verified against what is no distribution would bend the text's.
     ("propose", sampled_from(0.2, 0.2, 0.2, 0.2, np.nan)),
     ("propose", sampled_from(0.2, 0.4, 0.2, 0.2, 0.2)),
+    ("propose", sampled_from(0.2, 0.2, 0.2, 0.2, 0.1)),
     ("propose", sampled_from(0.2, 0.9, 0.2, 0.2, -0.5)),
     ("propose", sampled_from(0.5, 0.5)),
 ]
@@ -162,39 +173,46 @@ def test_the_engine_guards_every_drafter_it_loads(make_engine: Any, monkeypatch:
         assert [t.id for t in drafted.tokens] == [t.id for t in plain.tokens]
 
 
-class TwoSamples(SuffixDrafter):
+class Samples(SuffixDrafter):
     """Of one distribution, below the pending token."""
 
-    def __init__(self, second: float) -> None:
-        """second: the confidence of the second one; the first one's is 0.5."""
+    def __init__(self, *confidence: float) -> None:
         super().__init__()
-        self._second = second
+        self._confidence = confidence
 
     def propose(self, pending: int, budget: Any) -> TokenTree:
-        probs = np.full(4, 0.25)
+        count, probs = len(self._confidence), np.full(4, 0.25)
         return TokenTree(
-            np.array([pending, 1, 2], np.int32),
-            np.array([-1, 0, 0], np.int32),
-            np.array([1, 0.5, self._second], np.float32),
-            draft_probs=(None, probs, probs),
+            np.array([pending, *range(1, 1 + count)], np.int32),
+            np.array([-1, *[0] * count], np.int32),
+            np.array([1, *self._confidence], np.float32),
+            draft_probs=(None, *[probs] * count),
         )
 
 
-@pytest.mark.parametrize(("second", "dropped"), [(0.6, True), (0.5, False), (0.1, False)])
+@pytest.mark.parametrize(
+    ("confidence", "dropped"),
+    [
+        ((0.5, 0.6), True),
+        ((0.5, 0.5), False),
+        ((0.5, 0.1), False),
+        ((0.5, 0.3, 0.4), True),  # likelier than the one before it, not than the first
+    ],
+)
 def test_a_sample_that_could_be_kept_without_the_one_before_it_is_refused(
-    second: float, dropped: bool
+    confidence: tuple[float, ...], dropped: bool
 ) -> None:
     """What is sampled after a sibling is verified on the supposition that it came first."""
-    guarded = GuardedDrafter(TwoSamples(second), 4)
+    guarded = GuardedDrafter(Samples(*confidence), 4)
     guarded.begin([0])
-    assert len(guarded.propose(0, Budget(2, 3))) == (1 if dropped else 3)
+    assert len(guarded.propose(0, Budget(2, 4))) == (1 if dropped else 1 + len(confidence))
     assert (guarded.fault is not None) == dropped
 
 
 @pytest.mark.parametrize("branches", [True, False])
 def test_sampled_rows_that_branch_where_they_must_not_drop_the_drafter(branches: bool) -> None:
     """One that does so for some tokens only would choose the rule that verifies them."""
-    guarded = GuardedDrafter(TwoSamples(0.5), 4)
+    guarded = GuardedDrafter(Samples(0.5, 0.5), 4)
     guarded.begin([0])
     assert len(guarded.propose(0, Budget(2, 3, branches=branches))) == (3 if branches else 1)
     assert (guarded.fault is None) == branches

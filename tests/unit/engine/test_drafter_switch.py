@@ -142,11 +142,31 @@ def test_within_plain_decoding_a_choice_waits(make_engine: Any, remembers_all: A
     assert "off" not in engine.generate(PROMPT, max_tokens=20).stats.plain_reasons
 
 
-def test_near_ties_are_told_from_the_change_on(make_engine: Any, remembers_all: Any) -> None:
-    """And the cache, which may hold the noise of drafting, is not used by plain decoding after."""
-    engine = make_engine(remembers_all())
+def noisy_engine(make_engine: Any, model: ScriptedModel) -> Any:
+    """Where it drafts, the width of a pass may change any choice. It does not draft yet."""
+    engine = make_engine(model)
     noisy = replace(engine.parts.speculation_factory, batch_invariance=BatchInvariance(100.0, (1,)))
     engine._drafting._parts = replace(engine.parts, speculation_factory=noisy)
+    return engine
+
+
+def test_what_drafting_wrote_is_read_anew_after_a_plain_end(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    """An answer that ends without a drafter leaves the cache that one has written before."""
+    engine = noisy_engine(make_engine, remembers_all())
+    engine.set_drafter("suffix")
+    running = engine.generate(PROMPT, max_tokens=10, stream=True)
+    next(running)
+    engine.set_drafter("none")
+    running.finish()
+    assert engine.generate(PROMPT, max_tokens=2).stats.cached_n == 0
+    assert engine.generate(PROMPT, max_tokens=2).stats.cached_n == len(PROMPT) - 1
+
+
+def test_near_ties_are_told_from_the_change_on(make_engine: Any, remembers_all: Any) -> None:
+    """And the cache, which may hold the noise of drafting, is not used by plain decoding after."""
+    engine = noisy_engine(make_engine, remembers_all())
     running = engine.generate(PROMPT, max_tokens=10, stream=True)
     next(running)
     engine.set_drafter("suffix")

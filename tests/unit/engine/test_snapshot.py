@@ -17,6 +17,7 @@ from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import ContextFullError, SnapshotError, UsageError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -243,6 +244,16 @@ def test_a_snapshot_of_another_model_is_refused(make: Any, path: Path, other: An
     with pytest.raises(SnapshotError, match="was made with test"):
         make(**{"identity": "a"} | other).restore(path)
     make(identity="a").restore(path)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+def test_a_token_outside_the_vocabulary_is_refused(make: Any, path: Path, token: int) -> None:
+    engine = make()
+    engine.snapshot(path)
+    tokens = np.array([VOCAB - 1, token], np.int32)
+    write_snapshot(path, replace(read_snapshot(path), tokens=tokens))
+    with pytest.raises(SnapshotError, match="tokens outside the vocabulary of 260"):
+        engine.restore(path)
 
 
 def test_another_context_length_is_the_same_model(make: Any, path: Path) -> None:

@@ -262,6 +262,22 @@ def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert final.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_file_is_on_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power in between would leave an empty file there, and none of the old."""
+    final, synced = tmp_path / "file", []
+
+    def fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size, final.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic_file(final) as work:
+        work.write_text("new")
+    assert (final.stat().st_ino, 3, False) in synced
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("existed", [False, True])
 def test_an_error_in_the_block_leaves_the_old_file(

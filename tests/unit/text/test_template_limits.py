@@ -46,6 +46,7 @@ TOO_MUCH = {
     "many slices": "{% set x = 'x' * 99999 %}{% for i in range(99999) %}{% set y = x[1:] %}"
     "{% endfor %}",
     "output": "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+    "output of the template's own text": "{% for i in range(99999) %}" + "x" * 100 + "{% endfor %}",
     "a long sum": "{% set x = 'x' * 999999 %}{{ x" + " + x" * 3000 + " }}",
     "join": "{{ range(99999) | join('x' * 99999) }}",
     "str.join": "{{ ('x' * 99999).join('y' * 99999) }}",
@@ -71,6 +72,7 @@ TOO_MUCH = {
     "a sum of lists": "{{ [messages] * 9 | sum(start=[]) }}",
     "an attribute of many steps": "{{ messages | map(attribute='a.' * 999) | list }}",
     "an attribute of many parts": "{{ messages | max(attribute='" + "0." * 16 + "0') }}",
+    "many attributes": "{{ messages | sort(attribute='" + "role," * 16 + "role') }}",
     "a long number": "{{ ('f' * 999999) | int(base=16) }}",
     "stripped characters": "{{ ('a' * 99999).strip('b' * 99999) }}",
     "trimmed characters": "{{ ('a' * 99999) | trim('b' * 99999) }}",
@@ -93,7 +95,8 @@ LONG_TEXT = "{% set s = 'a' * 300000 %}"
 DEEP = "('" + "0." * 15 + "0')"
 READ = {
     "an attribute of each": MANY_ITEMS
-    + ("{% set y = x[:4400] | max(attribute=" + DEEP + ") %}") * 300,
+    + "{% set y = x[:4400] %}"
+    + ("{% set z = y | max(attribute=" + DEEP + ") %}") * 100,  # too few if each were read once
     "attributes of attributes": MANY_ITEMS
     + "{{ x[:4400]"
     + (" | map(attribute=" + DEEP + ")") * 60

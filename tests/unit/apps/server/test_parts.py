@@ -70,6 +70,26 @@ def test_whoever_waits_gets_the_next_slot_in_turn(slots: list[Slot]) -> None:
     asyncio.run(scenario())
 
 
+def test_of_those_that_wait_the_first_is_served_first(slots: list[Slot]) -> None:
+    async def scenario() -> None:
+        pool = Pool(slots[:1], queue=3, queue_timeout_s=10)
+        slot = await pool.take([1], None)
+        served: list[int] = []
+
+        async def ask(number: int) -> None:
+            taken = await pool.take([1], None)
+            served.append(number)
+            pool.release(taken)
+
+        waiting = [asyncio.create_task(ask(number)) for number in range(3)]
+        await asyncio.sleep(0)
+        pool.release(slot)
+        await asyncio.gather(*waiting)
+        assert served == [0, 1, 2]
+
+    asyncio.run(scenario())
+
+
 def test_a_slot_that_comes_as_the_wait_ends_is_not_lost(slots: list[Slot]) -> None:
     async def scenario() -> None:
         pool = Pool(slots[:1], queue=1, queue_timeout_s=10)
