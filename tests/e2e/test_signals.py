@@ -222,15 +222,18 @@ def test_a_terminal_is_as_it_was_before(command: list[str], tiny: str, number: i
         stderr=subprocess.PIPE,
         env={**os.environ, "TERM": "xterm"},
     ) as process:
-        shown = b""
-        while b"acc" not in shown and b"| tiny" not in shown:  # the line below the input
-            assert select.select([ours], [], [], TIMEOUT_S)[0], shown
-            shown += os.read(ours, 65536)
-            if shown.endswith(b"\x1b[6n"):  # where the cursor is
-                os.write(ours, b"\x1b[1;1R")
-        assert termios.tcgetattr(theirs) != before
-        status, errors = ended(process, number)
-        assert (status, errors) == (128 + number, b"")
+        try:
+            shown = b""
+            while b"acc" not in shown and b"| tiny" not in shown:  # the line below the input
+                assert select.select([ours], [], [], TIMEOUT_S)[0], shown
+                shown += os.read(ours, 65536)
+                if b"\x1b[6n" in shown[-16:]:  # where the cursor is
+                    os.write(ours, b"\x1b[1;1R")
+            assert termios.tcgetattr(theirs) != before
+            status, errors = ended(process, number)
+            assert (status, errors) == (128 + number, b"")
+        finally:
+            process.kill()  # or a failure would wait for it
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
