@@ -23,6 +23,7 @@ import pty  # noqa: E402
 pytestmark = pytest.mark.model
 
 TIMEOUT_S = 60.0
+TINY = "TINY"  # stands for the file's path
 REFERENCE = ["--runtime", "reference"]  # starts soonest
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -63,6 +64,14 @@ def ended(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes]:
     return process.returncode, errors
 
 
+def until_it_reads(process: subprocess.Popen[bytes]) -> None:
+    """Its standard input, where the system tells what a process waits for."""
+    call = Path(f"/proc/{process.pid}/syscall")
+    while call.exists() and process.poll() is None:
+        if call.read_text().split()[1:2] == ["0x0"]:  # the first argument, a file's number
+            return
+
+
 @pytest.mark.parametrize("number", SIGNALS[1:])  # test_cli.py has the other
 def test_an_answer_is_ended(start: Start, number: int) -> None:
     process = start("generate", "Tell a long story.", "--max-tokens", "1000")
@@ -77,6 +86,7 @@ def test_a_chat_that_waits_for_a_message_is_ended(start: Start, tiny: str, numbe
     process.stdin.write(b"/draft\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith(b"Speculation")
+    until_it_reads(process)  # until then Ctrl-C only stops the command
     assert ended(process, number) == (128 + number, b"")
 
 
@@ -103,7 +113,7 @@ def test_a_sidecar_is_ended(start: Start, tiny: str, number: int, status: int) -
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["bench", "smollm2", *REFERENCE],
+        ["bench", TINY, "--repeat", "50", *REFERENCE],
         ["plan", "smollm2", "--refresh"],
         ["export", "smollm2", "out/bundle"],
         ["export", "smollm2", "out/model.gguf", "--format", "gguf", "--quant", "Q8_0"],
@@ -111,11 +121,11 @@ def test_a_sidecar_is_ended(start: Start, tiny: str, number: int, status: int) -
     ids=lambda arguments: " ".join(arguments[:1] + arguments[3:4]),
 )
 def test_long_work_is_ended_and_leaves_nothing(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    start: Start, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
-    process = start(*arguments)
+    process = start(*(tiny if argument == TINY else argument for argument in arguments))
     assert process.stderr is not None and process.stderr.readline().endswith(b"...\n")
     status, errors = ended(process, signal.SIGTERM)
     assert status == 143
