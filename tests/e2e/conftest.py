@@ -35,7 +35,14 @@ def command() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def edge_spec(command: list[str], demo_gguf: Path) -> Run:
+def converted(command: list[str], demo_gguf: Path) -> None:
+    """The first use converts the demo model and says so; those after it are silent."""
+    first = [*command, "generate", "Hi", "--max-tokens", "1"]
+    subprocess.run(first, capture_output=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def edge_spec(command: list[str], converted: None) -> Run:
     """Runs `edge-spec ARGUMENTS` as its own process, its input given as text."""
 
     def run(
@@ -52,5 +59,4 @@ def edge_spec(command: list[str], demo_gguf: Path) -> Run:
             timeout=300,
         )
 
-    run("generate", "Hi", "--max-tokens", "1")  # the first use converts the model and says so
     return run

@@ -152,7 +152,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(edge_spec):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_bytes_that_are_no_text_are_read_and_no_character_is_too_much_to_print(command, demo_gguf):
+def test_bytes_that_are_no_text_are_read_and_no_character_is_too_much_to_print(command, converted):
     done = subprocess.run(
         [*command, "generate", "-", "--max-tokens", "4"],
         input=b"caf\xff \xf0\x9f",
@@ -185,7 +185,7 @@ def test_without_onnxruntime_the_install_command_is_named(edge_spec, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_reader_that_leaves_ends_it_without_noise(command, demo_gguf):
+def test_a_reader_that_leaves_ends_it_without_noise(command, converted):
     arguments = ["generate", "Tell a long story.", "--max-tokens", "300"]
     with subprocess.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -195,7 +195,7 @@ def test_a_reader_that_leaves_ends_it_without_noise(command, demo_gguf):
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_ends_an_answer_and_says_so_by_its_status(command, demo_gguf):
+def test_ctrl_c_ends_an_answer_and_says_so_by_its_status(command, converted):
     process = subprocess.Popen(
         [*command, "generate", "Tell a long story.", "--json"],
         stdout=subprocess.PIPE,

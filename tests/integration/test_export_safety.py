@@ -78,7 +78,7 @@ def test_a_result_beyond_its_bound_is_not_kept(
     if existing:
         write(checkpoint(), tmp_path / "out")
     before = contents(tmp_path)
-    monkeypatch.setattr(export, "QUANTIZATIONS", {"int4": export.Quantization(4, 1e-9)})
+    monkeypatch.setattr(export, "QUANTIZATIONS", {"int4": export.BlockQuantization(4, 1e-9)})
     with pytest.raises(ExportError, match=r"KL divergence 0\.\d+, allowed 1e-09") as caught:
         write(checkpoint(), tmp_path / "out", "int4")
     assert "--quant int8" in str(caught.value)

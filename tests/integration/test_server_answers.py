@@ -14,7 +14,7 @@ import pytest
 
 from edge_spec import Engine, SamplingParams
 from edge_spec.apps.server import RunningServer, ServerOptions, documents, replies
-from edge_spec.cli.options import ModelOptions
+from edge_spec.cli.options import AskedOptions
 from edge_spec.cli.serve import plan_document
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
@@ -394,10 +394,10 @@ def test_the_plan_is_the_one_that_is_kept(
     model, place = str(hf()), Place("ort", "cpu", 2, "fp32", "1")
     source = Source(model, lambda what, fraction: None)
     plan = Plan(1, model, source.identity, None, None, (Placement(place, None, "none"),))
-    assert plan_document(model, ModelOptions()) is None
+    assert plan_document(model, AskedOptions()) is None
     save_plan(plan, plan_path(source, None))
-    document = plan_document(model, ModelOptions())
+    document = plan_document(model, AskedOptions())
     assert document == json.loads(plan_json(plan))
     assert serve(plan=document).get("/edge-spec/plan").json() == document
     save_plan(plan, tmp_path / "other.json")
-    assert plan_document("missing", ModelOptions(plan=tmp_path / "other.json")) == document
+    assert plan_document("missing", AskedOptions(plan=tmp_path / "other.json")) == document

@@ -96,7 +96,7 @@ def test_the_chart_shows_answers_with_speculation_and_without(chat: Any, page: P
     expect(chart.locator("g.on polyline")).to_have_count(1)
     expect(chart.locator("g.off polyline")).to_have_count(1)
     expect(page.locator("#rates tbody tr")).to_have_count(2)
-    assert "as fast with speculation" in page.locator("#rates").inner_text()
+    expect(page.locator("#rates")).to_contain_text("as fast with speculation")
 
 
 def test_answering_again_keeps_the_earlier_answer(chat: Any, page: Page) -> None:

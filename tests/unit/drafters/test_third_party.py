@@ -224,12 +224,12 @@ def test_auto_takes_what_says_so(package: ModuleType) -> None:
 
 
 def test_options_are_for_it_too(package: ModuleType) -> None:
-    assert LoadOptions(drafter="theirs", window=factory.DEFAULT_SIZE).window
-    assert LoadOptions(drafter="their-draft", drafts=("small",)).drafts
+    assert LoadOptions(drafter="theirs", lookahead="2,3,2").window
+    assert LoadOptions(drafter="their-draft", draft=("small",)).drafts
     with pytest.raises(UsageError, match="their-draft needs a second model"):
         LoadOptions(drafter="their-draft")
     with pytest.raises(UsageError, match="would not be used"):
-        LoadOptions(drafter="their-model", window=factory.DEFAULT_SIZE)
+        LoadOptions(drafter="their-model", lookahead="2,3,2")
     assert LoadOptions(drafter="their-model").takes_turns
     assert not LoadOptions(drafter="theirs").takes_turns
 
