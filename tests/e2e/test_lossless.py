@@ -49,11 +49,13 @@ def test_exact_mode_is_bit_identical_on_int4(demo_gguf):
     assert answers("suffix", SOME, 64, exact=True) == plain
 
 
+@pytest.mark.slow
 def test_fp32_text_is_equal(demo_gguf):
     plain = answers("none", SOME[:4], 48, quantization="fp32")
     assert answers("suffix", SOME[:4], 48, quantization="fp32") == plain
 
 
+@pytest.mark.slow
 def test_int4_text_differs_at_near_ties_only(demo_gguf):
     drafted = answers("suffix", SOME, 64)
     with edge_spec.load(drafter="none") as engine:

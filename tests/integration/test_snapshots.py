@@ -164,6 +164,7 @@ def test_a_library_that_writes_another_form_tells_nothing(
     assert session.state() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])
 def test_the_demo_model_goes_on_with_a_chat(runtime: str, demo_gguf: Path, tmp_path: Path) -> None:
