@@ -185,6 +185,8 @@ def test_a_chain_may_be_cut_by_what_came_before(cut: str, confidence: Any) -> No
         list(CUTS),
         [by_depth, by_parent, by_rival],
         [WITHOUT, WITH],
+        # The one that shows a sample whose siblings were cut off and are forgotten.
+        also=[(("s", "ss", "s"), "likely rows", by_rival, WITHOUT)],
     ),
 )
 def test_a_tree_may_be_cut_by_what_came_before(
