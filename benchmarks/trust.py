@@ -76,10 +76,10 @@ def _verified(found: Found) -> str:
 def _exact(found: Found) -> str:
     return (
         f"{found['num_prompts']} prompts, {found['num_tokens']:,} tokens, "
-        f"{found['num_accepted']:,} accepted draft tokens: {found['differing']} differ "
-        f"({found['differing_by_default']} without `--exact`); plain steps at "
-        f"{found['plain_ratio']:.2f} of the default's rate, speculation at "
-        f"{found['speculative_ratio']:.2f}"
+        f"{found['num_accepted']:,} accepted draft tokens: {found['modes']['always']['differing']} "
+        f"differ ({found['modes']['auto']['differing']} by default, "
+        f"{found['modes']['ties']['differing']} with `--lossless ties`); plain steps at "
+        f"{found['modes']['always']['plain_over_fastest']['total']:.2f} of the fastest"
     )
 
 
@@ -134,7 +134,7 @@ def _exact_on(runtime: str) -> Proof:
         f"benchmarks/exact.py --runtime {runtime} --threads 1 --tokens 32 "
         "--prompts {prompts} --json {json}",
         _exact,
-        lambda found: found["differing"] == 0 and found["num_accepted"] > 0,
+        lambda found: found["modes"]["always"]["differing"] == 0 and found["num_accepted"] > 0,
         "tests/unit/control/test_exact_replay.py, tests/e2e/test_lossless.py",
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.models.demo import FILE_NAME, fetch_demo_model
+from edge_spec.placement.idle_plan import SWITCH
 from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
 
 # Windows has not all of them.
@@ -27,7 +28,8 @@ END_SIGNALS = [
 def pytest_configure(config: pytest.Config) -> None:
     """Tests neither read nor change what is in the user's cache, but for the demo model, which they
     read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
-    is set, is taken as it is."""
+    is set, is taken as it is. No engine that waits makes a plan, which others would then follow."""
+    os.environ.setdefault(SWITCH, "0")
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
         return
     kept = cache_directory() / "models" / FILE_NAME

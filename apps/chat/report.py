@@ -15,7 +15,7 @@ from edge_spec.apps.chat.comparison import DrafterComparison
 from edge_spec.apps.chat.paint import bar_character
 
 if TYPE_CHECKING:
-    from edge_spec import GenerationResult, Token
+    from edge_spec import GenerationResult, Stats, Token
 
 _BAR_WIDTH = 24
 _LEAST_COLUMN = 36  # two texts stand side by side where each gets as much
@@ -59,11 +59,25 @@ def stats_text(result: GenerationResult) -> str:
     if reasons:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
     lines += _histogram(stats.acceptance_histogram)
+    lines.append(_promise(stats))
     lines.append(
         f"first token after {stats.ttft_ms:.0f} ms; prompt of {stats.prompt_n} tokens, "
         f"{stats.cached_n} of them from the cache"
     )
     return "\n".join(lines)
+
+
+def _promise(stats: Stats) -> str:
+    """What holds for greedy texts, and what that costs."""
+    line = f"with and without drafting: {stats.lossless}"
+    if stats.plain_width > 1:
+        line += (
+            f"; plain steps have {stats.plain_width} rows, at {stats.plain_cost:.2f} times the "
+            "time of the fastest"
+        )
+        if stats.speedup_over_fastest_plain is not None:
+            line += f" ({stats.speedup_over_fastest_plain:.2f}x those)"
+    return line
 
 
 def _histogram(rounds: Counter[int]) -> list[str]:

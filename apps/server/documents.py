@@ -58,6 +58,7 @@ class Timings(_Document):
     rounds: int
     plain_rounds: int
     plain_reasons: dict[str, int]
+    lossless: str
     ttft_ms: float
 
 

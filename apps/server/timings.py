@@ -50,6 +50,7 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
         "rounds": rounds,
         "plain_rounds": sum(stats.plain_rounds for stats in all_stats),
         "plain_reasons": dict(reasons),
+        "lossless": all_stats[-1].lossless,
         "ttft_ms": round(all_stats[0].ttft_ms, 3),
     }
 

@@ -77,6 +77,7 @@ def bench(
             "weights": choice.weights if choice else engine.parts.name,
             "prompts": prompts.name if prompts else "edge-spec's own",
             "max_tokens": max_tokens,
+            "own_loop_cost": None if measured.partial else _own_loop_cost(engine),
         }
         report = document(measured, settings, open_peers)
     _print(report, json, out)
@@ -96,9 +97,17 @@ def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dic
         "runtime": engine.parts.runtime,
         "drafter": loading.drafter,
         "drafts": drafts,
-        "exact": loading.exact,
+        "lossless": str(engine.parts.speculation_factory.lossless.promise),
+        "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
         "threads": loading.threads,
     }
+
+
+def _own_loop_cost(engine: Engine) -> float | None:
+    """Our plain step over that of the library's own loop, where it has one."""
+    from edge_spec.placement.comparison import own_loop_cost
+
+    return own_loop_cost(engine.parts.model)
 
 
 def _measure(

@@ -93,7 +93,7 @@ def _print(found: list[Device]) -> None:
     for column in table.columns:
         column.overflow = "fold"
     for device in found:
-        about = [part for part in (device.description, device.fault) if part]
+        about = [part for part in (device.description, device.fault, device.hint) if part]
         cells = (device.runtime, device.name or "-", device.kind or "-", _memory(device))
         # Text: nothing that a driver or server says is read as markup.
         table.add_row(

@@ -69,6 +69,8 @@ def _print(made: Plan) -> None:
     best = made.placements[0]
     for line in _table([_HEADINGS, *map(_cells, _shown(made.placements))]):
         print(line)
+    if best.lossless:
+        print(f"texts there, with and without drafting: {best.lossless}")
     print(f"best: {best} ({best.target.weights})")
 
 

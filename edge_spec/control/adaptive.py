@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from edge_spec.control.backoff import WITH_COSTLY, WITH_FREE, Backoff
 from edge_spec.control.baseline import Baseline
@@ -66,7 +67,7 @@ class AdaptivePolicy:
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
         self._free = free
         self._backoffs: dict[str, Backoff] = {}
-        self._baseline = Baseline()
+        self._baseline = Baseline(costs.plain_rows)
         self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, draft tokens
         self._chosen: str | None = None
         self._seconds = costs.at(1)
@@ -85,7 +86,9 @@ class AdaptivePolicy:
         if limits.num_draft_tokens <= 0:
             return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
         if self._baseline.is_due:
-            return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
+            limits = self._within_plain_step(limits)
+            if limits.num_draft_tokens <= 0:
+                return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
         best, best_rate, reason = None, 0.0, PlainReason.NO_CANDIDATE
         for drafter in drafters:
             backoff = self._backoff(drafter)
@@ -155,6 +158,13 @@ class AdaptivePolicy:
         """What a token takes at the better of the last rounds' rate and plain decoding's."""
         return min(self._seconds / self._tokens, self._plain_s)
 
+    def _within_plain_step(self, limits: Budget) -> Budget:
+        """What a pass scores that takes no longer than a plain step."""
+        rows = min(limits.num_rows, self.costs.plain_rows)
+        return replace(
+            limits, num_rows=rows, num_draft_tokens=min(limits.num_draft_tokens, rows - 1)
+        )
+
     def _worth(self, draft_token_s: float) -> float:
         """How likely a draft token has to be: what it and its row cost, over the time of a
         token."""
@@ -202,6 +212,7 @@ class AdaptivePolicy:
             limits.branches,
             limits.probes,
             min_reach=worth,
+            free_rows=self.costs.plain_rows,
             shape=self._shape(drafter, limits) if backoff.measured else (),
         )
         start = self._clock()

@@ -13,7 +13,9 @@ class Baseline:
     faster, say with another process's end. So one is due after many rounds without any: the rarer,
     the better known."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain_rows: int = 1) -> None:
+        """plain_rows: of a pass that takes no longer than a plain step."""
+        self._plain_rows = plain_rows
         self._interval = _SHORTEST
         self._rounds = 0  # since the last plain step
 
@@ -23,7 +25,7 @@ class Baseline:
 
     def observe(self, round_stats: RoundStats, expected_s: float) -> None:
         """expected_s: of a plain step's pass, before this round was known."""
-        if round_stats.num_rows > 1:
+        if round_stats.num_rows > self._plain_rows:
             self._rounds += 1
             return
         if self.is_due:

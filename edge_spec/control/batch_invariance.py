@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +13,25 @@ from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
 
 MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
-EXACT_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # those that exact mode may use, if they are invariant
+USUAL_WIDTHS = tuple(range(1, 17))
+_SPREAD = frozenset({1, 2, 3, 4, 6, 8, 12, 16})  # a step from 12 to 13 is no step from 1 to 2
+_WIDER = (24, 32, 48, 64)  # looked at only where more rows than usual are asked for
+_COMPARED_TOKENS = 16  # that the usual widths score; wider ones score more
 _PROMPT_TOKENS = 16
 _TOP_TOKENS = 32
 _BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
+
+
+class _Branching(NamedTuple):
+    """A tree of _BRANCH_ROWS rows, and the rows of it that are a chain and kept."""
+
+    parents: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+# The kept rows go on after three rows of another branch, or come before rows that are not kept.
+_BRANCHES = _Branching((-1, 0, 1, 2, 0, 4, 5, 6), (0, 4, 5, 6, 7))
+_PROBES = _Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -25,12 +41,20 @@ class BatchInvariance:
     rows of a chain, wherever they stand in it, were bit-identical to plain steps padded to the
     first of them. Only 1 where no width above it has such rows.
     `branch_margin`: the same change for rows of a branch, and for a row after a branch was
-    committed; `branch_invariant`: whether they were bit-identical to those of a chain."""
+    committed; `branch_invariant`: whether they were bit-identical to those of a chain.
+    `probe_invariant`: whether the rows of a chain were with other rows after it, which hang
+    anywhere and are never kept."""
 
     tie_margin: float
     invariant_widths: tuple[int, ...]
     branch_margin: float = 0.0
     branch_invariant: bool = True
+    probe_invariant: bool = True
+
+    @property
+    def plain_width(self) -> int:
+        """The narrowest pass whose rows agree with those of wider ones."""
+        return self.invariant_widths[0]
 
 
 @dataclass(frozen=True)
@@ -49,8 +73,8 @@ def measure_batch_invariance(
     """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
     nothing of its own.
 
-    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 80 for EXACT_WIDTHS, and eight
-    passes of up to _BRANCH_ROWS rows; where plain steps differ from wider passes, as long again for
+    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 90 for USUAL_WIDTHS, and twelve
+    passes of up to _BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more for
     padded ones. Twice that and three prefills where the runtime takes other kernels for longer
     texts.
     """
@@ -59,18 +83,30 @@ def measure_batch_invariance(
     prompts = {min(_PROMPT_TOKENS, longest), min(model.capabilities.settled_tokens, longest)}
     scores = []
     branch_margins, branch_invariant = [0.0], model.capabilities.trees
+    probe_invariant = branch_invariant
     for prompt_tokens in sorted(prompts - {0}):
         scores.append(_score_widths(model, prompt_tokens, widths))
         room = model.config.context_length - prompt_tokens
         if room < _BRANCH_ROUNDS * _BRANCH_ROWS or model.capabilities.max_rows < _BRANCH_ROWS:
-            branch_invariant = False  # not known
+            branch_invariant = probe_invariant = False  # not known
         elif model.capabilities.trees:
-            margin, identical = _measure_branch(model, prompt_tokens)
+            margin, identical = _measure_branch(model, prompt_tokens, _BRANCHES)
             branch_margins.append(margin)
             branch_invariant &= identical
+            probe_invariant &= _measure_branch(model, prompt_tokens, _PROBES)[1]
     margin = max((each.margin for each in scores), default=0.0)
     invariant = _invariant(model, scores, widths)
-    return BatchInvariance(margin, invariant, max(branch_margins), branch_invariant)
+    return BatchInvariance(
+        margin, invariant, max(branch_margins), branch_invariant, probe_invariant
+    )
+
+
+def widths_for(num_rows: int) -> tuple[int, ...]:
+    """Those to measure where rounds have up to so many rows."""
+    wider = [width for width in _WIDER if width <= num_rows]
+    if num_rows > max(USUAL_WIDTHS[-1], *wider, 0):
+        wider += [width for width in _WIDER if width > num_rows][:1]
+    return (*USUAL_WIDTHS, *wider)
 
 
 def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
@@ -91,7 +127,8 @@ def _score_widths(model: Model, prompt_tokens: int, widths: Sequence[int]) -> _S
         for width in widths[:-1]:
             session.rollback(prompt_tokens)
             found: list[bytes] = []
-            for start in range(0, num_rows - width + 1, width):
+            compared = max(width, min(num_rows, _COMPARED_TOKENS))
+            for start in range(0, compared - width + 1, width):
                 part = tokens[start : start + width]
                 logits = session.forward(TokenTree.chain(part[0], part[1:])).logits
                 margin = max(margin, _margin_change(logits, widest[start : start + width]))
@@ -104,8 +141,8 @@ def _score_widths(model: Model, prompt_tokens: int, widths: Sequence[int]) -> _S
 
 
 def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
-    """The most widths that agree with each other and with padded plain steps, the narrowest of as
-    many."""
+    """The widths that agree with each other and with padded plain steps: of several such groups
+    the one with most of _SPREAD, the narrowest of as many."""
     groups: list[list[int]] = []
     for width in widths:
         for group in groups:
@@ -114,7 +151,7 @@ def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -
                 break
         else:
             groups.append([width])
-    for group in sorted(groups, key=lambda group: (-len(group), group[0])):
+    for group in sorted(groups, key=lambda group: (-len(_SPREAD & set(group)), group[0])):
         if group[0] == 1 and len(group) > 1:
             return tuple(group)
         # Plain steps of this mode score every token in row 0, with meaningless rows after it: in
@@ -135,7 +172,7 @@ def _padded_steps(model: Model, scores: _Scores, width: int) -> list[bytes]:
     found = []
     try:
         session.prefill(scores.prompt)
-        for token in scores.tokens:
+        for token in scores.tokens[:_COMPARED_TOKENS]:
             if session.length + width > model.config.context_length:
                 break
             found += _digests(session.forward(TokenTree.chain(token).padded(width)).logits[:1])
@@ -154,31 +191,30 @@ def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
     return all(one == other for one, other in zip(first, second, strict=False))
 
 
-def _measure_branch(model: Model, prompt_tokens: int) -> tuple[float, bool]:
-    """The largest change of a margin between branches and the same tokens as chains, and whether
-    they were bit-identical; as they are scored and after they were committed.
+def _measure_branch(model: Model, prompt_tokens: int, branching: _Branching) -> tuple[float, bool]:
+    """The largest change of a margin between the kept rows of a tree and the same tokens as a
+    chain, and whether they were bit-identical; as they are scored and after they were committed.
 
     Several rounds: a cache may place tokens in the holes that rejected rows leave, and order
     matters from then on.
     """
-    path = [0, *range(4, _BRANCH_ROWS)]  # after three rows of a chain
-    tokens = np.random.default_rng(1).integers(
+    drawn = np.random.default_rng(1).integers(
         0, model.config.vocab_size, prompt_tokens + _BRANCH_ROUNDS * _BRANCH_ROWS
     )
-    prompt, rounds = tokens[:prompt_tokens], tokens[prompt_tokens:].reshape(-1, _BRANCH_ROWS)
-    parents = np.array([-1, 0, 1, 2, 0, *path[1:-1]], np.int32)
+    prompt, rounds = drawn[:prompt_tokens], drawn[prompt_tokens:].reshape(-1, _BRANCH_ROWS)
+    parents, path = np.array(branching.parents, np.int32), list(branching.kept)
     session = model.open_session()
     try:
         scores = []
-        for branching in (True, False):
+        for branches in (True, False):
             session.rollback(0)
             session.prefill(prompt.tolist())
             rows = []
-            for draft_tokens in rounds.astype(np.int32):
-                chain = TokenTree.chain(int(draft_tokens[0]), draft_tokens[path[1:]].tolist())
-                tree = TokenTree(draft_tokens, parents, np.ones(_BRANCH_ROWS, np.float32))
-                kept = path if branching else list(range(len(path)))
-                rows.append(session.forward(tree if branching else chain).logits[kept].copy())
+            for tokens in rounds.astype(np.int32):
+                chain = TokenTree.chain(int(tokens[0]), tokens[path[1:]].tolist())
+                tree = TokenTree(tokens, parents, np.ones(_BRANCH_ROWS, np.float32))
+                kept = path if branches else list(range(len(path)))
+                rows.append(session.forward(tree if branches else chain).logits[kept].copy())
                 session.commit(kept)
             scores.append(np.concatenate(rows))
     finally:

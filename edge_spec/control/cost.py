@@ -28,8 +28,14 @@ class RowCosts:
     """
 
     def __init__(
-        self, seconds: Mapping[int, float], num_experts: int = 0, experts_used: int = 0
+        self,
+        seconds: Mapping[int, float],
+        num_experts: int = 0,
+        experts_used: int = 0,
+        plain_rows: int = 1,
     ) -> None:
+        """plain_rows: of a plain step, whose pass is widened to so many."""
+        self.plain_rows = plain_rows
         self.drift = Drift()
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
@@ -72,7 +78,7 @@ class RowCosts:
             rows: self.at(next(width for width in widths if width >= rows))
             for rows in range(1, widths[-1] + 1)
         }
-        return RowCosts(wider)
+        return RowCosts(wider, plain_rows=widths[0])
 
     def widest_free(self, more: float = 0.25) -> int:
         """The widest measured pass that takes at most `more` of one row's time on top of it."""

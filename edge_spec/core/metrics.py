@@ -24,7 +24,7 @@ class PlainReason(StrEnum):
     SHARED = "shared"  # other conversations on the same target take all rows there may be
     BUDGET = "budget"  # no token or cache position left to draft for
     BASELINE = "baseline"  # to see what a plain step takes now
-    REPLAY = "replay"  # exact mode: a near tie of a wider pass, decided by a plain step
+    REPLAY = "replay"  # a near tie of a wider pass, decided by a plain step
 
 
 class DraftCounts(NamedTuple):
@@ -38,7 +38,7 @@ class DraftCounts(NamedTuple):
 class RoundStats:
     """One round = propose + forward + verify + commit. Times are in seconds."""
 
-    num_rows: int  # that the target scored
+    num_rows: int  # of the tree; the pass may have been widened
     num_draft_tokens: int
     num_accepted: int
     num_tokens: int  # committed to the text: accepted and the recovered, bonus or plain one
@@ -55,14 +55,20 @@ class RoundStats:
 
 
 class PlainRate:
-    """Duration of recent plain rounds of one session: the baseline of every speedup."""
+    """Duration of recent plain rounds of one session, without drafting: the baseline of every
+    speedup.
 
-    def __init__(self) -> None:
+    plain_width: rows of a plain step's pass. A round that fills them with draft tokens takes as
+    long.
+    """
+
+    def __init__(self, plain_width: int = 1) -> None:
+        self._plain_width = plain_width
         self._seconds: deque[float] = deque(maxlen=256)
 
     def observe(self, round_stats: RoundStats) -> None:
-        if round_stats.plain_reason is not None:
-            self._seconds.append(round_stats.total_s)
+        if round_stats.num_rows <= self._plain_width:
+            self._seconds.append(round_stats.total_s - round_stats.draft_s)
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -87,6 +93,9 @@ class PlainRate:
 class Stats:
     """Sums over the rounds of one generation.
 
+    `lossless` says what holds for the text. `plain_width` is the number of rows of a plain step's
+    pass, and `plain_cost` what one takes over the fastest there is, of one row.
+
     `acceptance_rate` is accepted / verified rows; `mean_accepted_length` is tokens a round,
     the recovered or bonus token included; `speedup` is the measured rate over the measured rate
     of plain rounds in the same session (None where too few of them were run).
@@ -110,6 +119,9 @@ class Stats:
     near_ties: int = 0
     anticipated_n: int = 0  # speculative rounds whose draft tokens were ready when they began
     plain_per_second: float | None = None
+    lossless: str = ""
+    plain_width: int = 1
+    plain_cost: float = 1.0
     draft_characters: int = 0  # of verified draft tokens of a draft with other tokens
     draft_characters_accepted: int = 0
     staleness: str | None = None  # of the draft: one line, where it has got worse
@@ -156,6 +168,16 @@ class Stats:
             return None
         return self.predicted_per_second / self.plain_per_second
 
+    @property
+    def fastest_plain_per_second(self) -> float | None:
+        """Of the fastest plain steps there are, padded or not."""
+        return self.plain_per_second and self.plain_per_second * self.plain_cost
+
+    @property
+    def speedup_over_fastest_plain(self) -> float | None:
+        speedup = self.speedup
+        return speedup and speedup / self.plain_cost
+
     def to_dict(self) -> dict[str, Any]:
         histogram = {str(n): count for n, count in sorted(self.acceptance_histogram.items())}
         return {
@@ -184,5 +206,9 @@ class Stats:
             "anticipated_n": self.anticipated_n,
             "plain_per_second": self.plain_per_second,
             "speedup": self.speedup,
+            "lossless": self.lossless,
+            "plain_width": self.plain_width,
+            "fastest_plain_per_second": self.fastest_plain_per_second,
+            "speedup_over_fastest_plain": self.speedup_over_fastest_plain,
             "staleness": self.staleness,
         }

@@ -77,6 +77,46 @@ class SkippingSession(Session, Protocol):
 
 
 @runtime_checkable
+class HasWays(Protocol):
+    """A model that can be computed in several ways, whose scores differ in their last bits."""
+
+    @property
+    def ways(self) -> Sequence[str]:
+        """What they are called, the fastest first; one where the user has chosen."""
+
+    @property
+    def way(self) -> str:
+        """The one of sessions that are opened from now on."""
+
+    def choose_way(self, name: str) -> None: ...
+
+
+@runtime_checkable
+class HasSettings(Protocol):
+    """A runtime that runs the same weights in ways of which another one is faster elsewhere."""
+
+    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
+        """Those worth measuring beside these, which name the device and leave the rest to it."""
+
+
+@runtime_checkable
+class HasOwnLoop(Protocol):
+    """A model whose library is also used without edge-spec."""
+
+    def open_own_loop(self, tokens: Sequence[int]) -> OwnLoop:
+        """Its fastest plain decoding after these tokens, on the same weights."""
+
+
+class OwnLoop(Protocol):
+    """A library's plain decoding, as its own programs call it."""
+
+    def step(self, token: int) -> None:
+        """Scores it, and keeps it; returns when its scores are there."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
 class SelfDrafting(Protocol):
     """A session whose model can also be run in part, on the same KV cache.
 

@@ -165,6 +165,11 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
     }
 
 
+def remembers(chosen: str) -> bool:
+    """Whether one of these keeps answers for later runs. Raises as `traits_of` does."""
+    return any(traits.remembers for traits in traits_of(chosen).values())
+
+
 def installed_traits() -> dict[str, DrafterTraits]:
     """What all installed drafters declare, by name. One that cannot be loaded is left out, which is
     logged; who asks for it by name is told why."""

@@ -25,6 +25,7 @@ class Budget:
     branches: bool = True
     probes: bool = True  # whether rows beside that chain may be scored for what they teach
     min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
+    free_rows: int = 1  # of the first ones, which cost no more than the pending one alone
     shape: tuple[int, ...] = ()  # parents of the rows of a tree that samples are to fill, if known
 
 

@@ -133,7 +133,7 @@ def _grow_chain(
         kinds.append(best.kind)
         confidence.append(most)
         reach *= most
-        if reach < budget.min_reach:
+        if reach < budget.min_reach and len(tokens) + 1 >= budget.free_rows:
             break
         state = best.state
     return Growth(TokenTree.chain(pending, tokens, confidence, drafter), kinds)

@@ -37,7 +37,7 @@ class TargetComponents:
     model: Model
     text: ChatFormat
     grammars: GrammarCompiler
-    min_rows: int = 1  # of a pass; more in exact mode
+    min_rows: int = 1  # of a pass
     identity: str = ""  # changes with the model's files
     computing: str = ""  # changes with whatever may change a bit of the cache
 

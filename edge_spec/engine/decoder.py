@@ -80,6 +80,7 @@ class Decoder:
     anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
     tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
     replays: bool = False  # choices within it are left to plain steps
+    plain_samples: bool = False  # sampled texts, whose draws have no margin, are decoded plain then
     vocab_size: int | None = None  # of the scores, where they are held to it
     clock: Callable[[], float] = time.perf_counter
 
@@ -151,7 +152,7 @@ class Decoder:
         if not self.replays:
             return None
         if not sampler.params.greedy:
-            return PlainReason.UNSUPPORTED  # a draw has no margin that noise could be held against
+            return PlainReason.UNSUPPORTED if self.plain_samples else None
         undecided = verdict is not None and verdict.first_tie == len(verdict.tokens)
         return PlainReason.REPLAY if undecided else None
 
@@ -172,6 +173,7 @@ class Decoder:
     def _round(self, start: RoundStart, sampler: Sampler, stop_ids: frozenset[int]) -> Round:
         """Proposes, scores, verifies, commits and observes. Where nothing is committed, no drafter
         learns of the round."""
+        replays = self.replays and sampler.params.greedy
         started_s = self.clock()
         plan = self._propose(start)
         proposed_s = self.clock()
@@ -180,7 +182,7 @@ class Decoder:
         scored_s = self.clock()
         verified = plan.tree.first_rows(plan.num_verified or len(plan.tree))
         verdict = _cut(verify(verified, out, sampler), stop_ids, start.left)
-        if self.replays and len(verified) > 1 and verdict.first_tie is not None:
+        if replays and len(verified) > 1 and verdict.first_tie is not None:
             verdict = verdict.first_tokens(verdict.first_tie)
         decoded = _decoded(verified, verdict, out, sampler)
         self._commit(verdict)
@@ -190,7 +192,7 @@ class Decoder:
             drafter.observe(plan.tree, out, verdict)
         ended_s = self.clock()
         stats = RoundStats(
-            num_rows=max(len(plan.tree), plan.num_rows or 0),
+            num_rows=len(plan.tree),
             num_draft_tokens=len(verified) - 1,
             num_accepted=verdict.num_accepted,
             num_tokens=len(verdict.tokens),

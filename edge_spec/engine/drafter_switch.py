@@ -133,6 +133,7 @@ class DrafterSwitch:
             speculation.anticipation,
             tie_margin=speculation.tie_margin,
             replays=speculation.replays,
+            plain_samples=speculation.plain_samples,
             vocab_size=self._parts.model.config.vocab_size,
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
+from edge_spec.control.lossless import Losslessness
 from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
@@ -45,7 +46,7 @@ class Engine:
         self._session = parts.model.open_session()
         self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(
-            self._drafting.decoder(), PlainRate(), parts.speculation_factory.load
+            self._drafting.decoder(), PlainRate(parts.min_rows), parts.speculation_factory.load
         )
         self._running: Generation | None = None
         self._answering = False
@@ -316,6 +317,7 @@ class Engine:
             on_end=partial(self._on_end, options.get("domain", "any"), self._drafting.text_counts),
             changed_decoder=partial(self._changed_decoder, constrained),
         )
+        _tell_promise(generation.result.stats, self.parts.speculation_factory.lossless)
         self._running, self.last = generation, generation.result
         return generation
 
@@ -362,3 +364,8 @@ class Engine:
             self._running.close()
             self._running = None
             self._set_answering(False)  # one that never began does not tell its end
+
+
+def _tell_promise(stats: Stats, lossless: Losslessness) -> None:
+    stats.lossless = str(lossless.promise)
+    stats.plain_width, stats.plain_cost = lossless.plain_width, lossless.plain_cost

@@ -50,7 +50,7 @@ def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
     return Sampler(
         sampling,
         prompt,
-        sampled_drafts=False if parts.speculation_factory.exact else None,
+        sampled_drafts=False if parts.speculation_factory.lossless.always else None,
         constraint=None if grammar is None else parts.grammars.compile(grammar),
         num_alternatives=logprobs,
     )

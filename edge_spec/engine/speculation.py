@@ -16,6 +16,7 @@ from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.lossless import Losslessness
 from edge_spec.control.overlap import DraftOverlap, OverlapTrial
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.core.model import Capabilities
@@ -24,13 +25,11 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.jacobi.spare_row import SpareRowDrafter
 from edge_spec.drafters.protocol import Cost, Drafter
 from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.errors import UnsupportedModelError
-
-# What was seen over a few tokens at load need not be the worst.
-_REPLAY_SAFETY = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ class Speculation:
     overlap: bool = False  # drafters have a device of their own
     anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
     replays: bool = False  # near ties of wider passes are decided by plain steps
+    plain_samples: bool = False  # and sampled texts are decoded plain then
 
     def close(self) -> None:
         if self.anticipation is not None:
@@ -76,31 +76,18 @@ class Speculation:
 
 @dataclass(frozen=True)
 class SpeculationFactory:
-    """What one target allows; composes whatever drafters the user asks for.
-
-    exact: bit-identical to plain decoding in the same mode, where a width above 1 has such rows;
-    else what wider passes leave open is decided by plain steps.
-    """
+    """What one target allows; composes whatever drafters the user asks for."""
 
     setting: DrafterContext
     capabilities: Capabilities
     batch_invariance: BatchInvariance
-    exact: bool = False
+    lossless: Losslessness = field(default_factory=Losslessness)
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
     load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
     always_verify: bool = False  # every draft token is verified, whether or not that pays
-
-    @property
-    def replays(self) -> bool:
-        return self.exact and self.batch_invariance.invariant_widths[-1] == 1
-
-    @property
-    def min_rows(self) -> int:
-        """Of a pass."""
-        return self.batch_invariance.invariant_widths[0] if self.exact else 1
 
     def forked(self, drafts: Sequence[Draft]) -> SpeculationFactory:
         """For another conversation on the same target, with these drafts: its rounds correct row
@@ -116,11 +103,14 @@ class SpeculationFactory:
 
     def compose(self, drafters: Sequence[Drafter]) -> Speculation:
         """Draft tokens branch only where that changes no number, so that the text is the one that
-        plain decoding writes, bit for bit where the runtime's widths allow it. Raises
-        UnsupportedModelError for a drafter whose hidden states the target does not give."""
+        plain decoding writes. Raises UnsupportedModelError for a drafter whose hidden states the
+        target does not give."""
         self._require_hidden_states(drafters)
-        trees, branches = self.capabilities.trees, self.branches
+        lossless, widths = self.lossless, self.lossless.widths
+        trees, branches = self.capabilities.trees, self.branches and not widths
         guarded = self._merged(drafters)
+        if lossless.plain_width > 1 and guarded and not self.always_verify:
+            guarded += self._fillers(guarded)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
         if self.always_verify:
             policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees)
@@ -129,18 +119,22 @@ class SpeculationFactory:
             draft_token_s = dict.fromkeys(paired, self._step_s) if self._step_s else {}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
-            if self.exact and not self.replays:
-                costs = costs.padded(self.batch_invariance.invariant_widths)
+            if widths:
+                costs = costs.padded(widths)
             policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees)
         if self.parallel_rows is not None:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
-        if self.exact and not self.replays:
-            policy = ExactPolicy(policy, self.batch_invariance.invariant_widths)
-        tie_margin = self.batch_invariance.tie_margin if guarded else 0.0
-        if self.exact:
-            tie_margin *= _REPLAY_SAFETY if self.replays else 0
-        anticipation = self._anticipation(guarded)
-        return Speculation(guarded, policy, tie_margin, self.overlap, anticipation, self.replays)
+        if widths:
+            policy = ExactPolicy(policy, widths, self.batch_invariance.probe_invariant)
+        return Speculation(
+            guarded,
+            policy,
+            tie_margin=lossless.tie_margin if guarded else 0.0,
+            overlap=self.overlap,
+            anticipation=self._anticipation(guarded),
+            replays=lossless.replays,
+            plain_samples=lossless.replays and lossless.always,
+        )
 
     def _require_hidden_states(self, drafters: Sequence[Drafter]) -> None:
         for drafter in drafters:
@@ -153,7 +147,7 @@ class SpeculationFactory:
 
     def _anticipation(self, drafters: Sequence[Drafter]) -> OverlappedDrafting | None:
         paired = any(drafter.traits.draft_model for drafter in drafters)
-        if self.draft_overlap is DraftOverlap.OFF or not paired or self.replays:
+        if self.draft_overlap is DraftOverlap.OFF or not paired or self.lossless.replays:
             return None
         trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
         return OverlappedDrafting(drafters, trial)
@@ -173,6 +167,12 @@ class SpeculationFactory:
             return self.setting.draft_n_max
         window = self.setting.window
         return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
+
+    def _fillers(self, drafters: Sequence[Drafter]) -> list[Drafter]:
+        """Who fills the rows that a padded plain step takes anyway, where no model drafts."""
+        if any(map(_is_costly, drafters)):
+            return []
+        return [GuardedDrafter(SpareRowDrafter(), self.setting.vocab_size)]
 
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         """Those that cost nothing in one tree, as far as they can share one; a draft is asked where

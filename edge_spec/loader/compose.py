@@ -7,18 +7,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from edge_spec.control.batch_invariance import EXACT_WIDTHS, MARGIN_WIDTHS, measure_batch_invariance
-from edge_spec.core.model import Model
+from edge_spec.control.batch_invariance import widths_for
+from edge_spec.core.model import HasWays, Model
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
-from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
-from edge_spec.placement.background import profile_when_idle
+from edge_spec.placement.background import InTurns, profile_when_idle
+from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
+from edge_spec.placement.row_findings import rows_key, settle_rows
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.grammar import GrammarCompiler
 
@@ -43,32 +45,55 @@ def compose_engine(
             target.text.tokenizer, target.config.vocab_size, target.text.eos_ids
         ),
         drafter=placed.options.drafter,
-        min_rows=factory.min_rows,
+        min_rows=factory.lossless.plain_width,
         drafts=models.drafts,
         history=_history(placed),
         keep_learnt=partial(_keep_learnt, key),
         identity=placed.source.identity,
-        computing=key.digest,
+        computing=_computing(key, models.target),
     )
-    if measure_when_idle and not models.is_profiled:
-        profiler = profile_when_idle(models.target, key, factory.branches)
-        opened.callback(profiler.close)
-        parts = replace(parts, idle_work=profiler)
+    if measure_when_idle:
+        parts = replace(parts, idle_work=_idle_work(placed, models, factory.branches, opened))
     return Engine(parts)
 
 
+def _idle_work(
+    placed: PlacedModels, models: OpenModels, branches: bool, opened: ExitStack
+) -> IdleWork | None:
+    """The model's profile, where there is none, then its plan, where there is none."""
+    profiler = None
+    if not models.is_profiled:
+        profiler = profile_when_idle(models.target, models.key, branches)
+        opened.callback(profiler.close)
+    planner = None
+    if placed.wants_plan:
+        is_free = (lambda: True) if profiler is None else (lambda: profiler.is_done)
+        planner = plan_when_idle(placed.source, placed.options, is_free)
+    if planner is not None:
+        opened.callback(planner.close)
+    works = [work for work in (profiler, planner) if work is not None]
+    return InTurns(works) if len(works) > 1 else next(iter(works), None)
+
+
 def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:
-    widths = EXACT_WIDTHS if options.exact else MARGIN_WIDTHS
+    key = rows_key(models.key, models.target.config)
+    mode = options.lossless_mode
+    widths = widths_for(options.most_rows)
+    findings = settle_rows(models.target, key, widths, mode)
     return SpeculationFactory(
         models.context,
         models.target.capabilities,
-        measure_batch_invariance(models.target, widths),
-        exact=options.exact,
+        findings.batch_invariance,
+        lossless=findings.lossless(mode, replays=not options.anticipates),
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
         parallel_rows=options.parallel_rows,
         costs=models.costs,
     )
+
+
+def _computing(key: ProfileKey, target: Model) -> str:
+    return f"{key.digest} {target.way}" if isinstance(target, HasWays) else key.digest
 
 
 def _watched(model: Model, call_timeout_s: float | None) -> Model:

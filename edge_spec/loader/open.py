@@ -26,9 +26,16 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import DraftingOptions
 from edge_spec.models.resolve import ResolvedModel
+from edge_spec.placement.kept_costs import row_costs
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
-from edge_spec.placement.measure import measure_rows
-from edge_spec.placement.profile import TYPICAL_TOKENS, ProfileKey, load_profile, profile_key
+from edge_spec.placement.profile import (
+    TYPICAL_TOKENS,
+    Profile,
+    ProfileKey,
+    load_profile,
+    profile_key,
+)
+from edge_spec.placement.row_findings import rows_key
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import same_vocabulary
 
@@ -61,7 +68,7 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
 
     @cache
     def costs() -> RowCosts:
-        return measure_rows(loaded) if profile is None else profile.costs(TYPICAL_TOKENS)
+        return _costs(loaded, key, profile)
 
     context = _drafter_context(placed, drafts, costs, options)
     drafters = factory.load_drafters(options.drafter, context)
@@ -87,7 +94,7 @@ def _open_drafts(placed: PlacedModels) -> Iterator[Draft]:
         model = draft.open(options.draft_runtime_options)
         key = profile_key(source, draft, options.draft_runtime_options)
         profile = load_profile(key, draft.profiles)
-        costs = measure_rows(model) if profile is None else profile.costs(TYPICAL_TOKENS)
+        costs = _costs(model, key, profile)
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(stage_of, model, costs)
         anticipates = options.anticipates and above is placed.target and translated is None
@@ -95,6 +102,12 @@ def _open_drafts(placed: PlacedModels) -> Iterator[Draft]:
             model, vocab_size, costs.at(1), level, width, translated, anticipates, key.digest
         )
         above = draft
+
+
+def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
+    if profile is not None:
+        return profile.costs(TYPICAL_TOKENS)
+    return row_costs(model, rows_key(key, model.config))
 
 
 def _drafter_context(

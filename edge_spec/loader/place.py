@@ -11,7 +11,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.forecast import forecast
-from edge_spec.placement.pinning import planned
+from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.text.vocabulary import require_same_vocabulary
 
 _log = logging.getLogger(__name__)
@@ -19,26 +19,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlacedModels:
-    """The target and its drafts, each with a runtime; options: as a plan completed them."""
+    """The target and its drafts, each with a runtime; options: as a plan completed them.
+    wants_plan: whether there is none for what was asked."""
 
     options: LoadOptions
     source: Source
     target: ResolvedModel
     draft_sources: tuple[Source, ...]
     drafts: tuple[ResolvedModel, ...]  # of each source one
+    wants_plan: bool = False
 
 
 def place_models(source: Source, options: LoadOptions) -> PlacedModels:
     """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of
     a draft with other tokens."""
     progress = source.progress
+    is_wanted = wants_plan(source, options)
     options = planned(source, options, progress)
     target = resolve_model(source, options.runtime, options, progress, options.providers)
     sources = tuple(Source(name, progress) for name in options.drafts)
     drafts = tuple(_placed_drafts(sources, options, progress))
     if drafts:
         _tell_memory(target, drafts, options, progress)
-    return PlacedModels(options, source, target, sources, drafts)
+    return PlacedModels(options, source, target, sources, drafts, is_wanted)
 
 
 def _placed_drafts(

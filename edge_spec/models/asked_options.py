@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from edge_spec.control.lossless import LosslessMode
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.models.option import Option
@@ -182,13 +183,18 @@ class AskedDrafting:
 class AskedDecoding:
     """How rounds run."""
 
-    exact: Annotated[
-        bool,
+    lossless: Annotated[
+        str,
         Option(
-            "Bit-identical to plain decoding even where the default is not; may be slower.",
-            flag="--exact",
+            "auto: bit-identical to plain decoding wherever that is cheap; always; ties: never "
+            "slowed down for near ties.",
+            read_as=LosslessMode,
             more="[lossless.md](lossless.md).",
         ),
+    ] = "auto"
+    exact: Annotated[
+        bool,
+        Option("The same as --lossless always.", flag="--exact"),
     ] = False
     parallel_rows: Annotated[
         int | None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_spec.control.lossless import LosslessMode
 from edge_spec.control.overlap import DraftOverlap
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
@@ -77,6 +79,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
         _require_in_range(self)
         _require_used(self)
         _require_draft(self)
+        _require_one_mode(self)
         _require_room_for_window(self)
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
@@ -95,6 +98,19 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
         if overlap is DraftOverlap.AUTO and not self.drafts_elsewhere:
             return DraftOverlap.OFF
         return overlap
+
+    @property
+    def lossless_mode(self) -> LosslessMode:
+        return LosslessMode.ALWAYS if self.exact else LosslessMode.parse(self.lossless)
+
+    @property
+    def most_rows(self) -> int:
+        """Of a round, where drafters find enough."""
+        window = self.window
+        return 1 + max(
+            DEFAULT_DRAFT_TOKENS if self.draft_n_max is None else self.draft_n_max,
+            window.num_rows - 1 if window else 0,
+        )
 
     @property
     def anticipates(self) -> bool:
@@ -173,6 +189,12 @@ def _require_used(options: LoadOptions) -> None:
                 f"{noun} would not be used by --drafter {options.drafter}",
                 remedy=f"Add {example} to --drafter, or leave the option out.",
             )
+
+
+def _require_one_mode(options: LoadOptions) -> None:
+    if options.exact and LosslessMode.parse(options.lossless) is LosslessMode.TIES:
+        raise UsageError("--exact contradicts --lossless ties", remedy="Leave one of them out.")
+    _ = options.lossless_mode  # raises where it cannot be read
 
 
 def _require_draft(options: LoadOptions) -> None:

@@ -47,6 +47,15 @@ class ResolvedModel:
     config: ModelConfig
     text: ChatFormat
     profiles: Path | None = None  # that came with it
+    as_it_is: bool = False  # whether the runtime reads the very file that was named
+
+    @property
+    def loss(self) -> float | None:
+        """KL divergence of its weights from those that it was made from, nats a token: about the
+        share of perplexity that it loses. None where it is not known."""
+        if isinstance(self.source, Bundle):
+            return self.source.manifest.parity.get("kl_divergence")
+        return 0.0 if self.as_it_is else None
 
     def vocabulary(self) -> Mapping[str, int]:
         """Token -> id."""
@@ -84,10 +93,13 @@ def resolve_model(
     providers: where it will run; devices of the options' target are not looked at.
     """
     chosen = runtimes.load_runtime(runtime, source.formats)
+    as_it_is = True
     if chosen.reads == "checkpoint":
         published: ModelInfo = runtimes.open_checkpoint(source.at(chosen.reads))
     elif chosen.reads == "gguf":
-        published = runtimes.open_model_info(gguf_file(source, options, progress))
+        file = gguf_file(source, options, progress)
+        as_it_is = file == source.at(chosen.reads)
+        published = runtimes.open_model_info(file)
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
@@ -95,7 +107,9 @@ def resolve_model(
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
     text = text_of_info(published, chosen)
-    return ResolvedModel(source.name, chosen, published, published.config, text, source.profiles)
+    return ResolvedModel(
+        source.name, chosen, published, published.config, text, source.profiles, as_it_is
+    )
 
 
 def find_resolved(

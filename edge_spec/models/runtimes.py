@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Container, Iterable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "coreml": ("coremltools",),
     "mil": ("coremltools",),
 }
+_OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH", "ik": "IK_LLAMA_CPP_LIB_PATH"}  # variables
 WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
 OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
 
@@ -56,12 +59,33 @@ def library_version(runtime: str) -> str:
     if runtime not in LIBRARIES:
         found = entry_points(group="edge_spec.runtimes", name=runtime)
         return next((point.dist.version for point in found if point.dist is not None), "")
-    for distribution in LIBRARIES[runtime]:
+    for name in LIBRARIES[runtime]:
         try:
-            return version(distribution)
+            return version(name)
         except PackageNotFoundError:
             continue
     return ""
+
+
+def library_build(runtime: str) -> str:
+    """Returns what changes with the files of the library that a runtime calls: another build of one
+    version may have other kernels. "" where it is not known."""
+    for name in LIBRARIES.get(runtime, ()):
+        with suppress(PackageNotFoundError):
+            record = distribution(name).read_text("RECORD") or ""
+            build = f"{record}{_own_build(runtime)}"
+            return hashlib.sha256(build.encode()).hexdigest()[:16]
+    return ""
+
+
+def _own_build(runtime: str) -> str:
+    """What changes with the library that an environment variable puts in the place of the one that
+    was installed; "" where none does."""
+    path = Path(os.environ.get(_OWN_BUILDS.get(runtime, ""), ""))
+    if not path.name:
+        return ""
+    places = [path] if path.is_file() else sorted(path.glob("*llama*"))  # a file, or its directory
+    return ",".join(f"{each}:{each.stat().st_size}:{each.stat().st_mtime_ns}" for each in places)
 
 
 def load_exporter(name: str) -> Exporter:
@@ -73,9 +97,9 @@ def writer_versions(formats: Iterable[str]) -> dict[str, str]:
     """Returns the versions of edge-spec and of the libraries that these exporters write with, by
     distribution."""
     found = {}
-    for distribution in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
+    for package in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
         with suppress(PackageNotFoundError):
-            found[distribution] = version(distribution)
+            found[package] = version(package)
     return found
 
 

@@ -89,6 +89,12 @@ class Source:
         return None
 
     @property
+    def num_bytes(self) -> int:
+        """Of the file, or of all that lie in the directory. Raises as `path` does, OSError."""
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files)
+
+    @property
     def profiles(self) -> Path | None:
         """Where profiles that came with the model are, if any did."""
         return None if self.member is None else self.member.profiles

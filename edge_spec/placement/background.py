@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Condition, Lock, Thread
+from typing import Protocol
 
 from edge_spec.core.model import Model
 from edge_spec.placement.measure import Effort, measuring
@@ -28,6 +29,31 @@ def profile_when_idle(model: Model, key: ProfileKey, branches: bool) -> IdleProf
     profiler = IdleProfiler(partial(measuring, model, _EFFORT), save)
     profiler.start()
     return profiler
+
+
+class _IdleWork(Protocol):
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class InTurns:
+    """Works that share a model, of which each begins when those before it are done."""
+
+    def __init__(self, works: Sequence[_IdleWork]) -> None:
+        self._works = works
+
+    def pause(self) -> None:
+        for work in self._works:
+            work.pause()
+
+    def resume(self) -> None:
+        for work in self._works:
+            work.resume()
+
+    def close(self) -> None:
+        for work in reversed(self._works):
+            work.close()
 
 
 class IdleProfiler:
@@ -83,6 +109,11 @@ class IdleProfiler:
         if self._thread.ident is not None:
             self._thread.join()
         atexit.unregister(self.close)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the profile is saved, or will never be."""
+        return not self._thread.is_alive()
 
     def run(self) -> None:
         """What the thread does: returns when the profile is saved, or after `close`."""

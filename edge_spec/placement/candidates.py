@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.core.model import HasSettings, Progress, Runtime, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
@@ -36,6 +36,7 @@ class Candidate:
             threads=self.key.threads,
             weights=self.key.weights,
             library=self.key.library,
+            mmap=self.options.mmap,
         )
 
 
@@ -46,9 +47,10 @@ def candidates(
     progress: Progress,
     *,
     is_draft: bool = False,
+    converts: bool = True,
 ) -> tuple[list[Candidate], list[str]]:
     """Every place that this model, or a conversion that is there or cheap, can run at, the default
-    runtime's first; and a line for each place that it cannot run at.
+    runtime's first; and a line for each place that it cannot run at. converts: or one that is not.
 
     Raises what `resolve_model` raises where there is no place at all, or UsageError.
     """
@@ -70,7 +72,8 @@ def candidates(
             runtime, places = device.runtime, (device.name,)
             key = (runtime, compute_for(runtimes.load_runtime(runtime), places))
             if key not in prepared:
-                if found and not _is_cheap(source, runtime, options, places):
+                is_there = is_converted(source, runtime, options, places)
+                if not is_there and (not converts or (found and source.num_bytes > _CHEAP_BYTES)):
                     refused.append(f"{runtime}: {source.name} is not converted for it yet")
                     continue
                 prepared[key] = resolve_model(source, runtime, options, progress, places)
@@ -79,10 +82,12 @@ def candidates(
             fault = fault or error
             continue
         model = prepared[key]
-        found += [
-            Candidate(model, each, profile_key(source, model, each))
-            for each in _settings(device.name, thread_counts(device, is_draft), options, is_draft)
-        ]
+        base = options.draft_runtime_options if is_draft else options.runtime_options
+        for threads in thread_counts(device, is_draft):
+            how = replace(base, providers=(device.name,), threads=threads)
+            # A draft's own options are its device and its threads.
+            tried = [how] if is_draft else _settings(model.runtime, how)
+            found += [Candidate(model, each, profile_key(source, model, each)) for each in tried]
     if not found:
         raise fault or UsageError(
             f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
@@ -91,12 +96,9 @@ def candidates(
     return found, refused
 
 
-def _settings(
-    device: str, counts: Sequence[int | None], options: LoadOptions, is_draft: bool
-) -> Iterator[RuntimeOptions]:
-    base = options.draft_runtime_options if is_draft else options.runtime_options
-    for threads in counts:
-        yield replace(base, providers=(device,), threads=threads)
+def _settings(runtime: Runtime, options: RuntimeOptions) -> list[RuntimeOptions]:
+    """As they are, and what else the runtime offers."""
+    return [options, *(runtime.settings(options) if isinstance(runtime, HasSettings) else ())]
 
 
 def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
@@ -107,10 +109,3 @@ def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
     if device.kind != CPU or half < (1 if is_draft else 2):
         return [None]
     return [None, half]
-
-
-def _is_cheap(source: Source, runtime: str, options: LoadOptions, providers: Sequence[str]) -> bool:
-    if is_converted(source, runtime, options, providers):
-        return True
-    files = source.path.iterdir() if source.path.is_dir() else [source.path]
-    return sum(file.stat().st_size for file in files) <= _CHEAP_BYTES

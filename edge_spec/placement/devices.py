@@ -32,6 +32,7 @@ class Device:
     total_bytes: int | None = None
     free_bytes: int | None = None
     fault: str | None = None  # why it cannot be used, in one line
+    hint: str | None = None  # what would make it faster, in one line
 
 
 @runtime_checkable

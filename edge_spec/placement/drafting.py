@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.cost import RowCosts
+from edge_spec.control.lossless import Losslessness
 from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Capabilities, Forward
@@ -67,10 +68,15 @@ def pass_costs(profile: Profile) -> PassCost:
 
 
 def replay_drafters(
-    names: str, prepared: ResolvedModel, profile: Profile, recordings: Sequence[Recording]
+    names: str,
+    prepared: ResolvedModel,
+    profile: Profile,
+    recordings: Sequence[Recording],
+    lossless: Losslessness | None = None,
 ) -> list[Stats]:
     """Replays drafters that need no second model and no part of the target, which begin again: what
-    they keep from one run to the next is put aside. Raises an EdgeSpecError."""
+    they keep from one run to the next is put aside. lossless: how passes are padded. Raises an
+    EdgeSpecError."""
     with TemporaryDirectory() as scratch:
         setting = DrafterContext(
             prepared.config.vocab_size,
@@ -81,6 +87,7 @@ def replay_drafters(
             setting,
             Capabilities(MAX_ROWS, trees=True, rollback=True, hidden_states=False),
             BatchInvariance(0.0, (), branch_invariant=profile.branches),
+            lossless=Losslessness(widths=lossless.widths if lossless else ()),
             costs=lambda: profile.costs(TYPICAL_TOKENS),
         )
         speculation = speculation_factory.compose(factory.load_drafters(names, setting))

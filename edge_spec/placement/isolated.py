@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from json import dumps, loads
-from threading import Thread
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +34,8 @@ class Lifeline:
     def __init__(self) -> None:
         self._ends = () if sys.platform == "win32" else os.pipe()
         self._processes: list[subprocess.Popen[str]] = []
+        self._lock = Lock()
+        self._ended = False
 
     def __enter__(self) -> Lifeline:
         return self
@@ -44,23 +46,35 @@ class Lifeline:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for process in self._processes:
-            process.kill()
-        for end in self._ends:
-            os.close(end)
+        self.end()
+
+    def end(self) -> None:
+        """Any thread may call it. No process starts afterwards."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            for process in self._processes:
+                process.kill()
+            for end in self._ends:
+                os.close(end)
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command,
-            stdin=self._ends[0] if self._ends else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-        )
-        self._processes.append(process)
+        """Raises IsolatedError after `end`."""
+        with self._lock:
+            if self._ended:
+                raise IsolatedError("it is not wanted any more")
+            process = subprocess.Popen(
+                command,
+                stdin=self._ends[0] if self._ends else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=environment,
+            )
+            self._processes.append(process)
         return process
 
 

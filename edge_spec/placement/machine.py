@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
+import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _CPUINFO = Path("/proc/cpuinfo")
+_IDLE = slice(3, 5)  # of the times of /proc/stat
+_AT_HWCAP2 = 26  # of getauxval(3)
+_ARM_BITS = {
+    "SVE2": 1,
+    "I8MM": 13,
+    "BF16": 14,
+    "SME": 23,
+}  # of Linux' HWCAP2, that numpy leaves out
 _PACKAGES = (
     *("edge-spec", "numpy", "onnxruntime", "tokenizers"),
     *("llama-cpp-python", "ik-llama-cpp-python"),
@@ -21,6 +35,57 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Names of the vector instructions that the processor has beyond what numpy is built for, as
+    it tells numpy, and those of ARM that numpy does not ask for; sorted."""
+    extensions: Mapping[str, Any] = np.show_config(mode="dicts").get("SIMD Extensions", {})
+    return tuple(sorted({*map(str, extensions.get("found", ())), *_arm_features()}))
+
+
+def _arm_features() -> list[str]:
+    """Kernels for integers are chosen by I8MM above all. None on other systems than Linux."""
+    if sys.platform != "linux" or platform.machine() != "aarch64":
+        return []
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    bits = getauxval(_AT_HWCAP2)
+    return [name for name, bit in _ARM_BITS.items() if bits >> bit & 1]
+
+
+def busy_share(seconds: float = 0.5) -> float | None:
+    """What of all cores' time other work takes, and this process; None where it is not told. Takes
+    as long as it watches."""
+    before = _core_times()
+    if before is None:
+        return None
+    time.sleep(seconds)
+    after = _core_times()
+    if after is None or sum(after) <= sum(before):
+        return None
+    idle, total = (sum(after[span]) - sum(before[span]) for span in (_IDLE, slice(None)))
+    return 1 - idle / total
+
+
+def _core_times() -> list[int] | None:
+    """Of user, nice, system, idle, iowait and so on (proc(5)); None on other systems than Linux."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return None
+    return [int(each) for each in first.split()[1:9]]
+
+
+def on_battery() -> bool:
+    """Whether a battery is being discharged, as far as the system tells (Linux)."""
+    for status in Path("/sys/class/power_supply").glob("*/status"):
+        try:
+            if status.read_text(encoding="ascii").strip() == "Discharging":
+                return True
+        except OSError:  # a battery may be taken out
+            continue
+    return False
 
 
 def available_cores() -> int:

@@ -7,7 +7,7 @@ busy slows all of it alike; medians leave out what disturbed a few passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +27,14 @@ _CONTEXTS = (32, 1024)  # tokens
 _LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
 _FIRST_STEPS = 3  # the first ones bind buffers
 _PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
-_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
-_SEED = 0
+LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+SEED = 0
 
 # Without a profile:
 QUICK_WIDTHS = (1, 2, 4, 8)
 _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
+_SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Effort:
     prefill_tokens: int = 256
 
 
-class _Stopwatch:
+class Stopwatch:
+    """Adds up what it has timed, by whatever clock."""
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.total_s = 0.0
@@ -82,7 +85,7 @@ def uncertainty(seconds: Sequence[float]) -> float:
     """Half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
     Larsen 1978, Variations of Box Plots)."""
     lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
-    return float(1.57 * (upper - lower) / (max(middle, _LEAST_S) * len(seconds) ** 0.5))
+    return float(1.57 * (upper - lower) / (max(middle, LEAST_S) * len(seconds) ** 0.5))
 
 
 def measure_rows(
@@ -92,13 +95,28 @@ def measure_rows(
 ) -> RowCosts:
     """Times passes of each width, in turns, after a short prompt: medians of a few.
 
-    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each.
+    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
+    as 15 of a slow one.
     """
-    watch, config = _Stopwatch(clock), model.config
+    return costs_of(model.config, median_seconds(quick_passes(model, widths, clock)))
+
+
+def median_seconds(passes: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """t(k), of the seconds of passes by their rows."""
+    return {rows: _typical(seconds) for rows, seconds in passes.items()}
+
+
+def quick_passes(
+    model: Model,
+    widths: Sequence[int] = QUICK_WIDTHS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, list[float]]:
+    """The seconds of each pass by its rows; of a model whose steps are slow, few passes."""
+    watch, config = Stopwatch(clock), model.config
     limit = min(model.capabilities.max_rows, config.context_length // 2)
     widths = [width for width in widths if width <= limit] or [1]
     room = max(1, config.context_length - widths[-1])
-    rng = np.random.default_rng(_SEED)
+    rng = np.random.default_rng(SEED)
     tokens = rng.integers(0, config.vocab_size, _QUICK_CONTEXT + widths[-1]).tolist()
     seconds: dict[int, list[float]] = {width: [] for width in widths}
     with closing(model.open_session()) as session:
@@ -109,7 +127,9 @@ def measure_rows(
                 pass_s = watch.time(partial(session.forward, tree))
                 if done:  # the first passes bind buffers
                     seconds[width].append(pass_s)
-    return costs_of(config, {width: _typical(times) for width, times in seconds.items()})
+            if done and max(map(max, seconds.values())) > _SLOW_PASS_S:
+                break
+    return seconds
 
 
 def measure(
@@ -141,8 +161,8 @@ def measuring(
     a row and to forget it again, which is all that a round adds outside its pass. What a runtime
     takes to begin a pass cannot be told from what it computes, and is part of t(1).
     """
-    watch = _Stopwatch(clock)
-    rng = np.random.default_rng(_SEED)
+    watch = Stopwatch(clock)
+    rng = np.random.default_rng(SEED)
     config = model.config
     widest = max(1, min(model.capabilities.max_rows, config.context_length // 2))
     room = max(1, config.context_length - min(widest, WIDTHS[-1]))
@@ -180,7 +200,7 @@ def _prefill(
     session: Session,
     tokens: Sequence[int],
     effort: Effort,
-    watch: _Stopwatch,
+    watch: Stopwatch,
     seconds: list[float],
 ) -> Generator[float, None, None]:
     """Appends what a token of each pass took. Ends early once it has had its share of the time."""
@@ -197,7 +217,7 @@ def _rounds(
     tokens: Sequence[int],
     samples: _Samples,
     effort: Effort,
-    watch: _Stopwatch,
+    watch: Stopwatch,
     rng: np.random.Generator,
 ) -> Generator[float, None, None]:
     """The first round is not counted: it binds buffers."""
@@ -216,7 +236,7 @@ def _rounds(
 
 
 def _measure_pass(
-    session: Session, tree: TokenTree, samples: _Samples | None, watch: _Stopwatch, at: int
+    session: Session, tree: TokenTree, samples: _Samples | None, watch: Stopwatch, at: int
 ) -> None:
     rows = len(tree)
     logits = np.empty(0)
@@ -240,4 +260,4 @@ def _measure_pass(
 
 
 def _typical(seconds: Sequence[float]) -> float:
-    return max(_LEAST_S, median(seconds))
+    return max(LEAST_S, median(seconds))

@@ -64,6 +64,16 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
     return applied(options, placement, plan.draft)
 
 
+def wants_plan(source: Source, options: LoadOptions) -> bool:
+    """Whether the cache has no plan of this version's libraries for a model or pair whose place is
+    left open. options: as they were asked for."""
+    if options.plan is not None or options.drafter != "auto" or not _is_open(options):
+        return False
+    draft = Source(options.drafts[0], source.progress) if options.drafts else None
+    plan = cached_plan(plan_path(source, draft))
+    return plan is None or any(map(_is_outdated, _places(plan.placements[0])))
+
+
 def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
     """draft: the model that drafts where the placement has one. A drafter that was asked for stays,
     and so does "auto" where there are corpora, which no plan knows."""
@@ -84,15 +94,13 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
         runtime=target.runtime,
         device=target.device,
         threads=target.threads,
+        mmap=target.mmap,
         **on_draft,
     )
 
 
 def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
-    default = LoadOptions()
-    asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
-    asked = asked or options.exact or options.draft_overlap != default.draft_overlap
-    if asked or len(options.drafts) > 1:
+    if not _is_open(options):
         return options
     draft = Source(options.drafts[0], progress) if options.drafts else None
     plan = cached_plan(plan_path(source, draft))
@@ -102,8 +110,8 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     paired = [traits.draft_model for traits in chosen] == [True]
     if options.drafter != "auto":  # the user's drafter, at the best place for it
         fitting = [each for each in plan.placements if (each.draft is not None) == paired]
-    else:
-        fitting = list(plan.placements)
+    else:  # what keeps answers has to be asked for; plans of older versions may begin with it
+        fitting = [each for each in plan.placements if not factory.remembers(each.drafter)]
     placement = _usable(tuple(fitting))
     if placement is None:
         return options
@@ -117,11 +125,19 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
             outdated[0].runtime,
         )
         return options
-    if placement.target.runtime != runtimes.auto_runtime(
-        source.formats
-    ):  # perhaps with other weights
+    target = placement.target
+    usual = target.runtime == runtimes.auto_runtime(source.formats)  # else with other weights
+    if not usual or (target.threads, target.mmap) != (None, None):
         progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
     return applied(options, placement, plan.draft)
+
+
+def _is_open(options: LoadOptions) -> bool:
+    """Whether nothing was asked for that a plan decides, or that its figures do not hold for."""
+    default = LoadOptions()
+    asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
+    asked = asked or options.exact or options.draft_overlap != default.draft_overlap
+    return not asked and len(options.drafts) <= 1
 
 
 def _usable(placements: tuple[Placement, ...]) -> Placement | None:

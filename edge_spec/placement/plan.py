@@ -33,11 +33,15 @@ class Place:
     threads: Annotated[int, Field(ge=1)] | None  # None: the runtime's choice
     weights: str  # as they are stored, such as "int4 block 32"
     library: str  # the version of the runtime's library
+    mmap: bool | None = None  # whether weights stay in their file; None: the runtime's choice
 
     def __str__(self) -> str:
-        if self.threads is None:
-            return f"{self.runtime} {self.device}"
-        return f"{self.runtime} {self.device} {self.threads} thread{'s' * (self.threads > 1)}"
+        said = [self.runtime, self.device]
+        if self.threads is not None:
+            said.append(f"{self.threads} thread{'s' * (self.threads > 1)}")
+        if self.mmap is not None:
+            said.append("mmap" if self.mmap else "no-mmap")
+        return " ".join(said)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class Placement:
     )
     memory_bytes: int | None = None
     reason: str = ""  # why it is not the first
+    lossless: str = ""  # what holds for texts there by default, where that is known
+    # KL divergence of the weights there from those they were converted from, nats a token.
+    loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
     def fits(self, free_bytes: int | None) -> bool:
         """True also where it is not known."""

@@ -3,10 +3,12 @@ replayed on them at the costs of each place."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from edge_spec.control.lossless import LosslessMode, Losslessness
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -14,6 +16,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidates
 from edge_spec.placement.chain import agreements, best_walk, walk
+from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.devices import Device
 from edge_spec.placement.drafting import pass_costs, replay_drafters
 from edge_spec.placement.forecast import forecast
@@ -29,6 +32,7 @@ from edge_spec.text.vocabulary import same_vocabulary
 
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens
 _SLOWER_STEP = 1.03  # times the best one's
+_MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Planner:
 
     notes: a line for each place or drafter without a forecast, or with an uncertain one.
     is_certain: whether all forecasts are, so that the plan is worth keeping; known after `make`.
-    refresh: measures again what the cache knows.
+    refresh: measures again what the cache knows. converts: also what would have to be converted.
     """
 
     source: Source
@@ -45,6 +49,7 @@ class Planner:
     devices: Sequence[Device]
     progress: Progress
     refresh: bool = False
+    converts: bool = True
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -76,7 +81,12 @@ class Planner:
 
     def _survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
         places, refused = candidates(
-            source, options, self.devices, self.progress, is_draft=bool(role)
+            source,
+            options,
+            self.devices,
+            self.progress,
+            is_draft=bool(role),
+            converts=self.converts,
         )
         self.notes += [f"{role}{line}" for line in refused if f"{role}{line}" not in self.notes]
         found = survey(places, self._free, self.progress, self.refresh)
@@ -87,24 +97,34 @@ class Planner:
                     f"{role}{each.candidate.place}: the machine was busy, the times are uncertain "
                     f"by {each.profile.spread:.0%}: plan again when it is free"
                 )
+            cost = each.profile and each.profile.own_loop_cost
+            if cost and cost > SLOWER_THAN_OWN:
+                place = each.candidate.place
+                self.notes.append(
+                    f"{role}{place}: a row takes {cost:.2f} of a plain step of {place.runtime}'s "
+                    "own loop"
+                )
         return found
 
     def _alone(self, target: MeasuredPlace, recordings: Sequence[Recording]) -> Iterator[Placement]:
         """No speculation, and every drafter that needs nothing but the text."""
         candidate, profile = target.candidate, target.profile
-        plain = Placement(candidate.place, None, "none")
+        plain = Placement(candidate.place, None, "none", loss=candidate.prepared.loss)
         plain = replace(plain, memory_bytes=self._memory(plain, candidate))
         if profile is None:
             yield plain
             return
-        plain_rate = _plain_rate(profile, recordings)
+        lossless = None if target.rows is None else target.rows.lossless(LosslessMode.AUTO)
+        plain_rate = _plain_rate(profile, recordings, lossless)
+        if lossless is not None:
+            plain = replace(plain, lossless=lossless.told())
         yield replace(plain, tokens_per_s=plain_rate, speedup=1.0)
         names = list(_alone_or_together())
         what = f"Replaying drafters on {candidate.place}"
         for i, name in enumerate(names):
             self.progress(what, i / len(names))
             try:
-                stats = replay_drafters(name, candidate.prepared, profile, recordings)
+                stats = replay_drafters(name, candidate.prepared, profile, recordings, lossless)
             except EdgeSpecError as error:
                 self.notes.append(f"{name}: {error.shown}")
                 continue
@@ -157,7 +177,10 @@ class Planner:
         recordings: Sequence[Recording],
         hits: Sequence[Sequence[bool]],
     ) -> Placement:
-        placement = Placement(target.candidate.place, draft.candidate.place, "draft-model")
+        loss = target.candidate.prepared.loss
+        placement = Placement(
+            target.candidate.place, draft.candidate.place, "draft-model", loss=loss
+        )
         memory_bytes = self._memory(placement, target.candidate, draft.candidate)
         placement = replace(placement, memory_bytes=memory_bytes)
         if target.profile is None or draft.profile is None:
@@ -194,19 +217,35 @@ def _alone_or_together() -> Iterator[str]:
 
 
 def ranked(placements: Sequence[Placement], free: int | None) -> tuple[Placement, ...]:
-    """The fastest that fits first, each other one with what it lost by."""
+    """The fastest that fits and whose weights say what the model's say first, each other one with
+    what it lost by. A drafter that keeps answers is never chosen: that has to be asked for."""
+    least = min((each.loss for each in placements if each.loss is not None), default=0.0)
 
-    def worth(placement: Placement) -> tuple[bool, float]:
-        return placement.fits(free), placement.tokens_per_s or 0.0
+    def is_close(placement: Placement) -> bool:
+        return placement.loss is None or placement.loss - least <= _MOST_LOSS
+
+    def worth(placement: Placement) -> tuple[bool, bool, bool, float]:
+        rate = placement.tokens_per_s or 0.0
+        return (
+            not factory.remembers(placement.drafter),
+            placement.fits(free),
+            is_close(placement),
+            rate,
+        )
 
     best, *others = sorted(placements, key=worth, reverse=True)
-    return best, *(replace(each, reason=_reason(each, best, free)) for each in others)
+    told = (_reason(each, best, free, is_close(each)) for each in others)
+    return best, *(replace(each, reason=why) for each, why in zip(others, told, strict=True))
 
 
-def _reason(each: Placement, best: Placement, free: int | None) -> str:
+def _reason(each: Placement, best: Placement, free: int | None, is_close: bool) -> str:
     if each.tokens_per_s is None or not each.fits(free):
         memory = format_bytes(each.memory_bytes or 0)
         return f"does not fit: {memory} of {format_bytes(free or 0)} free"
+    if not is_close and (best.loss or 0.0) < (each.loss or 0.0):
+        return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
+    if factory.remembers(each.drafter):
+        return "it keeps answers on the disk, and is used where it is asked for"
     slower = f"{1 - each.tokens_per_s / (best.tokens_per_s or 1.0):.0%} slower"
     step_ms, best_ms = _step_ms(each), _step_ms(best)
     if each.target != best.target and step_ms > _SLOWER_STEP * best_ms:
@@ -228,9 +267,17 @@ def _step_ms(placement: Placement) -> float:
     return 1e3 * (placement.speedup or 1.0) / (placement.tokens_per_s or 1.0)
 
 
-def _plain_rate(profile: Profile, recordings: Sequence[Recording]) -> float:
+def _plain_rate(
+    profile: Profile, recordings: Sequence[Recording], lossless: Losslessness | None = None
+) -> float:
     nothing = [[False] * len(recording.tokens) for recording in recordings]
-    return walk(recordings, nothing, 0, 0.0, pass_costs(profile)).tokens_per_s
+    pass_s = pass_costs(profile)
+    width = lossless.plain_width if lossless else 1
+
+    def padded_s(rows: int, context_tokens: int) -> float:
+        return pass_s(max(rows, width), context_tokens)
+
+    return walk(recordings, nothing, 0, 0.0, padded_s).tokens_per_s
 
 
 def _row_share(profile: Profile) -> float:

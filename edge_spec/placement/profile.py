@@ -83,6 +83,8 @@ class Profile:
     experts_used: int = 0
     branches: bool = False  # whether draft tokens may branch without changing a number
     resident_bytes: int | None = None  # by which the process grew with the model, where known
+    # Our plain step over that of the library's own loop, where it has one.
+    own_loop_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @property
     def is_certain(self) -> bool:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_spec.control.batch_invariance import measure_batch_invariance
+from edge_spec.control.batch_invariance import USUAL_WIDTHS
+from edge_spec.control.lossless import LosslessMode
 from edge_spec.core.model import Progress
 from edge_spec.placement.candidates import Candidate
+from edge_spec.placement.comparison import own_loop_cost
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.memory import Sizing, resident_bytes
 from edge_spec.placement.plan import PLANNED_TOKENS
 from edge_spec.placement.profile import Profile, load_profile, save_profile
+from edge_spec.placement.row_findings import (
+    RowFindings,
+    RowsKey,
+    known_rows,
+    rows_key,
+    settle_rows,
+)
 from edge_spec.storage.json_store import tell_unkept
 
 _MEASURE_S = 30.0  # for all places together that the cache does not know
@@ -24,6 +33,7 @@ class MeasuredPlace:
 
     candidate: Candidate
     profile: Profile | None
+    rows: RowFindings | None = None  # None where they are not known
 
 
 def survey(
@@ -42,7 +52,13 @@ def survey(
     effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new)))))
     for key, place in new.items():
         known[key] = _measure(place, effort, progress)
-    return [MeasuredPlace(place, known.get(place.key)) for place in places]
+    return [
+        MeasuredPlace(place, known.get(place.key), known_rows(_rows_key(place))) for place in places
+    ]
+
+
+def _rows_key(place: Candidate) -> RowsKey:
+    return rows_key(place.key, place.prepared.config)
 
 
 def fits(place: Candidate, free: int | None) -> bool:
@@ -60,16 +76,17 @@ def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
     before = resident_bytes()
     model = place.prepared.open(place.options)
     try:
-        batch_invariance = measure_batch_invariance(model)
+        rows = settle_rows(model, _rows_key(place), USUAL_WIDTHS, LosslessMode.AUTO)
         profile = measure(model, effort, lambda fraction: progress(what, fraction))
+        own_loop = own_loop_cost(model)
         after = resident_bytes()
     finally:
         model.close()
     progress(what, 1.0)
     # Memory that another model has left behind may be used again: then less than it takes is seen.
     grown = None if before is None or after is None else max(0, after - before)
-    branches = model.capabilities.trees and batch_invariance.branch_invariant
-    profile = replace(profile, resident_bytes=grown, branches=branches)
+    branches = model.capabilities.trees and rows.batch_invariance.branch_invariant
+    profile = replace(profile, resident_bytes=grown, branches=branches, own_loop_cost=own_loop)
     try:
         save_profile(place.key, profile)
     except OSError as error:

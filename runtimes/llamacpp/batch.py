@@ -37,7 +37,7 @@ class Batch:
         """A chain in sequence 0 from `position` on, of which nothing is scored."""
         return self._set_chain(self._prefill, tokens, position)
 
-    def chain(self, tokens: np.ndarray, position: int) -> Any:
+    def chain(self, tokens: Sequence[int] | np.ndarray, position: int) -> Any:
         """A chain in sequence 0 from `position` on, of which all is scored."""
         if len(tokens) == 1:  # every plain round: a third of the time
             self._tokens[0], self._positions[0], self._chain.n_tokens = tokens[0], position, 1

@@ -20,6 +20,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Library,
     LibraryDevice,
     ModelChoices,
+    Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog, LogCallback
 from edge_spec.runtimes.llamacpp.sequence import SequenceForm
@@ -31,6 +32,8 @@ _HANDLE, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
 _FLAGS = (ctypes.c_bool, ctypes.c_bool)
 _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("llama_log_set", [LogCallback, _HANDLE], None),
+    ("llama_print_system_info", [], ctypes.c_char_p),
+    ("llama_set_n_threads", [_HANDLE, ctypes.c_uint32, ctypes.c_uint32], None),
     ("llama_get_logits", [_HANDLE], _HANDLE),
     ("llama_model_has_recurrent", [_HANDLE], ctypes.c_bool),
     ("llama_model_has_encoder", [_HANDLE], ctypes.c_bool),
@@ -75,10 +78,13 @@ def library() -> Library:
         batch_type=bound.llama_batch,
         devices=lambda: _devices(unbound),
         takes_servers=False,
+        system_info=unbound.llama_print_system_info,
         # Any other ends the process when the first token is scored.
         flash_kv_types=("f16", "q4_0", "q8_0"),
         plain_kv_types=("f16",),
-        cpu_kv_type="f16",
+        # Its flash attention has another kernel for a single row.
+        cpu_ways=(Way("flash attention"), Way("no flash attention", flash_attention=False)),
+        steady_rows=lambda context: None,
         load_model=partial(_load_model, bound),
         free_model=bound.llama_free_model,
         vocab_size=lambda model: int(
@@ -99,6 +105,7 @@ def library() -> Library:
         token_text=unbound.llama_vocab_get_text,
         open_context=partial(_open_context, bound),
         free_context=bound.llama_free,
+        set_threads=unbound.llama_set_n_threads,
         decode=bound.llama_decode,
         logits=unbound.llama_get_logits,
         hidden=None,

@@ -55,6 +55,15 @@ class ModelChoices:
     vocabulary_only: bool = False
 
 
+class Way(NamedTuple):
+    """How attention computes on a CPU, where nothing else was asked for."""
+
+    name: str
+    kv_type: str = "f16"
+    flash_attention: bool = True
+    steady_rows: bool = False  # a single row as those of wider passes
+
+
 @dataclass(frozen=True)
 class ContextChoices:
     """How large a context is and how it computes."""
@@ -66,6 +75,7 @@ class ContextChoices:
     kv_type: str  # of KV_TYPES
     flash_attention: bool
     on_device: bool  # whether attention may leave the CPU
+    steady_rows: bool = False  # whether a single row is scored as those of wider passes are
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,12 @@ class Library:
     batch_type: type[ctypes.Structure]
     devices: Callable[..., list[LibraryDevice]]  # of servers, as host:port, and of this machine
     takes_servers: bool
+    system_info: Callable[[], bytes]  # as llama_print_system_info
     flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
     plain_kv_types: tuple[str, ...]  # and those that attention takes without it
-    cpu_kv_type: str  # the default there: one that scores a row alike at all widths, if there is
+    cpu_ways: tuple[Way, ...]  # of attention there, the fastest first
+    steady_rows: Callable[[int], Callable[[bool], None] | None]  # of a context: what makes a pass
+    # score a single row as those of wider passes are; None where that is out of reach
     # model
     load_model: Callable[[bytes, ModelChoices], int | None]
     free_model: Callable[[int], None]
@@ -101,6 +114,7 @@ class Library:
     # context
     open_context: Callable[[int, ContextChoices], int | None]
     free_context: Callable[[int], None]
+    set_threads: Callable[[int, int, int], None]  # context, of one row, of more
     decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
     logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
     hidden: Callable[[int], int | None] | None  # address of [outputs, hidden] float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edge_spec.placement import devices as placement
+from edge_spec.placement.machine import cpu_features
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 from edge_spec.runtimes.llamacpp.remote import NO_RPC, fault
 
@@ -25,10 +26,19 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
                 device.description,
                 device.total_bytes or None,
                 device.free_bytes or None,
+                hint=_left_out(library) if device.is_cpu else None,
             )
     for server, reason in faults.items():
         if reason is not None:
             yield placement.Device(runtime, server, placement.REMOTE, "RPC server", fault=reason)
+
+
+def _left_out(library: Library) -> str | None:
+    """Says where the library was built for less than the processor has, as wheels are."""
+    has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
+    if not has or b"AVX512 = 1" in library.system_info():
+        return None
+    return f"this build of {library.name} does without the processor's AVX-512"
 
 
 def _kind(device: LibraryDevice) -> str:

@@ -18,6 +18,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Library,
     LibraryDevice,
     ModelChoices,
+    Way,
 )
 from edge_spec.runtimes.llamacpp.listing import listed
 from edge_spec.runtimes.llamacpp.remote import remote_devices
@@ -27,9 +28,10 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 if TYPE_CHECKING:
     from edge_spec.placement import devices as placement
     from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
-DEVICE_KV_TYPE = "f16"  # GPU kernels want keys and values of one type
+DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
@@ -49,15 +51,19 @@ class LlamaCppModel:
         devices = choose_devices(options.providers, [*remote, *library.devices()])
         _require_used(options, devices)
         on_device = bool(devices) and options.gpu_layers != 0
+        kv_type = _kv_type(library, options)
+        is_left = options.kv_type is None and options.flash_attention is None and not on_device
+        self._ways = library.cpu_ways if is_left else (Way("as asked for"),)
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
             batch_tokens=library.max_batch_tokens(source.weight_types),
             max_rows=MAX_ROWS,
             threads=options.threads or available_cores(),
-            kv_type=_kv_type(library, options, on_device),
+            kv_type=kv_type,
             flash_attention=options.flash_attention is not False,
             on_device=on_device,
         )
+        self.choose_way(self.ways[0])
         how = ModelChoices(devices, options.gpu_layers, options.mmap)
         if self.config.architecture not in LLAMA_FAMILY:
             _require_plain_decoder(library, source.path, how)
@@ -76,11 +82,36 @@ class LlamaCppModel:
             settled_tokens=SETTLED_TOKENS,
         )
 
+    @property
+    def ways(self) -> Sequence[str]:
+        return [way.name for way in self._ways]
+
+    def choose_way(self, name: str) -> None:
+        self.way = name
+        if len(self._ways) > 1:
+            [chosen] = (way for way in self._ways if way.name == name)
+            self._choices = replace(
+                self._choices,
+                kv_type=chosen.kv_type,
+                flash_attention=chosen.flash_attention,
+                steady_rows=chosen.steady_rows,
+            )
+
     def open_session(self) -> LlamaCppSession:
         """Raises DeviceMemoryError where a device has too little memory for the cache."""
         from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
         return LlamaCppSession(self._weights, self._choices, self.config.context_length)
+
+    def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
+        """With the first of its ways, which is what its own programs do."""
+        from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
+
+        chosen = replace(self._choices, steady_rows=False)
+        if len(self._ways) > 1:
+            first = self._ways[0]
+            chosen = replace(chosen, kv_type=first.kv_type, flash_attention=first.flash_attention)
+        return LlamaCppLoop(self._weights, chosen, tokens)
 
     def close(self) -> None:
         """Closes its sessions, too."""
@@ -116,6 +147,11 @@ class LlamaCppRuntime:
 class IkRuntime(LlamaCppRuntime):
     name = "ik"
     _library = staticmethod(ik.library)
+
+    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
+        """Rearranged weights are faster or slower with the processor and the type of the weights,
+        and their kernels for one row and for several may not agree."""
+        return [replace(options, mmap=True)] if set(options.providers) == {"cpu"} else []
 
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), ()))  # it knows no servers
@@ -163,11 +199,10 @@ def _require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> 
         )
 
 
-def _kv_type(library: Library, options: RuntimeOptions, on_device: bool) -> str:
+def _kv_type(library: Library, options: RuntimeOptions) -> str:
     flash = options.flash_attention is not False
     usable = library.flash_kv_types if flash else library.plain_kv_types
-    default = library.cpu_kv_type if flash and not on_device else DEVICE_KV_TYPE
-    name = (options.kv_type or default).lower()
+    name = (options.kv_type or DEFAULT_KV_TYPE).lower()
     if name not in usable:
         attention = "with" if flash else "without"
         raise UsageError(

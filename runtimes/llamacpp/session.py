@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from edge_spec.control.threads import ThreadGovernor
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
@@ -35,8 +37,11 @@ class LlamaCppSession:
         self._library = weights.library
         self._context_length = context_length
         self._choices = replace(choices, num_tokens=min(FIRST_TOKENS, context_length))
+        self._threads = None if choices.on_device else ThreadGovernor(choices.threads)
         self._batch = Batch(self._library.batch_type, PREFILL_TOKENS, MAX_ROWS)
         self._opened = weights.open_context(self, self._choices)
+        self._steady_rows = self._switch()
+        self._is_steady = False
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
         self._has_holes = False  # between the cells of committed tokens
@@ -48,6 +53,7 @@ class LlamaCppSession:
         self._require_known(tokens)
         self._reserve(len(tokens))
         self._want_hidden(False)  # or every token would be scored
+        self._want_steady(False)
         for start in range(0, len(tokens), PREFILL_TOKENS):
             chunk = tokens[start : start + PREFILL_TOKENS]
             self._decode(self._batch.prefill(chunk, self.length))
@@ -60,10 +66,13 @@ class LlamaCppSession:
         self._require_known(tree.tokens)
         self._reserve(rows)
         self._want_hidden(True)
+        started_s = time.perf_counter()
+        self._want_steady(rows == 1)
         if tree.is_chain:
             self._decode(self._batch.chain(tree.tokens, self.length))
         else:
             self._decode(self._branched(tree))
+        self._share_out(rows, time.perf_counter() - started_s)
         start = self._library.logits(self._opened.handle)
         return self._outputs.get((start, rows)) or self._view(start, rows)
 
@@ -171,6 +180,8 @@ class LlamaCppSession:
         library does not take it; the old context stays then."""
         library, before = self._library, self._opened
         choices = replace(self._choices, num_tokens=num_tokens)
+        if self._threads is not None:
+            choices = replace(choices, threads=self._threads.threads)
         after = self._weights.open_context(self, choices)
         if length:
             writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
@@ -183,7 +194,29 @@ class LlamaCppSession:
         self._opened, self._choices, self.length = after, choices, length
         self._cached, self._branches, self._has_holes = length, None, False
         self._gives_hidden, self._outputs = False, {}
+        self._steady_rows, self._is_steady = self._switch(), False
         before.free()
+
+    def _share_out(self, rows: int, seconds: float) -> None:
+        """The next pass has as many threads as are fastest beside what else is running. No score
+        depends on their number where attention does not share out a single row."""
+        governor = self._threads
+        if governor is None:
+            return
+        before = governor.threads
+        threads = governor.observe(rows, seconds)
+        if threads != before:
+            self._library.set_threads(self._opened.handle, threads, threads)
+
+    def _switch(self) -> Callable[[bool], None] | None:
+        """What makes a pass score a single row as those of wider passes are, where that is
+        wanted."""
+        return self._library.steady_rows(self._opened.handle) if self._choices.steady_rows else None
+
+    def _want_steady(self, wanted: bool) -> None:
+        if self._steady_rows is not None and wanted != self._is_steady:
+            self._steady_rows(wanted)
+            self._is_steady = wanted
 
     def _want_hidden(self, wanted: bool) -> None:
         if self._library.want_hidden and wanted != self._gives_hidden:

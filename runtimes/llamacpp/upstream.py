@@ -18,9 +18,11 @@ from edge_spec.runtimes.llamacpp.library import (
     Library,
     LibraryDevice,
     ModelChoices,
+    Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.sequence import SequenceForm
+from edge_spec.runtimes.llamacpp.steady import steady_rows
 
 NAME = "llama.cpp"
 _CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
@@ -52,11 +54,17 @@ def library() -> Library:
         batch_type=api.llama_batch,
         devices=lambda *servers: _devices(libggml, servers),
         takes_servers=bool(api.llama_supports_rpc()),
+        system_info=api.llama_print_system_info,
         flash_kv_types=tuple(KV_TYPES),
         plain_kv_types=("f32", "f16"),
-        # The kernel that shares a single row out among threads takes keys and values of one type
-        # only, so that two types keep plain steps to the kernel of wider passes.
-        cpu_kv_type="f16-bf16",
+        # A single row is shared out among threads, which sums in another order. Two types of keys
+        # and values keep it to the kernel of wider passes, but prompts, too, which are slower then.
+        cpu_ways=(
+            Way("f16"),
+            Way("f16, single rows by the kernel of wider passes", steady_rows=True),
+            Way("f16-bf16", kv_type="f16-bf16"),
+        ),
+        steady_rows=partial(steady_rows, api.llama_cpp._lib),
         load_model=partial(_load_model, api),
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
@@ -71,6 +79,7 @@ def library() -> Library:
         token_text=api.llama_vocab_get_text,
         open_context=partial(_open_context, api),
         free_context=api.llama_free,
+        set_threads=api.llama_set_n_threads,
         decode=api.llama_decode,
         logits=_address_of("llama_get_logits", api),
         hidden=_address_of("llama_get_embeddings", api),

@@ -12,12 +12,14 @@ from edge_spec.core.model import Capabilities, RuntimeOptions
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
+from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort.devices import (
     add_providers,
     choose,
     import_onnxruntime,
     require_started,
 )
+from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
@@ -36,14 +38,20 @@ class _Weights:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
-        chosen = onnxruntime.SessionOptions()
-        chosen.log_severity_level = 3
-        for name, value in settings.items():
-            setattr(chosen, name, value)
-        if options.takes_turns:  # waking them for each pass slows a model that runs alone
-            chosen.add_session_config_entry("session.force_spinning_stop", "1")
-        if options.threads is not None:
-            chosen.intra_op_num_threads = options.threads
+
+        def chosen() -> Any:
+            """SessionOptions, whose number of threads may still be changed."""
+            made = onnxruntime.SessionOptions()
+            made.log_severity_level = 3
+            for name, value in settings.items():
+                setattr(made, name, value)
+            if options.takes_turns:  # waking them for each pass slows a model that runs alone
+                made.add_session_config_entry("session.force_spinning_stop", "1")
+            if options.threads is not None:
+                made.intra_op_num_threads = options.threads
+            return made
+
+        self._chosen, self._options = chosen, chosen()
         self.bundle = bundle
         # Our own graph has a rotation for each position, and the second row of a single one, which
         # does not count (passes.MIN_ATTENDED), needs one, too.
@@ -53,15 +61,30 @@ class _Weights:
         self.config = replace(bundle.config, context_length=length)
         self._load = partial(
             onnxruntime.InferenceSession,
-            sess_options=chosen,
-            providers=add_providers(chosen, self._devices, _compiled(bundle)),
+            providers=add_providers(self._options, self._devices, _compiled(bundle)),
         )
 
-    def open(self, name: str) -> Any:
-        """An InferenceSession. Raises BundleError, DeviceError."""
+    @property
+    def threads(self) -> int | None:
+        """Of a pass on the CPU alone; None where others compute, too."""
+        on_cpu = all(device.name == CPU for device in self._devices)
+        return (self._options.intra_op_num_threads or available_cores()) if on_cpu else None
+
+    def count_bytes(self) -> int:
+        """Of the bundle's files."""
+        files = (self.bundle.file(name) for name in self.bundle.manifest.files)
+        return sum(file.stat().st_size for file in files)
+
+    def open(self, name: str, threads: int | None = None) -> Any:
+        """An InferenceSession; threads: if not as many as were asked for. Raises BundleError,
+        DeviceError."""
         graph = self.bundle.file(name)
+        options = self._options
+        if threads is not None:
+            options = self._chosen()
+            options.intra_op_num_threads = threads
         try:
-            session = self._load(graph)
+            session = self._load(graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
@@ -89,14 +112,21 @@ class OrtModel:
         _require_described(self._inference, bundle)
         self._partial: Any = None
         self._lock = Lock()  # sessions may be used by threads of their own
+        self._fewer = FewerThreads(
+            self._weights.threads, self._inference, self._reopen, self._weights.count_bytes
+        )
 
     def open_session(self) -> OrtSession:
         from edge_spec.runtimes.ort.session import OrtSession
 
-        return OrtSession(self._inference, self.config, self._open_partial)
+        return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
 
     def close(self) -> None:
+        self._fewer.close()
         self._inference = self._partial = None
+
+    def _reopen(self, threads: int) -> Any:
+        return self._weights.open(GRAPH_FILE, threads)
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none."""

@@ -61,6 +61,7 @@ class Passes:
         self._logits = np.empty((MAX_ROWS, config.vocab_size), np.float32)
         self._hidden = np.empty((MAX_ROWS, config.hidden_size), np.float32)
         self._bound: dict[int, _Bound] = {}
+        self._others: dict[onnxruntime.InferenceSession, dict[int, _Bound]] = {}  # bound likewise
         self._generation = cache.generation  # of the cache that is bound
 
     def prefill(self, tokens: Sequence[int], start: int) -> Iterator[int]:
@@ -119,10 +120,17 @@ class Passes:
         """A pass ends before its next operation: what an operation does cannot be interrupted."""
         self._run_options.terminate = True
 
+    def use(self, inference: onnxruntime.InferenceSession) -> None:
+        """Runs the next passes with another session of the same graph."""
+        if inference is not self._inference:
+            self._others[self._inference] = self._bound
+            self._inference, self._bound = inference, self._others.pop(inference, {})
+
     def close(self) -> None:
         """Gives its memory back now: whoever holds this may be part of a cycle, which Python may
         keep for hours."""
         self._bound.clear()
+        self._others.clear()
         self._logits = np.empty((0, self._config.vocab_size), np.float32)
         self._hidden = np.empty((0, self._config.hidden_size), np.float32)
 
@@ -131,6 +139,7 @@ class Passes:
         self._cache.reserve(start + max(rows, MIN_ATTENDED), start)
         if self._generation != self._cache.generation:  # this session or another has grown it
             self._bound.clear()
+            self._others.clear()
             self._generation = self._cache.generation
 
     def _bind_reading(self, rows: int) -> _Bound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from edge_spec.core.model import Forward, require_rollback
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
 
@@ -27,6 +29,7 @@ class OrtSession:
         inference: onnxruntime.InferenceSession,
         config: ModelConfig,
         open_partial: Callable[[], onnxruntime.InferenceSession],
+        fewer: FewerThreads | None = None,
     ) -> None:
         self.length = 0
         self._config = config
@@ -34,6 +37,8 @@ class OrtSession:
         self._cache = KvCache(config)
         self._passes = Passes(inference, config, self._cache)
         self._parts: list[PartialSession] = []
+        self._fewer = fewer
+        self._threads = None if fewer is None else fewer.governor()
 
     def prefill(self, tokens: Sequence[int]) -> None:
         for length in self._passes.prefill(tokens, self.length):
@@ -41,7 +46,14 @@ class OrtSession:
 
     def forward(self, tree: TokenTree) -> Forward:
         self._move(self.length)
-        return self._passes.score(tree, self.length)
+        started_s = time.perf_counter()
+        out = self._passes.score(tree, self.length)
+        if self._fewer is not None and self._threads is not None:
+            before = self._threads.threads
+            threads = self._threads.observe(len(tree), time.perf_counter() - started_s)
+            if threads != before:
+                self._passes.use(self._fewer.inference(threads))
+        return out
 
     def commit(self, rows: Sequence[int]) -> None:
         self._passes.keep(rows, self.length)

@@ -25,6 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from edge_spec import Engine, SamplingParams
 from edge_spec.apps.chat import run
 from edge_spec.control.batch_invariance import BatchInvariance
+from edge_spec.control.lossless import LosslessMode, Losslessness
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.factory import DrafterContext
@@ -112,13 +113,13 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
         while model == "endless" and os.read(pace, 1):
             report("Downloading", 0.5)
         scripted = AnsweringModel(answers, pace)
-        batch_invariance = BatchInvariance(0, (1,) if exact else ())
+        batch_invariance = BatchInvariance(0, (1,))
         text = ChatFormat(scripted.text, TEMPLATE, (scripted.eos,), None)
         speculation_factory = SpeculationFactory(
             DrafterContext(scripted.config.vocab_size),
             scripted.capabilities,
             batch_invariance,
-            exact=exact,
+            Losslessness(LosslessMode.ALWAYS, replays=True) if exact else Losslessness(),
         )
         return Engine(
             EngineComponents(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_spec.control.lossless import Promise
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.loader import load_engine
@@ -72,12 +73,11 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
         "suffix,recycling,lookahead",
     ],
 )
-def test_drafting_is_bit_identical_where_chains_are(demo_gguf, names):
-    """Although branches are not, on this runtime: none of them is accepted."""
-    with load_engine("smollm2", LoadOptions(drafter=names), lambda what, fraction: None) as engine:
-        batch_invariance = engine.parts.batch_invariance
-        if batch_invariance.branch_invariant or batch_invariance.tie_margin:
-            pytest.skip("measured otherwise on this machine")
+def test_drafting_is_bit_identical_although_branches_are_not(demo_gguf, names):
+    """None of them is accepted."""
+    options = LoadOptions(drafter=names, lossless="always")
+    with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+        assert engine.parts.speculation_factory.lossless.promise is Promise.BIT_IDENTICAL
         prompts = SOME * 2  # the second time the cache holds the first
         drafted = [engine.chat(prompt, max_tokens=48) for prompt in prompts]
         assert sum(result.stats.draft_n_accepted for result in drafted) > 0
@@ -96,7 +96,8 @@ def test_each_token_tells_who_drafted_it(edge_spec, names):
     document = json.loads(done.stdout)
     accepted = [token["drafter"] for token in document["tokens"] if token["origin"] == "accepted"]
     counts = document["stats"]["drafters"]
-    assert set(counts) <= set(names.split(","))
+    # "spare-row" where plain steps are padded on this processor
+    assert set(counts) <= {*names.split(","), "spare-row"}
     for name, count in counts.items():
         told = sum(name in drafter.split("+") for drafter in accepted)
         assert told == count["draft_n_accepted"] <= count["draft_n"]

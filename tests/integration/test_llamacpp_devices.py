@@ -64,6 +64,30 @@ def test_the_kind_and_memory_of_each_device_are_listed(
         choose_devices([device.name], there)
 
 
+@pytest.mark.parametrize(
+    ("features", "info", "is_told"),
+    [
+        (("X86_V3", "X86_V4"), b"AVX2 = 1 | AVX512 = 0 | ", True),
+        (("AVX512F",), b"CPU : AVX2 = 1 | ", True),
+        (("X86_V3", "X86_V4"), b"AVX2 = 1 | AVX512 = 1 | ", False),
+        (("X86_V3",), b"AVX2 = 1 | AVX512 = 0 | ", False),
+        ((), b"NEON = 1 | ", False),
+    ],
+)
+def test_a_build_for_less_than_the_processor_has_is_told(
+    features: tuple[str, ...],
+    info: bytes,
+    is_told: bool,
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.listing.cpu_features", lambda: features)
+    pretended = replace(library, devices=lambda *servers: [CPU, CUDA0], system_info=lambda: info)
+    cpu, cuda = listed("llamacpp", pretended, [])
+    assert (cpu.hint is not None) == is_told and cuda.hint is None
+    assert b"AVX2 = " in library.system_info() or b"NEON = " in library.system_info()
+
+
 def test_a_server_that_does_not_serve_is_listed_with_the_reason(
     library: Library, closed_port: int
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import EXACT_WIDTHS, measure_batch_invariance
+from edge_spec.control.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.core.model import Model, RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, ContextFullError, UnsupportedModelError
@@ -76,7 +76,7 @@ def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> No
     branches = TokenTree(np.zeros(3, np.int32), np.array([-1, 0, 0], np.int32), np.ones(3))
     with pytest.raises(ValueError, match="a chain"):
         session.forward(branches)
-    assert not measure_batch_invariance(model, EXACT_WIDTHS).branch_invariant
+    assert not measure_batch_invariance(model, USUAL_WIDTHS).branch_invariant
 
 
 def test_a_rollback_leaves_nothing_behind(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
+from edge_spec.control.lossless import Losslessness
 from edge_spec.diagnostics.lossless_check import Proof
 from edge_spec.diagnostics.lossless_check.prove import Determinism
 from edge_spec.diagnostics.lossless_check.texts import Texts
@@ -39,15 +40,17 @@ def prompts(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("exact", [[], ["--exact"]])
+@pytest.mark.parametrize(
+    ("exact", "mode"), [([], "auto"), (["--exact"], "always"), (["--lossless", "always"], "always")]
+)
 def test_it_passes_and_writes_a_page(
-    tiny_gguf: str, prompts: str, exact: list[str], tmp_path: Path, capsys: Any
+    tiny_gguf: str, prompts: str, exact: list[str], mode: str, tmp_path: Path, capsys: Any
 ) -> None:
     page = tmp_path / "page.html"
     told = [*FAST, *exact, "--prompts", prompts, "--html", str(page), "--json"]
     assert run(["verify", tiny_gguf, *told]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["verdict"] == "pass" and report["exact"] == bool(exact)
+    assert report["verdict"] == "pass" and report["lossless"] == mode
     assert report["greedy"]["num_prompts"] == 2 and report["greedy"]["num_guesses"] > 0
     assert report["sampling"]["num_draws"] == 200 and report["sampling"]["passed"]
     assert report["runtime"] == "llamacpp" and report["drafter"] == "auto"
@@ -81,7 +84,7 @@ def test_texts_without_a_draft_token_make_the_exit_status_1(
     """Equal texts show nothing where nothing was drafted."""
     texts = Texts(2, 24, draft_tokens, 0, 0, ())
     repeated = Determinism(2, (), (1, 8), (1, 8), 0.0, True)
-    proof = Proof("tiny", "llamacpp", "auto", False, texts, None, None, repeated, ())
+    proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, repeated, ())
     monkeypatch.setattr("edge_spec.cli.verify._prove", lambda *arguments: proof)
     assert run(["verify", "tiny"]) == status
     assert ("INCONCLUSIVE" in capsys.readouterr().out) == bool(status)

@@ -29,9 +29,10 @@ export async function runAnswer(answer, body, signal, changed) {
   }
 }
 
-/** The request for an answer: `settings` that are empty are the server's choice. */
+/** The request for an answer: `settings` that are empty are the server's choice, and so is a
+ * model that is not known yet: a question may be asked before the server has told. */
 export function requestBody(model, messages, drafter, settings) {
-  const body = { model, messages, speculative: { drafter, tokens: true } };
+  const body = { model: model || undefined, messages, speculative: { drafter, tokens: true } };
   for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
     if (settings[name] !== "") body[name] = Number(settings[name]);
   }

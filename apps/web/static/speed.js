@@ -40,7 +40,8 @@ export class SpeedPanel {
     }
     const width_px = this.#node.clientWidth;
     const chart = rateChart(answers, width_px, chartLabel(answers));
-    this.#node.replaceChildren(summary(answers), chart, chartLegend(), table(answers));
+    const parts = [summary(answers), chart, chartLegend(), table(answers)];
+    this.#node.replaceChildren(...parts, ...promise(answers));
   }
 }
 
@@ -68,6 +69,12 @@ function summary(answers) {
     line.append(strong(rate(plain)), ` tokens/s without speculation. ${compare}`);
   }
   return line;
+}
+
+// What holds for texts with speculation and without it, as the last answer tells.
+function promise(answers) {
+  const told = answers.map(({ timings }) => timings?.lossless).filter(Boolean).at(-1);
+  return told ? [element("p", { class: "note" }, `Texts with and without: ${told}.`)] : [];
 }
 
 function strong(text) {

@@ -67,6 +67,8 @@ def markdown(report: Document) -> str:
         f"Texts that differ from plain decoding's: {total['differing_texts']} of "
         f"{total['prompts']}. In brackets: 95 % confidence intervals, and for a prompt the range "
         "of its repetitions.",
+        *_lossless(report),
+        *_own_loop(settings),
         *_skipped(settings["skipped_prompts"]),
         "",
         *_rounds(report),
@@ -74,6 +76,28 @@ def markdown(report: Document) -> str:
     if report["peers"]:
         lines += ["", *_peers(report)]
     return "\n".join(lines) + "\n"
+
+
+def _lossless(report: Document) -> list[str]:
+    """What was promised of the texts, and the rate over the fastest plain steps there are."""
+    settings, speedup = report["settings"], report["total"]["speedup"]
+    if "lossless" not in settings:  # of another program's engine
+        return []
+    lines = [f"Promised: {settings['lossless']}."]
+    if settings["plain_cost"] > 1 and speedup is not None:
+        lines.append(
+            f"A plain step takes {settings['plain_cost']:.2f} times the fastest: over that one "
+            f"the speedup is {speedup / settings['plain_cost']:.2f}."
+        )
+    return lines
+
+
+def _own_loop(settings: Mapping[str, Any]) -> list[str]:
+    """Whether the library itself would decode faster without speculation."""
+    cost = settings.get("own_loop_cost")
+    if cost is None:
+        return []
+    return [f"A row of ours takes {cost:.2f} of a plain step of {settings['runtime']}'s own loop."]
 
 
 def _rows(report: Document) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -12,9 +12,11 @@ from edge_spec.drafters.lookup.ngram_store import check_store
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.models.bundle import is_bundle, open_unhashed
 from edge_spec.models.pair_history import check_history
+from edge_spec.placement.kept_costs import read_costs
 from edge_spec.placement.memory import format_bytes
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
+from edge_spec.placement.row_findings import read_rows
 
 _SHOWN = 3
 _GGUF = b"GGUF"
@@ -40,6 +42,8 @@ def _check_conversion(path: Path) -> None:
 KINDS = (
     Kind("bundles", "[!.]*", _check_conversion),
     Kind("profiles", "*.json", read_key),
+    Kind("rows", "*.json", read_rows),
+    Kind("costs", "*.json", read_costs),
     Kind("plans", "*.json", read_plan),
     Kind("pairs", "*.json", check_history),
     Kind("ngrams", "*.ngrams", check_store),

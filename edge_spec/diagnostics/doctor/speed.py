@@ -11,6 +11,7 @@ from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
+from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.drafting import pass_costs
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import (
@@ -20,6 +21,7 @@ from edge_spec.placement.profile import (
     profile_key,
     read_key,
 )
+from edge_spec.placement.row_findings import known_rows, rows_key
 
 DRAFT_TOKENS = range(1, 9)
 _WIDTHS = range(1, DRAFT_TOKENS[-1] + 2)  # rows of the passes that verify them
@@ -40,6 +42,7 @@ class Costs(NamedTuple):
 def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
     """Nothing is measured here: what profiles, plans and use have left."""
     yield from _drafting(chosen)
+    yield from _lossless(chosen)
     profiles = [_profile(each) for each in chosen.openings]
     costs = _costs(chosen, profiles)
     if costs is None:
@@ -52,6 +55,7 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
         yield note("break-even", found, f"Run {chosen.plan_command}.")
     else:
         yield from _break_even(costs, numbers)
+    yield from _own_loop(chosen, profiles, numbers)
     yield from _expected(chosen, costs, numbers)
 
 
@@ -68,6 +72,36 @@ def _drafting(chosen: Chosen) -> Iterator[Finding]:
         )
     else:
         yield ok("drafter", f"{_named(chosen)}: the draft is asked in rounds where that pays")
+
+
+def _lossless(chosen: Chosen) -> Iterator[Finding]:
+    """What holds for texts with and without drafting, where a start has found it."""
+    target = chosen.openings[0] if chosen.openings else None
+    if target is None or target.prepared is None:
+        return
+    key = rows_key(
+        profile_key(chosen.source, target.prepared, target.options), target.prepared.config
+    )
+    rows = known_rows(key)
+    if rows is None:
+        yield note("lossless", "found at the first start, and kept")
+    else:
+        yield ok("lossless", rows.lossless(chosen.options.lossless_mode).told())
+
+
+def _own_loop(
+    chosen: Chosen, profiles: Sequence[Profile | None], numbers: dict[str, object]
+) -> Iterator[Finding]:
+    """Whether the library's own programs decode faster, where a plan has compared them."""
+    cost = None if not profiles or profiles[0] is None else profiles[0].own_loop_cost
+    if cost is None:
+        return
+    numbers["own_loop_cost"] = cost
+    found = f"a row takes {cost:.2f} of a plain step of {chosen.openings[0].runtime}'s own loop"
+    if cost > SLOWER_THAN_OWN:
+        yield warning("own loop", found, f"Measure again: {chosen.plan_command} --refresh.")
+    else:
+        yield ok("own loop", found)
 
 
 def _named(chosen: Chosen) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_spec.control.batch_invariance import (
-    EXACT_WIDTHS,
+    USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,
     measured_widths,
 )
+from edge_spec.control.lossless import Losslessness, Promise
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.bench.measuring import make_plan
@@ -72,12 +73,13 @@ class Determinism:
 @dataclass(frozen=True)
 class Proof:
     """seeded, sampling: None where no samples were asked for, and where a model in exact mode
-    samples by plain steps alone. skipped: ids of prompts that the context has no room for."""
+    samples by plain steps alone. lossless: what was promised. skipped: ids of prompts that the
+    context has no room for."""
 
     model: str
     runtime: str
     drafter: str
-    exact: bool
+    lossless: Losslessness
     greedy: Texts
     seeded: Texts | None
     sampling: Sampling | None
@@ -86,7 +88,8 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """None where nothing failed, but some part shows nothing."""
+        """None where nothing failed, but some part shows nothing. Near ties are no failure where
+        they are allowed."""
         parts = (self.greedy, self.seeded, self.sampling, self.determinism)
         found = {part.passed for part in parts if part is not None}
         return False if False in found else None if None in found else True
@@ -111,15 +114,15 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     plan = make_plan(engine, _spread(prompts, extent.num_prompts), extent.max_tokens, 1)
     progress("Measuring the numerics", 0.0)
     batch_invariance = _measured(engine)
-    exact = engine.parts.speculation_factory.exact
-    noise = (
-        0.0 if exact else max(batch_invariance.tie_margin, engine.parts.batch_invariance.tie_margin)
-    )
+    lossless = engine.parts.speculation_factory.lossless
+    noise = 0.0
+    if lossless.promise is Promise.TIES:
+        noise = max(batch_invariance.tie_margin, lossless.tie_margin)
     comparison = _comparison(engine, extent, noise)
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
     differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
     seeded, sampling = None, None
-    if extent.num_draws and not engine.parts.speculation_factory.replays:
+    if extent.num_draws and not engine.parts.speculation.plain_samples:
         seeded = replace(comparison, params=_SEEDED).half_eager(
             "Comparing sampled texts", plan.tasks[::2], progress
         )
@@ -128,14 +131,14 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         model=engine.name,
         runtime=engine.runtime,
         drafter=engine.drafter,
-        exact=exact,
+        lossless=lossless,
         greedy=greedy,
         seeded=seeded,
         sampling=sampling,
         determinism=Determinism(
             runs=extent.num_runs,
             differing=tuple(differing),
-            widths=tuple(measured_widths(engine.parts.model, EXACT_WIDTHS)),
+            widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
             invariant_widths=batch_invariance.invariant_widths,
             tie_margin=noise,
             branch_invariant=batch_invariance.branch_invariant,
@@ -184,7 +187,7 @@ def _measured(engine: Engine) -> BatchInvariance:
     if work is not None:
         work.pause()
     try:
-        return measure_batch_invariance(engine.parts.model, EXACT_WIDTHS)
+        return measure_batch_invariance(engine.parts.model, USUAL_WIDTHS)
     finally:
         if work is not None:
             work.resume()

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_spec.control.lossless import Promise
 from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.diagnostics.lossless_check.texts import Texts
@@ -19,8 +20,8 @@ Document = dict[str, Any]
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _SHOWN = 8  # differences in a terminal
-_VERDICTS = {True: "pass", False: "fail", None: "inconclusive"}
-_MARKS = {True: ("pass", "green"), False: ("FAIL", "red"), None: ("open", "yellow")}
+_COLOURS = {"pass": "green", "fault": "red", "ties": "yellow", "open": "yellow"}
+_VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
 
 
 def document(proof: Proof, device: str) -> Document:
@@ -28,12 +29,13 @@ def document(proof: Proof, device: str) -> Document:
     machine = describe_machine()
     versions = machine.pop("versions")
     return {
-        "verdict": _VERDICTS[proof.passed],
+        "verdict": _VERDICTS[_mark(proof.passed, len(proof.differing))],
         "model": proof.model,
         "runtime": proof.runtime,
         "device": device,
         "drafter": proof.drafter,
-        "exact": proof.exact,
+        "lossless": str(proof.lossless.mode),
+        "promise": str(proof.lossless.promise),
         "greedy": _texts(proof.greedy),
         "seeded": None if proof.seeded is None else _texts(proof.seeded),
         "sampling": None if proof.sampling is None else _sampling(proof.sampling),
@@ -51,30 +53,36 @@ def summary(report: Document) -> str:
     removed = only_texts and {each["exact_removes"] for each in left} == {True}
     advice = "--exact removes that" if removed else "see whether --exact helps"
     if report["verdict"] == "fail":
-        advice = "this is a fault: report it" if report["exact"] else advice
+        broken = report["promise"] != Promise.TIES
+        advice = "this is a fault: report it" if broken else advice
         return f"Speculation changes what this model writes; {advice}."
     if report["verdict"] == "inconclusive":
-        names = " and ".join(name for name, passed, _ in checks(report) if passed is None)
+        names = " and ".join(name for name, mark, _ in checks(report) if mark == "open")
         return f"No fault was found, but what was tried shows nothing for {names}."
     if not left and only_texts:
         return "Speculation changes nothing: the text is the model's own."
-    ties = "rounding" if not left else f"{len(left)} near tie{'s' if len(left) > 1 else ''}"
-    return f"Equal up to {ties}, within this machine's numeric noise; {advice}."
+    if not left:
+        return f"Equal up to rounding, within this machine's numeric noise; {advice}."
+    texts = f"{len(left)} text{'s' if len(left) > 1 else ''}"
+    return f"{texts} part from plain ones at near ties, which this mode allows; {advice}."
 
 
-def checks(report: Document) -> list[tuple[str, bool | None, str]]:
-    """Name, whether it passed, and its figures, of each check that was made. None: it shows
-    nothing."""
-    found = [("greedy text", report["greedy"]["passed"], _told(report["greedy"]))]
-    if report["seeded"]:
-        found.append(("sampled text", report["seeded"]["passed"], _told(report["seeded"])))
+def checks(report: Document) -> list[tuple[str, str, str]]:
+    """Name, mark and figures of each check that was made. A mark is "pass", "ties" (texts part, at
+    near ties that the mode allows), "fault", or "open" where nothing was shown."""
+    found = []
+    for name, key in (("greedy text", "greedy"), ("sampled text", "seeded")):
+        texts = report[key]
+        if texts:
+            mark = _mark(texts["passed"], texts["num_differing_prompts"])
+            found.append((name, mark, _told(texts, mark, report["lossless"])))
     sampling, repeated = report["sampling"], report["determinism"]
     if sampling:
         drafted = sampling["origins"]
         found.append(
             (
                 "distribution",
-                sampling["passed"],
+                _mark(sampling["passed"], 0),
                 f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
                 f"({drafted['accepted']:,} accepted, {drafted['recovered']:,} recovered, "
                 f"{drafted['bonus']:,} bonus): chi-squared {sampling['chi_squared']:.1f} of "
@@ -87,7 +95,7 @@ def checks(report: Document) -> list[tuple[str, bool | None, str]]:
     found.append(
         (
             "determinism",
-            repeated["passed"],
+            _mark(repeated["passed"], repeated["num_differing"]),
             f"{repeated['num_differing']} of {repeated['runs']} runs differ from the first; rows "
             f"equal bit for bit in passes of {widths}; noise {repeated['tie_margin']:.4f}",
         )
@@ -102,16 +110,16 @@ def print_report(report: Document, console: Console) -> None:
 
     console.print(
         Text(_printable(f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"))
-        + Text(", exact" if report["exact"] else "")
+        + Text(f"; promised: {report['promise']}")
     )
     colour = {"pass": "green", "fail": "red"}.get(report["verdict"], "yellow")
-    verdict = Text(report["verdict"].upper(), style=f"bold {colour}")
+    said = {"ties": "NEAR TIES"}.get(report["verdict"], report["verdict"].upper())
+    verdict = Text(said, style=f"bold {colour}")
     console.print(verdict + Text(f"  {summary(report)}", style="not bold default"))
     console.print()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, passed, figures in checks(report):
-        mark, colour = _MARKS[passed]
-        table.add_row(Text(mark, style=colour), name, Text(figures))
+    for name, mark, figures in checks(report):
+        table.add_row(Text(mark, style=_COLOURS[mark]), name, Text(figures))
     console.print(table)
     _print_differences(report, console)
     machine = report["machine"]
@@ -139,7 +147,6 @@ def html_page(report: Document) -> str:
         summary=summary(report),
         checks=checks(report),
         differences=list(_differences(report)),
-        marks={passed: mark for passed, (mark, _) in _MARKS.items()},
     )
 
 
@@ -177,11 +184,28 @@ def _determinism(determinism: Determinism) -> Document:
     }
 
 
-def _told(texts: Document) -> str:
-    equal = texts["num_prompts"] - texts["num_differing_prompts"]
+def _mark(passed: bool | None, num_differing: int) -> str:
+    if passed is None:
+        return "open"
+    if not passed:
+        return "fault"
+    return "ties" if num_differing else "pass"
+
+
+def _told(texts: Document, mark: str, mode: str) -> str:
+    """What came of a comparison: nobody is to read that texts that differ have passed."""
+    left, count = texts["num_differing_prompts"], texts["num_prompts"]
+    near = sum(each["near_tie"] for each in texts["differing"])
+    if not left:
+        said = f"bit-identical to plain ones: all {count} texts"
+    elif mark == "ties":
+        said = f"{left} of {count} texts part at near ties (allowed by --lossless {mode})"
+    else:
+        said = f"{left - near} of {count} texts differ: fault"
+        said += f"; {near} more part at near ties" if near else ""
     return (
-        f"{equal} of {texts['num_prompts']} equal to plain ones, {texts['num_tokens']:,} tokens; "
-        f"{texts['num_accepted']:,} of {texts['num_guesses']:,} draft tokens accepted"
+        f"{said}, {texts['num_tokens']:,} tokens; {texts['num_accepted']:,} of "
+        f"{texts['num_guesses']:,} draft tokens accepted"
     )
 
 

@@ -69,6 +69,15 @@ def test_settings_go_along_and_stay(chat: Any, page: Page) -> None:
     expect(chat.answer).to_contain_text("It ends here because the limit")
 
 
+def test_a_question_may_be_asked_before_the_server_has_told_its_model(
+    chat: Any, page: Page
+) -> None:
+    page.route("**/edge-spec/info", lambda route: None)  # its answer never comes
+    page.reload()
+    chat.ask("first")
+    assert chat.text == "first"
+
+
 def test_speculation_is_chosen_and_its_tokens_are_marked(chat: Any, page: Page) -> None:
     repeated = "the same words and " * 12
     page.select_option("#drafter", "suffix")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import EXACT_WIDTHS, MARGIN_WIDTHS, measure_batch_invariance
+from edge_spec.control.batch_invariance import MARGIN_WIDTHS, USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -42,7 +42,7 @@ class NoisySession(ScriptedSession):
         model.open_sessions -= 1
 
 
-@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, EXACT_WIDTHS])
+@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, USUAL_WIDTHS])
 def test_a_model_without_noise_has_no_margin_and_every_width(widths: tuple[int, ...]) -> None:
     batch_invariance = measure_batch_invariance(NoisyModel(lambda width: 0), widths)
     assert batch_invariance.tie_margin == 0
@@ -72,13 +72,13 @@ def test_a_shift_of_all_logits_changes_no_margin() -> None:
 
 def test_only_the_widths_equal_to_the_widest_are_invariant() -> None:
     batch_invariance = measure_batch_invariance(
-        NoisyModel(lambda width: 0.1 * (width < 4)), EXACT_WIDTHS
+        NoisyModel(lambda width: 0.1 * (width < 4)), USUAL_WIDTHS
     )
-    assert batch_invariance.invariant_widths == (4, 6, 8, 12, 16)
+    assert batch_invariance.invariant_widths == tuple(range(4, 17))
 
 
 @pytest.mark.parametrize("context_length", [1, 2, 3, 5, 16, 20, 31, 40])
-@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, EXACT_WIDTHS])
+@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, USUAL_WIDTHS])
 def test_a_small_context_leaves_at_least_one_width(
     context_length: int, widths: tuple[int, ...]
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_small_context_leaves_at_least_one_width(
 @pytest.mark.parametrize("max_rows", [1, 3, 8])
 def test_no_pass_is_wider_than_the_model_accepts(max_rows: int) -> None:
     batch_invariance = measure_batch_invariance(
-        NoisyModel(lambda width: 0, max_rows=max_rows), EXACT_WIDTHS
+        NoisyModel(lambda width: 0, max_rows=max_rows), USUAL_WIDTHS
     )
     assert max(batch_invariance.invariant_widths) <= max_rows
 
@@ -214,8 +214,8 @@ def test_widths_have_to_agree_after_a_longer_text_too() -> None:
     model: Any = NoisyModel(lambda width: 0)
     model.capabilities = replace(model.capabilities, settled_tokens=settled)
     model.open_session = lambda: NoisyLater(model)
-    batch_invariance = measure_batch_invariance(model, EXACT_WIDTHS)
-    assert batch_invariance.invariant_widths == (4, 6, 8, 12, 16)
+    batch_invariance = measure_batch_invariance(model, USUAL_WIDTHS)
+    assert batch_invariance.invariant_widths == tuple(range(4, 17))
     assert batch_invariance.tie_margin == pytest.approx(0.25, abs=1e-5)
 
 
@@ -223,7 +223,7 @@ def test_widths_whose_rows_depend_on_their_place_are_not_invariant() -> None:
     """Padded plain steps score every token in row 0, draft tokens are scored in the rows after
     it."""
     batch_invariance = measure_batch_invariance(
-        with_row_noise(lambda row, width: 0.1 * row if width > 1 else 0.3), EXACT_WIDTHS
+        with_row_noise(lambda row, width: 0.1 * row if width > 1 else 0.3), USUAL_WIDTHS
     )
     assert batch_invariance.invariant_widths == (1,)
 
@@ -231,6 +231,6 @@ def test_widths_whose_rows_depend_on_their_place_are_not_invariant() -> None:
 def test_the_largest_group_of_equal_widths_is_chosen_not_the_widest() -> None:
     """Kernels may change with the width twice; padding to the widest would cost most."""
     batch_invariance = measure_batch_invariance(
-        with_row_noise(lambda row, width: 0.3 * (width == 1) + 0.1 * (width > 6)), EXACT_WIDTHS
+        with_row_noise(lambda row, width: 0.3 * (width == 1) + 0.1 * (width > 6)), USUAL_WIDTHS
     )
-    assert batch_invariance.invariant_widths == (2, 3, 4, 6)
+    assert batch_invariance.invariant_widths == (2, 3, 4, 5, 6)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from edge_spec.control.batch_invariance import (
-    EXACT_WIDTHS,
+    USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,
 )
+from edge_spec.control.lossless import LosslessMode, keep_promise
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Forward
@@ -83,19 +84,24 @@ def decoded(
     return text, rounds
 
 
-def speculation_factory(batch_invariance: BatchInvariance) -> SpeculationFactory:
+def speculation_factory(
+    batch_invariance: BatchInvariance, mode: LosslessMode = LosslessMode.ALWAYS
+) -> SpeculationFactory:
     return SpeculationFactory(
-        DrafterContext(VOCAB), NoisyModel().capabilities, batch_invariance, exact=True
+        DrafterContext(VOCAB),
+        NoisyModel().capabilities,
+        batch_invariance,
+        keep_promise(mode, batch_invariance, lambda: 1.0),
     )
 
 
 def test_a_model_of_which_no_width_is_invariant_is_replayed() -> None:
-    batch_invariance = measure_batch_invariance(NoisyModel(), EXACT_WIDTHS)
+    batch_invariance = measure_batch_invariance(NoisyModel(), USUAL_WIDTHS)
     assert batch_invariance.invariant_widths == (1,) and 0 < batch_invariance.tie_margin < 2 * NOISE
     speculation = speculation_factory(batch_invariance).choose("suffix")
     assert speculation.replays and speculation.tie_margin == 2 * batch_invariance.tie_margin
     assert not speculation_factory(BatchInvariance(0.5, (1, 2))).choose("suffix").replays
-    assert speculation_factory(batch_invariance).min_rows == 1
+    assert speculation_factory(batch_invariance).lossless.plain_width == 1
 
 
 def test_replayed_text_is_plain_text_and_mostly_drafted() -> None:
@@ -120,6 +126,26 @@ def test_a_draw_is_left_to_plain_steps(seed: int) -> None:
     """It has no margin that noise could be held against."""
     sampling = SamplingParams(temperature=1.0, seed=seed)
     plain, _ = decoded(PROMPTS[0], [], sampling)
-    text, rounds = decoded(PROMPTS[0], [Knowing(plain)], sampling, tie_margin=NOISE, replays=True)
+    text, rounds = decoded(
+        PROMPTS[0],
+        [Knowing(plain)],
+        sampling,
+        tie_margin=NOISE,
+        replays=True,
+        plain_samples=True,
+    )
     assert text == plain
     assert {each.plain_reason for each in rounds} == {PlainReason.UNSUPPORTED}
+
+
+def test_only_texts_that_are_equal_at_any_price_are_sampled_by_plain_steps() -> None:
+    found = BatchInvariance(0.1, (1,))
+    for mode in (LosslessMode.AUTO, LosslessMode.ALWAYS):
+        speculation = speculation_factory(found, mode).choose("suffix")
+        assert speculation.replays
+        assert speculation.plain_samples == (mode is LosslessMode.ALWAYS)
+    sampling = SamplingParams(temperature=1.0, seed=1)
+    plain, _ = decoded(PROMPTS[0], [], sampling)
+    _, rounds = decoded(PROMPTS[0], [Knowing(plain)], sampling, tie_margin=NOISE, replays=True)
+    assert sum(each.num_accepted for each in rounds) > 0
+    assert {each.plain_reason for each in rounds} <= {None, PlainReason.NO_CANDIDATE}

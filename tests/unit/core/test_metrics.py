@@ -76,6 +76,21 @@ def test_the_plain_rate_is_the_median_of_plain_rounds_and_needs_three() -> None:
     assert rate.tokens_per_second == pytest.approx(50)
 
 
+def test_rounds_that_fill_a_plain_step_count_as_plain_without_their_drafting() -> None:
+    rate = PlainRate(plain_width=2)
+    for _ in range(3):
+        rate.observe(replace(round_stats(1, 1, seconds=(0.004, 0, 0.014)), num_rows=2))
+        rate.observe(replace(round_stats(2, 1, seconds=(0, 0, 0.5)), num_rows=3))
+    assert rate.tokens_per_second == pytest.approx(100)
+
+
+def test_rates_are_told_against_the_fastest_plain_step_too() -> None:
+    stats = Stats(plain_per_second=50.0, plain_width=2, plain_cost=1.25)
+    stats.observe(round_stats(4, 2, seconds=(0, 0, 0.03)))  # three tokens
+    assert stats.fastest_plain_per_second == pytest.approx(62.5)
+    assert stats.speedup_over_fastest_plain == pytest.approx(100 / 62.5)
+
+
 def test_the_plain_rate_follows_recent_rounds() -> None:
     rate = PlainRate()
     for total_s in [0.010] * 300 + [0.020] * 300:
@@ -102,6 +117,7 @@ def test_statistics_are_json_under_the_fields_names() -> None:
         *("prompt_n", "cached_n", "prompt_ms", "ttft_ms"),
         *("predicted_n", "predicted_ms", "predicted_per_second"),
         *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
+        *("lossless", "plain_width", "fastest_plain_per_second", "speedup_over_fastest_plain"),
         *("draft_characters", "draft_characters_accepted", "staleness"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
         *(

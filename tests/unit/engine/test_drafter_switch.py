@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.batch_invariance import BatchInvariance
+from edge_spec.control.lossless import Losslessness
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason, Origin
@@ -145,7 +145,7 @@ def test_within_plain_decoding_a_choice_waits(make_engine: Any, remembers_all: A
 def noisy_engine(make_engine: Any, model: ScriptedModel) -> Any:
     """Where it drafts, the width of a pass may change any choice. It does not draft yet."""
     engine = make_engine(model)
-    noisy = replace(engine.parts.speculation_factory, batch_invariance=BatchInvariance(100.0, (1,)))
+    noisy = replace(engine.parts.speculation_factory, lossless=Losslessness(tie_margin=100.0))
     engine._drafting._parts = replace(engine.parts, speculation_factory=noisy)
     return engine
 

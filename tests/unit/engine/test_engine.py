@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.lossless import Losslessness
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
@@ -188,7 +188,7 @@ def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any
 
 def test_plain_decoding_does_not_use_a_cache_with_the_noise_of_drafting(make_engine: Any) -> None:
     engine = make_engine(ScriptedModel(random_logits(260), 260))
-    noisy = replace(engine.parts.speculation_factory, batch_invariance=BatchInvariance(0.5, (1,)))
+    noisy = replace(engine.parts.speculation_factory, lossless=Losslessness(tie_margin=0.5))
     engine._drafting._parts = replace(engine.parts, speculation_factory=noisy)
     cached = []
     for names in ("none", "auto", "lookahead", "none", "none", "suffix"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.control.lossless import Losslessness
 from edge_spec.core.model import Session
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.draft.draft import Draft
@@ -87,7 +88,10 @@ def make(make_engine: Any) -> Callable[..., Engine]:
         if draft is not None:
             drafters = [draft.make_drafter()]
         speculation = Speculation(drafters, speculation.policy, tie_margin)
-        speculation_factory = replace(made.parts.speculation_factory, exact=exact)
+        speculation_factory = replace(
+            made.parts.speculation_factory,
+            lossless=Losslessness(widths=(1, 2, 4, 8) if exact else ()),
+        )
         made.parts = replace(
             made.parts, speculation_factory=speculation_factory, speculation=speculation
         )

@@ -12,6 +12,7 @@ from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.concurrency import SharedPolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
+from edge_spec.control.lossless import LosslessMode, keep_promise
 from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.metrics import PlainReason
 from edge_spec.drafters.draft.draft import Draft
@@ -31,10 +32,15 @@ MODEL = ScriptedModel(random_logits(9), 9)
 
 
 def speculation_factory(
-    batch_invariance: BatchInvariance, exact: bool = False, **setting: Any
+    batch_invariance: BatchInvariance,
+    mode: LosslessMode = LosslessMode.TIES,
+    **setting: Any,
 ) -> SpeculationFactory:
     return SpeculationFactory(
-        DrafterContext(9, **setting), MODEL.capabilities, batch_invariance, exact
+        DrafterContext(9, **setting),
+        MODEL.capabilities,
+        batch_invariance,
+        keep_promise(mode, batch_invariance, lambda: 1.0),
     )
 
 
@@ -65,22 +71,26 @@ def test_draft_tokens_branch_only_where_that_changes_no_number(
     assert speculation.tie_margin == margin
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_window_is_scored_beside_the_chain_but_not_in_exact_mode(exact: bool) -> None:
-    speculation = speculation_factory(NOISY_BRANCHES, exact).choose("lookahead")
+@pytest.mark.parametrize("mode", LosslessMode)
+@pytest.mark.parametrize("agrees", [False, True])
+def test_a_window_is_scored_beside_the_chain_where_that_changes_no_number(
+    mode: LosslessMode, agrees: bool
+) -> None:
+    found = replace(NOISY_BRANCHES, invariant_widths=(1, 4, 16), probe_invariant=agrees)
+    speculation = speculation_factory(found, mode).choose("lookahead")
     [drafter] = speculation.drafters
     drafter.begin([1, 2, 3])
     plan = speculation.policy.choose([drafter], 3, Budget(20, 16))
-    assert (len(plan.tree) > 1) != exact
+    assert (len(plan.tree) > 1) == (agrees or mode is LosslessMode.TIES)
     assert plan.num_verified is None or plan.num_verified == plan.tree.leading_chain
 
 
-def test_exact_mode_has_chains_and_no_ties() -> None:
-    speculation = speculation_factory(NOISY_BRANCHES, exact=True).choose("suffix,lookahead")
+@pytest.mark.parametrize("mode", [LosslessMode.AUTO, LosslessMode.ALWAYS])
+def test_passes_keep_to_widths_that_agree_and_have_no_ties(mode: LosslessMode) -> None:
+    speculation = speculation_factory(NOISY_BRANCHES, mode).choose("suffix,lookahead")
     assert isinstance(speculation.policy, ExactPolicy)
     assert not branches(speculation) and speculation.tie_margin == 0
-    assert speculation_factory(NOISY_BRANCHES, exact=True).min_rows == 1
-    assert speculation_factory(BatchInvariance(0.0, (2, 4)), exact=True).min_rows == 2
+    assert not branches(speculation_factory(EXACT_BRANCHES, mode).choose("suffix"))
 
 
 def test_without_drafters_there_are_no_ties() -> None:
@@ -228,18 +238,19 @@ def test_a_fork_learns_for_itself_what_rows_cost() -> None:
     assert fork.costs().at(1) > 2 * before and measured.at(1) == before
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_conversations_share_rows_where_a_limit_is_given(exact: bool) -> None:
-    """Within the widths of exact mode, which pads what is left."""
-    limited = replace(speculation_factory(EXACT_BRANCHES, exact), parallel_rows=4)
+@pytest.mark.parametrize("mode", [LosslessMode.TIES, LosslessMode.ALWAYS])
+def test_conversations_share_rows_where_a_limit_is_given(mode: LosslessMode) -> None:
+    """Within the widths that agree, which pad what is left."""
+    limited = replace(speculation_factory(EXACT_BRANCHES, mode), parallel_rows=4)
     limited.load.active = 4
     speculation = limited.choose("suffix")
     [drafter] = speculation.drafters
     drafter.begin([1, 2, 3, 1, 2, 3, 1, 2])
     plan = speculation.policy.choose([drafter], 2, Budget(8, 16))
     assert plan.plain_reason is PlainReason.SHARED and len(plan.tree) == 1
-    assert isinstance(speculation.policy, ExactPolicy if exact else SharedPolicy)
-    unlimited = speculation_factory(EXACT_BRANCHES, exact)
+    ties = mode is LosslessMode.TIES
+    assert isinstance(speculation.policy, SharedPolicy if ties else ExactPolicy)
+    unlimited = speculation_factory(EXACT_BRANCHES, mode)
     unlimited.load.active = 4
     assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1
 

@@ -16,7 +16,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import pinning
 from edge_spec.placement.devices import Device
-from edge_spec.placement.pinning import planned
+from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.placement.plan import (
     Place,
     Placement,
@@ -263,6 +263,42 @@ def test_the_plan_in_the_cache_decides_what_is_left_to_auto(source: Source) -> N
     options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
     assert (options.runtime, options.providers, options.drafter) == ("llamacpp", ("cpu",), "suffix")
     assert len(said) == 1 and "int4 block 32" in said[0]  # perhaps not the default's weights
+
+
+def test_a_planned_setting_is_one_of_the_options_and_is_said(
+    source: Source, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    source = Source(source.model, lambda what, fraction: said.append(what))
+    usual = runtimes.auto_runtime(None)
+    chosen = placement(replace(place(usual), mmap=True))
+    save_plan(plan_of(source, chosen), plan_path(source, None))
+    assert planned(source, LoadOptions(), source.progress).mmap is True
+    assert said == [f"Running as planned: {usual} cpu mmap, drafter suffix (int4 block 32)"]
+    file = tmp_path / "pinned.json"
+    save_plan(plan_of(source, chosen), file)
+    with pytest.raises(UsageError, match="--mmap contradicts the plan"):
+        planned(source, LoadOptions(plan=str(file), mmap=False), quiet)
+
+
+def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_with_the_next(
+    source: Source,
+) -> None:
+    keeping = placement(place("ort"), "ngram-cache", 900.0)
+    save_plan(plan_of(source, keeping, NEXT), plan_path(source, None))
+    assert planned(source, LoadOptions(), quiet).drafter == NEXT.drafter
+    asked = LoadOptions(drafter="ngram-cache")
+    assert planned(source, asked, quiet).drafter == "ngram-cache"
+
+
+def test_a_plan_is_wanted_where_there_is_none_of_this_version(source: Source) -> None:
+    assert wants_plan(source, LoadOptions())
+    assert not wants_plan(source, LoadOptions(threads=1))
+    save_plan(plan_of(source, NEXT), plan_path(source, None))
+    assert not wants_plan(source, LoadOptions())
+    old = replace(NEXT, target=replace(NEXT.target, library="0.0"))
+    save_plan(plan_of(source, old), plan_path(source, None))
+    assert wants_plan(source, LoadOptions())
 
 
 def test_where_the_plan_is_the_default_nothing_is_said(source: Source) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from edge_spec.cli.plan import _shown, _table
 from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
@@ -97,6 +99,53 @@ def test_the_fastest_that_fits_is_the_first() -> None:
 def test_a_loser_is_told_why(loser: Placement, reason: str) -> None:
     best, other = ranked([loser, BEST], FREE)
     assert best == BEST and other.reason == reason
+
+
+def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not() -> None:
+    lossy = replace(BEST, loss=0.2)
+    close, exact = replace(NEXT, loss=0.005, tokens_per_s=90.0), replace(NEXT, loss=0.0)
+    unknown = replace(BEST, target=place("ik"), tokens_per_s=150.0)
+    first, *others = ranked([lossy, close, exact, unknown], FREE)
+    assert first == unknown
+    assert [each.tokens_per_s for each in others] == [100.0, 90.0, 200.0]
+    assert others[-1].reason == "its weights lose 22.1% of perplexity"
+    too_large_exact = too_large(replace(NEXT, loss=0.0))
+    assert ranked([lossy, too_large_exact], FREE)[0].target == lossy.target  # there is no other
+
+
+def test_a_drafter_that_keeps_answers_is_never_chosen_unasked() -> None:
+    keeping = replace(BEST, drafter="ngram-cache", tokens_per_s=900.0)
+    first, *others = ranked([keeping, NEXT, BEST], FREE)
+    assert first == BEST and others[-1].drafter == "ngram-cache"
+    assert others[-1].reason == "it keeps answers on the disk, and is used where it is asked for"
+
+
+def test_a_runtime_s_other_settings_are_places_of_their_own_but_for_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Offering:
+        name, reads = "ik", "gguf"
+
+        def settings(self, options: RuntimeOptions) -> list[RuntimeOptions]:
+            return [replace(options, mmap=True)]
+
+    (tmp_path / "m.gguf").touch()
+    source = Source(str(tmp_path / "m.gguf"), quiet)
+    model = SimpleNamespace(runtime=Offering(), source=SimpleNamespace(weight_types={"Q4_0"}))
+    monkeypatch.setattr(candidates_module, "resolve_model", lambda *given: model)
+    monkeypatch.setattr(candidates_module, "available_cores", lambda: 1)
+    devices = [Device("ik", "cpu", "cpu", "the processor")]
+    places = [each.place for each in candidates(source, LoadOptions(), devices, quiet)[0]]
+    assert [(each.mmap, str(each)) for each in places] == [(None, "ik cpu"), (True, "ik cpu mmap")]
+    drafts = candidates(source, LoadOptions(), devices, quiet, is_draft=True)[0]
+    assert [each.place.mmap for each in drafts] == [None]
+
+
+def test_nothing_is_converted_where_that_is_not_wanted(tmp_path: Path) -> None:
+    source = Source(str(tmp_path), quiet)  # a directory, which llama.cpp cannot read
+    devices = [Device("llamacpp", "cpu", "cpu", "the processor")]
+    with pytest.raises(UsageError, match="not converted for it yet"):
+        candidates(source, LoadOptions(), devices, quiet, converts=False)
 
 
 def test_the_table_shows_all_drafters_of_the_best_place_and_one_of_each_other() -> None:

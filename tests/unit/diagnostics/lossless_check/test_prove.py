@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_spec.control.always_verify import AlwaysVerifyPolicy
+from edge_spec.control.lossless import LosslessMode, Losslessness
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -354,7 +355,30 @@ def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
     tried = try_exact(proof, still, PROMPTS, extent, quiet)
     assert all(each.exact_removes is False for each in tried.differing)
     shown = document(tried, "cpu")
-    assert shown["verdict"] == "pass" and "near tie" in printed(shown)
+    assert shown["verdict"] == "ties" and printed(shown).splitlines()[1].startswith("NEAR TIES")
+
+
+def test_a_line_about_texts_that_differ_does_not_begin_with_pass(with_drafter: Any) -> None:
+    proof = prove(with_drafter("recycling", NoisyModel(tied, VOCAB)), PROMPTS, SMALL, quiet)
+    count = len(proof.greedy.differing)
+    assert count
+    shown = printed(document(proof, "cpu"))
+    about = [line for line in shown.splitlines() if "greedy text" in line]
+    assert all(line.startswith("ties") for line in about) and about
+    assert f"{count} of {len(PROMPTS)} texts part at near ties (allowed by" in " ".join(about)
+
+
+def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
+    with_drafter: Any,
+) -> None:
+    engine = with_drafter("recycling", NoisyModel(tied, VOCAB))
+    promised = Losslessness(LosslessMode.AUTO, (1, 2, 4, 8))
+    factory = replace(engine.parts.speculation_factory, lossless=promised)
+    engine.parts = replace(engine.parts, speculation_factory=factory)
+    proof = prove(engine, PROMPTS, SMALL, quiet)
+    assert proof.greedy.differing and proof.passed is False
+    shown = printed(document(proof, "cpu"))
+    assert shown.splitlines()[1].startswith("FAIL") and "differ: fault" in shown
 
 
 def printed(report: dict[str, Any]) -> str:
@@ -373,7 +397,7 @@ def failed(with_drafter: Any, monkeypatch: pytest.MonkeyPatch) -> Proof:
 
 def test_the_document_has_the_promised_fields(failed: Proof) -> None:
     report = json.loads(json.dumps(document(failed, "cpu"), allow_nan=False))
-    names = ["verdict", "model", "runtime", "device", "drafter", "exact", "greedy", "sampling"]
+    names = ["verdict", "model", "runtime", "device", "drafter", "lossless", "greedy", "sampling"]
     assert {*names, "determinism", "machine", "versions"} <= set(report)
     assert report["verdict"] == "fail"
     greedy, sampling, repeated = report["greedy"], report["sampling"], report["determinism"]
@@ -397,7 +421,7 @@ def test_what_a_model_wrote_cannot_become_part_of_the_page(failed: Proof) -> Non
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "http:" not in page and "https:" not in page and "src=" not in page
     text = printed(report)
-    assert "\x1b" not in text and "FAIL" in text
+    assert "\x1b" not in text and "FAIL" in text and "fault" in text
 
 
 def test_a_report_fits_a_screen(with_drafter: Any) -> None:

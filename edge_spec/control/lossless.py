@@ -1,0 +1,115 @@
+"""What a text is promised to have in common with plain decoding's, and what keeps the promise.
+
+A kernel may score a row otherwise in a pass of another width, and near ties then flip. Three ways
+lead around it: passes keep to widths whose rows agree bit for bit, plain steps included (the plain
+width is the narrowest of them, and its further rows hold no token or a draft token, which costs
+nothing more); a near tie of a wider pass is left to a plain step; or near ties are allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edge_spec.control.batch_invariance import BatchInvariance
+from edge_spec.errors import UsageError
+
+# Of the fastest plain step: what a plain step may take more for texts that are bit-identical,
+# unless they have to be at any price. Most of it is not lost, since its further rows carry draft
+# tokens: where a second row took 0.27 to 0.35, on onnxruntime without AVX-512, the rate over 76
+# prompts was 1.01 of that with near ties that may differ (benchmarks/exact.py).
+MOST_PADDING = 0.4
+# In logits: noise beyond which so many choices are near ties that to leave them to plain steps
+# would cost more than it is worth by default. A choice in 100 is as close as 0.1.
+MOST_REPLAYED_NOISE = 0.5
+# What was seen over a few tokens need not be the worst.
+REPLAY_SAFETY = 2.0
+
+
+class LosslessMode(StrEnum):
+    """What a user asks for."""
+
+    AUTO = "auto"  # bit-identical wherever that is cheap
+    ALWAYS = "always"  # at any price
+    TIES = "ties"  # near ties may differ
+
+    @classmethod
+    def parse(cls, name: str) -> LosslessMode:
+        """Raises UsageError."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise UsageError(
+                f"there is no lossless mode {name!r}", remedy=f"Choose one of {', '.join(cls)}."
+            ) from None
+
+
+class Promise(StrEnum):
+    """What holds for greedy texts; sampled ones have the model's distribution in any case."""
+
+    BIT_IDENTICAL = "bit-identical"
+    REPLAYED = "equal; near ties are decided by plain steps"
+    TIES = "near ties may differ"
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """How one target keeps its promise.
+
+    widths: of its passes, ascending; empty where they may have any. plain_cost: a plain step of the
+    narrowest of them over the fastest plain step there is. tie_margin: of a greedy choice, in
+    logits, below which it may differ from plain decoding's, or is replayed.
+    """
+
+    mode: LosslessMode = LosslessMode.TIES
+    widths: tuple[int, ...] = ()
+    plain_cost: float = 1.0
+    replays: bool = False
+    tie_margin: float = 0.0
+
+    @property
+    def promise(self) -> Promise:
+        if self.widths:
+            return Promise.BIT_IDENTICAL
+        return Promise.REPLAYED if self.replays else Promise.TIES
+
+    @property
+    def plain_width(self) -> int:
+        """Rows of a plain step."""
+        return self.widths[0] if self.widths else 1
+
+    @property
+    def always(self) -> bool:
+        return self.mode is LosslessMode.ALWAYS
+
+    def told(self) -> str:
+        """For a user: what holds, and what it costs."""
+        if self.plain_width == 1:
+            return str(self.promise)
+        return (
+            f"{self.promise}; plain steps have {self.plain_width} rows, at "
+            f"{self.plain_cost:.2f} times the time of one"
+        )
+
+
+def keep_promise(
+    mode: LosslessMode,
+    found: BatchInvariance,
+    plain_cost: Callable[[], float],
+    replays: bool = True,
+) -> Losslessness:
+    """The cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width` rows over
+    one of a single row; asked only where it decides. replays: whether to leave near ties to plain
+    steps is cheap: drafting while the target scores cannot be done then."""
+    if mode is LosslessMode.TIES:
+        return Losslessness(mode, tie_margin=found.tie_margin)
+    is_cheap = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE
+    agreeing = found.invariant_widths if len(found.invariant_widths) > 1 else ()
+    if agreeing:
+        cost = plain_cost() if agreeing[0] > 1 else 1.0
+        if mode is LosslessMode.ALWAYS or cost <= 1 + MOST_PADDING:
+            return Losslessness(mode, agreeing, cost)
+    if mode is LosslessMode.ALWAYS or is_cheap:
+        return Losslessness(mode, replays=True, tie_margin=REPLAY_SAFETY * found.tie_margin)
+    return Losslessness(mode, tie_margin=found.tie_margin)

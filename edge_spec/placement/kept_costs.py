@@ -1,0 +1,69 @@
+"""What passes cost a model that has no profile yet: measured in a moment, once for models of one
+shape.
+
+Like what is found of rows, it follows from a library's build, the processor, the form of the
+weights and the shapes. Policies correct it by every pass, and a profile takes its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from edge_spec.control.cost import RowCosts, costs_of
+from edge_spec.core.model import Model
+from edge_spec.errors import ModelFileError
+from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
+from edge_spec.placement.row_findings import RowsKey
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+
+_MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy to keep it
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class _File:
+    version: Literal[1]  # raise it when a cost means something else
+    key: RowsKey
+    seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]  # t(k)
+
+
+_FILE = TypeAdapter(_File)
+
+
+def row_costs(model: Model, key: RowsKey) -> RowCosts:
+    """What the cache knows of such a model; else what is measured now, and kept."""
+    path = costs_path(key)
+    file = KeptFile(path, _FILE).read()
+    if file is not None and file.key == key:
+        return costs_of(model.config, file.seconds)
+    passes = quick_passes(model)
+    seconds = median_seconds(passes)
+    if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
+        try:
+            KeptFile(path, _FILE).update(lambda old: _File(1, key, seconds))
+        except OSError as error:
+            tell_unkept(path, error)
+    return costs_of(model.config, seconds)
+
+
+def costs_path(key: RowsKey) -> Path:
+    digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
+    return cache_directory() / "costs" / f"{key.runtime}-{digest}.json"
+
+
+def read_costs(path: Path) -> RowsKey:
+    """What the costs in a file hold for. Raises ModelFileError, OSError."""
+    try:
+        return read_sealed(path, _FILE).key
+    except DamagedError as error:
+        raise ModelFileError(
+            f"{path} holds no costs of this version: {error}", remedy="Delete it."
+        ) from None

@@ -1,0 +1,197 @@
+"""How the rows of a pass agree here, and what a plain step of the plain width costs: found once.
+
+Both follow from a library's build, the processor, the form of the weights and a model's shapes, not
+from its values: findings are kept in the cache under these and shared by all models of one shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from edge_spec.control.batch_invariance import (
+    MARGIN_WIDTHS,
+    BatchInvariance,
+    measure_batch_invariance,
+    measured_widths,
+)
+from edge_spec.control.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import HasWays, Model
+from edge_spec.errors import ModelFileError
+from edge_spec.models import runtimes
+from edge_spec.placement.comparison import relative_cost
+from edge_spec.placement.machine import cpu_features
+from edge_spec.placement.profile import ProfileKey
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+
+_ATTEMPTS = 3
+_SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
+
+
+@dataclass(frozen=True)
+class RowsKey:
+    """What findings hold for."""
+
+    runtime: str
+    library: str  # its version
+    build: str  # changes with its files
+    device: str
+    threads: int | None
+    options: tuple[str, ...]
+    weights: str
+    cpu: str
+    features: tuple[str, ...]  # of the processor, that kernels are chosen by
+    shapes: tuple[int, ...]
+    way: str = ""  # of computing, where there are several
+
+    @property
+    def path(self) -> Path:
+        parts = json.dumps(asdict(self), sort_keys=True)
+        digest = hashlib.sha256(parts.encode()).hexdigest()[:16]
+        return cache_directory() / "rows" / f"{self.runtime}-{digest}.json"
+
+
+@dataclass(frozen=True)
+class RowFindings:
+    """widths: that were looked at. plain_cost: a pass of the plain width over one of a row. way: of
+    computing, that was chosen of several."""
+
+    widths: tuple[int, ...]
+    batch_invariance: BatchInvariance
+    plain_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    way: str = ""
+
+    def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
+        """As `keep_promise` has it."""
+        return keep_promise(mode, self.batch_invariance, lambda: self.plain_cost, replays)
+
+
+@dataclass(frozen=True)
+class _File:
+    version: Literal[1]  # raise it when a finding means something else
+    key: RowsKey
+    findings: RowFindings
+
+
+_FILE = TypeAdapter(_File)
+
+
+def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
+    """Of a model that is opened in this way."""
+    return RowsKey(
+        runtime=key.runtime,
+        library=key.library,
+        build=runtimes.library_build(key.runtime),
+        device=key.device,
+        threads=key.threads,
+        options=key.options,
+        weights=key.weights,
+        cpu=key.cpu,
+        features=cpu_features(),
+        shapes=_shapes(config),
+    )
+
+
+def known_rows(key: RowsKey) -> RowFindings | None:
+    """What the cache knows; nothing is measured."""
+    file = KeptFile(key.path, _FILE).read()
+    return file.findings if file is not None and file.key == key else None
+
+
+def read_rows(path: Path) -> RowsKey:
+    """What the findings in a file hold for. Raises ModelFileError, OSError."""
+    try:
+        return read_sealed(path, _FILE).key
+    except DamagedError as error:
+        raise ModelFileError(
+            f"{path} holds no findings of this version: {error}", remedy="Delete it."
+        ) from None
+
+
+def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
+    """What the cache knows of these widths; else what is measured now, and kept."""
+    wanted = measured_widths(model, widths)
+    known = known_rows(key)
+    if known is not None and set(wanted) <= set(known.widths):
+        return known
+    found = measure_batch_invariance(model, wanted)
+    findings = RowFindings(tuple(wanted), found, _plain_cost(model, found))
+    _keep(key, findings)
+    return findings
+
+
+def settle_rows(
+    model: Model, key: RowsKey, widths: Sequence[int], mode: LosslessMode
+) -> RowFindings:
+    """Chooses how the model computes, where there are several ways: the fastest of those that score
+    a row alike at all widths, and where there is none, or near ties may differ, the fastest."""
+    if not isinstance(model, HasWays) or len(model.ways) < 2:
+        return find_rows(model, key, widths)
+    if mode is LosslessMode.TIES:
+        model.choose_way(model.ways[0])
+        return find_rows(model, replace(key, way=model.way), widths)
+    known = known_rows(key)
+    if known is not None and known.way in model.ways:
+        model.choose_way(known.way)
+    else:
+        model.choose_way(_first_alike(model, key))
+    found = find_rows(model, replace(key, way=model.way), widths)
+    found = replace(found, way=model.way)
+    if found != known:
+        _keep(key, found)
+    return found
+
+
+def _plain_cost(model: Model, found: BatchInvariance) -> float:
+    """The least of a few measurements, as far as they decide: what else is running makes wide
+    passes dearer than narrow ones, and what is found now is kept."""
+    if found.plain_width == 1 or len(found.invariant_widths) == 1:
+        return 1.0
+    cost = math.inf
+    for _ in range(_ATTEMPTS):
+        cost = min(cost, relative_cost(model, found.plain_width))
+        if cost <= 1 + MOST_PADDING:
+            break
+    return max(cost, 1.0)
+
+
+def _first_alike(model: Model, key: RowsKey) -> str:
+    """Two widths, after a longer text, too, tell which ways are out."""
+    assert isinstance(model, HasWays)
+    for way in model.ways:
+        model.choose_way(way)
+        found = find_rows(model, replace(key, way=way), MARGIN_WIDTHS).batch_invariance
+        if found.plain_width == 1 and len(found.invariant_widths) > 1:
+            return way
+    return model.ways[0]
+
+
+def _keep(key: RowsKey, findings: RowFindings) -> None:
+    try:
+        KeptFile(key.path, _FILE).update(lambda old: _File(1, key, findings))
+    except OSError as error:
+        tell_unkept(key.path, error)
+
+
+def _shapes(config: ModelConfig) -> tuple[int, ...]:
+    return (
+        config.num_layers,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.vocab_size,
+        config.num_experts,
+        config.experts_used,
+        min(config.context_length, _SHORT_CONTEXT),
+    )

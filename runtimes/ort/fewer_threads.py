@@ -1,0 +1,76 @@
+"""A graph once more, with fewer threads, for a machine that is busy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Lock, Thread
+from typing import Any
+
+from edge_spec.control.threads import ThreadGovernor
+from edge_spec.errors import EdgeSpecError
+from edge_spec.placement.memory import free_bytes
+
+_ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
+
+_log = logging.getLogger(__name__)
+
+
+class FewerThreads:
+    """onnxruntime cannot change a session's threads: the graph is loaded again by a thread of its
+    own when that is first wanted, where there is memory for a second copy of the packed weights.
+
+    threads: of `inference`; None where others than the CPU compute. reopen: the graph with so many
+    threads. count_bytes: of the bundle's files.
+    """
+
+    def __init__(
+        self,
+        threads: int | None,
+        inference: Any,
+        reopen: Callable[[int], Any],
+        count_bytes: Callable[[], int],
+    ) -> None:
+        self._threads = threads
+        self._reopen = reopen
+        self._count_bytes = count_bytes
+        self._opened: dict[int, Any] = {}  # None: being opened, or not to be had
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        if threads is not None:
+            self._opened[threads] = inference
+
+    def governor(self) -> ThreadGovernor | None:
+        """For one session; None where there are no fewer threads."""
+        if self._threads is None or self._threads < 2:
+            return None
+        return ThreadGovernor(self._threads, steps=1, is_ready=self.is_ready)
+
+    def is_ready(self, threads: int) -> bool:
+        """Begins to open it where it is not."""
+        with self._lock:
+            if threads not in self._opened:
+                self._opened[threads] = None
+                free = free_bytes()
+                if free is None or free > _ROOM * self._count_bytes():
+                    self._thread = Thread(target=self._open, args=(threads,), daemon=True)
+                    self._thread.start()
+            return self._opened[threads] is not None
+
+    def inference(self, threads: int) -> Any:
+        """Of a number that is ready."""
+        return self._opened[threads]
+
+    def close(self) -> None:
+        """Returns when nothing is being opened."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._opened.clear()
+
+    def _open(self, threads: int) -> None:
+        try:
+            self._opened[threads] = self._reopen(threads)
+        except EdgeSpecError as error:  # the text goes on as before
+            _log.info("not opened with fewer threads: %s", error)

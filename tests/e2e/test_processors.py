@@ -1,0 +1,94 @@
+"""Texts on processors that this machine is not: benchmarks/processors.py on a tiny model.
+
+Needs qemu-x86_64 and qemu-aarch64 (apt-get install qemu-user), and for the latter the directory
+that `python benchmarks/arm64_root.py DIRECTORY` makes, in EDGE_SPEC_ARM64_ROOT.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fixtures import tiny_models
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "processors.py"
+ARM64 = os.environ.get("EDGE_SPEC_ARM64_ROOT")
+CASES = ("ort int4", "reference")
+
+
+@pytest.fixture
+def processors(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("processors")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = tiny_models.build("llama", max_position_embeddings=512)
+    return tiny_models.write_hf(tiny, tmp_path_factory.mktemp("processors") / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", ["Nehalem", "Haswell", "cortex-a72", "arm64-max"])
+def test_drafts_change_no_text(
+    processor: str, processors: ModuleType, model: Path, tmp_path: Path
+) -> None:
+    """Where rows of other widths have other scores, as on each of these, that takes care."""
+    arm64 = Path(ARM64) if ARM64 else None
+    missing = processors.Interpreters(sys.executable, arm64, tmp_path).missing(processor)
+    if missing is not None:
+        pytest.skip(missing)
+    out = tmp_path / "found.json"
+    command = [sys.executable, str(SCRIPT), "--cpu", processor, "--case", *CASES]
+    command += ["--model", str(model), "--json", str(out)]
+    command += ["--arm64", ARM64] if ARM64 else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(out.read_text("utf-8"))["results"]
+    assert [result["case"] for result in results] == list(CASES)
+    for result in results:
+        assert ("I8MM" in result["features"]) == (processor == "arm64-max")  # kernels differ by it
+        assert result["widths"][0] > 1 and result["noise"] > 0  # else nothing here was at stake
+        for mode in result["modes"].values():
+            assert mode["differing"] == 0 and mode["accepted"] > 0, result
+
+
+def found(promise: str, differing: int, drafted: int = 9) -> dict[str, Any]:
+    mode = {"promise": promise, "differing": differing, "drafted": drafted, "texts": 4}
+    modes = {"auto": mode, "always": {**mode, "differing": 0}}
+    head = {"processor": "Haswell", "case": "ort int4", "features": ["AVX2"]}
+    return {**head, "widths": [2, 3, 4], "noise": 0.25, "modes": modes}
+
+
+@pytest.mark.parametrize(
+    ("result", "is_right"),
+    [
+        (found("bit_identical", 0), True),
+        (found("bit_identical", 1), False),
+        (found("replayed", 1), False),
+        (found("ties", 1), True),
+        (found("bit_identical", 0, drafted=0), False),
+        ({"processor": "native", "case": "ort int4", "failed": "SIGILL"}, False),
+    ],
+)
+def test_a_text_may_differ_only_where_that_is_said(
+    result: dict[str, Any], is_right: bool, processors: ModuleType
+) -> None:
+    assert processors.is_right(result) is is_right
+
+
+def test_a_process_that_dies_is_a_line_of_the_table(processors: ModuleType) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    failed = processors.run_probe([sys.executable, "-c", code], {}, timeout_s=60)
+    result = {"processor": "Haswell", "case": "ort int8", **failed}
+    table = processors.table([found("bit_identical", 0), result]).splitlines()
+    assert table[2].split(" | ")[3:6] == ["2 to 4", "0.2", "bit-identical"]
+    assert table[3].split(" | ")[1:4] == ["AVX2", "ort int8", "fails: SIGSEGV"]

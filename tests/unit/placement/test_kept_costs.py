@@ -1,0 +1,102 @@
+"""Costs of rows before there is a profile: measured once for a shape, seldom for a slow model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import ModelFileError
+from edge_spec.placement import kept_costs
+from edge_spec.placement.kept_costs import costs_path, read_costs, row_costs
+from edge_spec.placement.measure import QUICK_WIDTHS, quick_passes
+from edge_spec.placement.row_findings import RowsKey
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+
+KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
+SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
+
+
+class Clocked(ScriptedModel):
+    """Its passes take SECONDS, times what comes next of `factors`."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__(random_logits(9), 9, 512)
+        self.factors = cycle(factors)
+        self.now = 0.0
+        self.num_passes = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def open_session(self) -> ScriptedSession:
+        return ClockedSession(self)
+
+
+class ClockedSession(ScriptedSession):
+    def __init__(self, model: Clocked) -> None:
+        super().__init__(model)
+        self._clocked = model
+
+    def forward(self, tree: TokenTree) -> Forward:
+        self._clocked.num_passes += 1
+        self._clocked.now += SECONDS[len(tree)] * next(self._clocked.factors)
+        return super().forward(tree)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+
+
+def costs_of(
+    model: Clocked, monkeypatch: pytest.MonkeyPatch, key: RowsKey = KEY
+) -> dict[int, float]:
+    monkeypatch.setattr(
+        kept_costs, "quick_passes", lambda model: quick_passes(model, clock=model.clock)
+    )
+    costs = row_costs(model, key)
+    return {rows: costs.at(rows) for rows in QUICK_WIDTHS}
+
+
+def test_a_second_start_measures_nothing_and_another_shape_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = Clocked(1.0), Clocked(1.0)
+    assert costs_of(first, monkeypatch) == pytest.approx(SECONDS)
+    assert costs_of(second, monkeypatch) == pytest.approx(SECONDS)
+    assert first.num_passes == 16 and second.num_passes == 0
+    costs_of(second, monkeypatch, replace(KEY, shapes=(4, 5, 6)))
+    assert second.num_passes == 16
+
+
+def test_what_a_busy_machine_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Clocked(1.0, 9.0, 1.0, 2.0, 7.0), Clocked(1.0)
+    costs_of(first, monkeypatch)
+    assert not costs_path(KEY).exists()
+    costs_of(second, monkeypatch)
+    assert second.num_passes == 16
+
+
+def test_a_slow_model_makes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Clocked(20.0)
+    found = costs_of(slow, monkeypatch)
+    assert found == pytest.approx({rows: 20 * seconds for rows, seconds in SECONDS.items()})
+    assert slow.num_passes == 8  # of each width the first, which does not count, and another
+
+
+def test_a_damaged_file_is_measured_again_and_doctor_can_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs_of(Clocked(1.0), monkeypatch)
+    assert read_costs(costs_path(KEY)) == KEY
+    costs_path(KEY).write_text("{}")
+    with pytest.raises(ModelFileError, match="holds no costs of this version"):
+        read_costs(costs_path(KEY))
+    again = Clocked(1.0)
+    costs_of(again, monkeypatch)
+    assert again.num_passes == 16 and read_costs(costs_path(KEY)) == KEY

@@ -1,0 +1,158 @@
+"""What is found of rows is found once, and holds for what it was found on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.batch_invariance import USUAL_WIDTHS, widths_for
+from edge_spec.control.lossless import LosslessMode, Promise
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree
+from edge_spec.models import runtimes
+from edge_spec.placement.machine import cpu_features
+from edge_spec.placement.row_findings import (
+    RowsKey,
+    find_rows,
+    known_rows,
+    settle_rows,
+)
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+
+VOCAB = 30
+KEY = RowsKey(
+    "llamacpp", "0.3", "abc", "", 2, (), "Q4_0", "a processor", ("X86_V3",), (1, 2, 3), ""
+)
+
+
+class Ways(ScriptedModel):
+    """Can compute in several ways: of each, the narrowest pass whose rows are like all others."""
+
+    def __init__(self, **from_width: int) -> None:
+        super().__init__(random_logits(VOCAB, order=2, scale=1.0), VOCAB)
+        self.from_width = from_width
+        self.way = next(iter(from_width))
+        self.num_opened = 0
+
+    @property
+    def ways(self) -> Sequence[str]:
+        return list(self.from_width)
+
+    def choose_way(self, name: str) -> None:
+        self.way = name
+
+    def open_session(self) -> ScriptedSession:
+        self.num_opened += 1
+        return OfWay(self, self.from_width[self.way])
+
+
+class OfWay(ScriptedSession):
+    def __init__(self, model: Ways, from_width: int) -> None:
+        super().__init__(model)
+        self._from_width = from_width
+
+    def forward(self, tree: TokenTree) -> Forward:
+        logits = super().forward(tree).logits
+        if len(tree) < self._from_width:
+            seed = [len(self.committed), len(tree)]
+            logits = logits + np.random.default_rng(seed).uniform(-0.1, 0.1, logits.shape)
+        return Forward(logits.astype(np.float32))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_was_found_is_not_measured_again() -> None:
+    model = Ways(only=2)
+    found = find_rows(model, KEY, USUAL_WIDTHS)
+    assert found.batch_invariance.invariant_widths == tuple(range(2, 17))
+    assert found.plain_cost >= 1
+    opened = model.num_opened
+    assert find_rows(model, KEY, USUAL_WIDTHS) == found == known_rows(KEY)
+    assert model.num_opened == opened
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"build": "another"},
+        {"features": ()},
+        {"threads": 1},
+        {"weights": "Q4_1"},
+        {"shapes": (1, 2, 4)},
+        {"options": ("kv_type=f16",)},
+        {"way": "another"},
+    ],
+)
+def test_it_holds_for_nothing_else(changed: dict[str, Any]) -> None:
+    find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
+    assert known_rows(replace(KEY, **changed)) is None
+
+
+def test_wider_passes_are_looked_at_where_they_are_asked_for() -> None:
+    model = Ways(only=1)
+    find_rows(model, KEY, widths_for(16))
+    found = find_rows(model, KEY, widths_for(30))
+    assert found.batch_invariance.invariant_widths == (*USUAL_WIDTHS, 24, 32)
+    assert find_rows(model, KEY, widths_for(16)) == found
+
+
+def test_a_damaged_finding_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    found = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
+    KEY.path.write_bytes(KEY.path.read_bytes()[:-20])
+    assert known_rows(KEY) is None
+    again = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
+    assert again.batch_invariance == found.batch_invariance
+
+
+def test_the_fastest_way_whose_rows_agree_is_chosen_and_remembered() -> None:
+    model = Ways(fast=2, steady=1, slow=1)
+    found = settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO)
+    assert model.way == found.way == "steady"
+    assert found.lossless(LosslessMode.AUTO).promise is Promise.BIT_IDENTICAL
+    again = Ways(fast=2, steady=1, slow=1)
+    assert settle_rows(again, KEY, USUAL_WIDTHS, LosslessMode.ALWAYS) == found
+    assert again.way == "steady" and not again.num_opened
+
+
+def test_where_no_way_agrees_or_ties_are_allowed_the_fastest_is_taken() -> None:
+    model = Ways(fast=4, slow=4)
+    assert settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO).way == "fast"
+    assert model.way == "fast"
+    other = replace(KEY, weights="Q4_1")
+    model = Ways(fast=2, steady=1)
+    settle_rows(model, other, USUAL_WIDTHS, LosslessMode.AUTO)
+    settle_rows(model, other, USUAL_WIDTHS, LosslessMode.TIES)
+    assert model.way == "fast"
+    known = known_rows(other)
+    assert known is not None and known.way == "steady"  # for the next one in the default mode
+
+
+def test_builds_and_processors_are_told_apart() -> None:
+    assert len(runtimes.library_build("ort")) == 16
+    assert runtimes.library_build("ort") != runtimes.library_build("reference") == ""
+
+
+def test_a_build_of_one_s_own_has_findings_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable puts it in the place of the one that was installed."""
+    monkeypatch.setitem(runtimes.LIBRARIES, "ik", ("numpy",))  # whichever is there
+    monkeypatch.delenv("IK_LLAMA_CPP_LIB_PATH", raising=False)
+    installed = runtimes.library_build("ik")
+    own = tmp_path / "libllama.so"
+    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(own))
+    builds = [installed]
+    for content in (b"one", b"another"):
+        own.write_bytes(content)
+        builds.append(runtimes.library_build("ik"))
+    assert len(set(builds)) == 3
+    assert cpu_features() == tuple(sorted(cpu_features()))
