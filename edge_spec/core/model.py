@@ -85,6 +85,10 @@ class HasWays(Protocol):
         """What they are called, the fastest first; one where the user has chosen."""
 
     @property
+    def likeliest_way(self) -> str:
+        """The one likeliest to score a row alike in all passes, as far as that is known before."""
+
+    @property
     def way(self) -> str:
         """The one of sessions that are opened from now on."""
 

@@ -13,7 +13,9 @@ from edge_spec.core.model import HasOwnLoop, Model
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement.measure import LEAST_S, SEED, Stopwatch
 
-_COMPARED_ROUNDS, _COMPARED_CONTEXT = 16, 64  # of one row and of a plain step's width
+_COMPARED_ROUNDS, _COMPARED_CONTEXT = 16, 32  # of one row and of a plain step's width
+# Long passes are few, and what else is running changes less of each.
+_ENOUGH_S, _LEAST_ROUNDS = 1.5, 3
 # Of a library's own loop: kernels of attention change from some hundred tokens on.
 _OWN_ROUNDS, _OWN_CONTEXT = 32, 320
 SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users are told
@@ -37,6 +39,8 @@ def relative_cost(
                 pass_s = watch.time(partial(session.forward, tree))
                 if done:  # the first passes bind buffers
                     found.append(pass_s)
+            if done >= _LEAST_ROUNDS and watch.total_s > _ENOUGH_S:
+                break
     return _quarter(seconds[width]) / _quarter(seconds[1])
 
 

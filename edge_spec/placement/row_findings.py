@@ -17,10 +17,11 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from edge_spec.control.batch_invariance import (
-    MARGIN_WIDTHS,
     BatchInvariance,
+    is_large,
     measure_batch_invariance,
     measured_widths,
+    single_rows_agree,
 )
 from edge_spec.control.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.core.config import ModelConfig
@@ -143,7 +144,7 @@ def settle_rows(
     if known is not None and known.way in model.ways:
         model.choose_way(known.way)
     else:
-        model.choose_way(_first_alike(model, key))
+        _choose_first_alike(model, key, widths)
     found = find_rows(model, replace(key, way=model.way), widths)
     found = replace(found, way=model.way)
     if found != known:
@@ -164,15 +165,20 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
     return max(cost, 1.0)
 
 
-def _first_alike(model: Model, key: RowsKey) -> str:
-    """Two widths, after a longer text, too, tell which ways are out."""
+def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> None:
+    """The first way that scores single rows as wider passes do; the first of all where none does.
+    A large model begins with the one that is likeliest to: to look at another takes seconds."""
     assert isinstance(model, HasWays)
+    if is_large(model.config):
+        model.choose_way(model.likeliest_way)
+        found = find_rows(model, replace(key, way=model.way), widths).batch_invariance
+        if found.plain_width == 1 and len(found.invariant_widths) > 1:
+            return
     for way in model.ways:
         model.choose_way(way)
-        found = find_rows(model, replace(key, way=way), MARGIN_WIDTHS).batch_invariance
-        if found.plain_width == 1 and len(found.invariant_widths) > 1:
-            return way
-    return model.ways[0]
+        if single_rows_agree(model):
+            return
+    model.choose_way(model.ways[0])
 
 
 def _keep(key: RowsKey, findings: RowFindings) -> None:

@@ -86,6 +86,10 @@ class LlamaCppModel:
     def ways(self) -> Sequence[str]:
         return [way.name for way in self._ways]
 
+    @property
+    def likeliest_way(self) -> str:
+        return next((way.name for way in self._ways if way.steady_rows), self.ways[0])
+
     def choose_way(self, name: str) -> None:
         self.way = name
         if len(self._ways) > 1:

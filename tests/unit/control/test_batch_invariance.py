@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import MARGIN_WIDTHS, USUAL_WIDTHS, measure_batch_invariance
+from edge_spec.control.batch_invariance import (
+    MARGIN_WIDTHS,
+    USUAL_WIDTHS,
+    measure_batch_invariance,
+    single_rows_agree,
+)
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -234,3 +239,42 @@ def test_the_largest_group_of_equal_widths_is_chosen_not_the_widest() -> None:
         with_row_noise(lambda row, width: 0.3 * (width == 1) + 0.1 * (width > 6)), USUAL_WIDTHS
     )
     assert batch_invariance.invariant_widths == (2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("noisy_below", [0, 2])
+def test_a_large_model_is_measured_in_few_passes_of_which_each_tells_more(noisy_below: int) -> None:
+    model: Any = NoisyModel(lambda width: 0.25 * (width < noisy_below), context_length=1024)
+    model.config = replace(model.config, num_layers=32, hidden_size=4096)
+    model.capabilities = replace(model.capabilities, settled_tokens=272)
+    rows_read = 0
+
+    class Counting(NoisySession):
+        def forward(self, tree: TokenTree) -> Forward:
+            nonlocal rows_read
+            rows_read += 10 + len(tree)  # a pass takes as long as ten more rows
+            return super().forward(tree)
+
+    model.open_session = lambda: Counting(model)
+    found = measure_batch_invariance(model, USUAL_WIDTHS)
+    expected = (1, 2, 3, 4, 6, 8, 12, 16)
+    assert found.invariant_widths == tuple(width for width in expected if width >= noisy_below)
+    assert single_rows_agree(model) == (noisy_below == 0)
+    large, rows_read = rows_read, 0
+    model.config = replace(model.config, num_layers=2)
+    measure_batch_invariance(model, USUAL_WIDTHS)
+    assert large < rows_read / 3
+
+
+def test_single_rows_that_differ_after_longer_texts_only_do_not_agree() -> None:
+    class LongNoise(NoisySession):
+        def forward(self, tree: TokenTree) -> Forward:
+            logits = super().forward(tree).logits
+            if len(tree) == 1 and self.length > 100:
+                logits[0, int(logits[0].argmax())] += 0.25
+            return Forward(logits)
+
+    model: Any = NoisyModel(lambda width: 0)
+    model.open_session = lambda: LongNoise(model)
+    assert single_rows_agree(model)
+    model.capabilities = replace(model.capabilities, settled_tokens=272)
+    assert not single_rows_agree(model)
