@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import BundleError
 from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
+from edge_spec.storage.digests import known_sha256
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -262,7 +263,7 @@ def check_file(directory: Path, name: str, entry: FileEntry) -> None:
     """Raises BundleError unless it is below the directory, no link, and what `entry` says."""
     check_size(directory, name, entry)
     file = directory / name
-    if sha256_file(file) != entry.sha256:
+    if known_sha256(file) != entry.sha256:
         raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)
 
 

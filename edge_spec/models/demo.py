@@ -18,7 +18,8 @@ from pathlib import Path
 
 from edge_spec.core.model import Progress
 from edge_spec.errors import DownloadError
-from edge_spec.storage.atomic import atomic_file, cache_directory, sha256_file
+from edge_spec.storage.atomic import atomic_file, cache_directory
+from edge_spec.storage.digests import known_sha256
 from edge_spec.storage.locks import single_flight
 
 NAME = "smollm2"
@@ -77,7 +78,7 @@ def _installed() -> Path | None:
 
 
 def _is_demo_model(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size == NUM_BYTES and sha256_file(path) == SHA256
+    return path.is_file() and path.stat().st_size == NUM_BYTES and known_sha256(path) == SHA256
 
 
 def _download(work: Path) -> Path:

@@ -28,6 +28,7 @@ from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, o
 from edge_spec.models.options import ConversionOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, recover, sha256_file
+from edge_spec.storage.digests import known_sha256
 from edge_spec.storage.locks import single_flight
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.tokenizer import Tokenizer
@@ -252,7 +253,7 @@ def _cached_bundle(cached: Path) -> Bundle | None:
 
 def _cached_gguf(cached: Path) -> Path | None:
     with suppress(OSError):
-        if sha256_file(cached) == _digest_file(cached).read_text(encoding="ascii"):
+        if known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii"):
             return cached
     return None
 

@@ -17,6 +17,7 @@ from edge_spec.placement.memory import format_bytes
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.placement.row_findings import read_rows
+from edge_spec.storage.digests import check_digests
 
 _SHOWN = 3
 _GGUF = b"GGUF"
@@ -44,6 +45,7 @@ KINDS = (
     Kind("profiles", "*.json", read_key),
     Kind("rows", "*.json", read_rows),
     Kind("costs", "*.json", read_costs),
+    Kind("digests", "*.json", check_digests),
     Kind("plans", "*.json", read_plan),
     Kind("pairs", "*.json", check_history),
     Kind("ngrams", "*.ngrams", check_store),
