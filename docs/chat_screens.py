@@ -122,7 +122,8 @@ def style_of(cell: pyte.screens.Char) -> Style:
 
 def main(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    terminal = Terminal(["chat", "--max-tokens", "160"])
+    # Greedy, so that the pictures show the same answers when they are made again.
+    terminal = Terminal(["chat", "--max-tokens", "160", "--temperature", "0"])
     try:
         terminal.until("/help lists the commands")
         terminal.until(FOOTER)

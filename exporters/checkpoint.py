@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.config import LLAMA_FAMILY, ModelConfig
+from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -35,6 +36,7 @@ class StoredCheckpoint:
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
+    sampling: RecommendedSampling = NOTHING_STATED
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))

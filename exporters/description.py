@@ -33,6 +33,7 @@ def describe(
         "eos_ids": checkpoint.eos_ids,
         "bos_id": checkpoint.bos_id,
         "adds_bos": checkpoint.adds_bos,
+        "sampling": checkpoint.sampling.stated,
         "quantization": quantization,
         "source_sha256": sha256_file(path) if path.is_file() else None,
         "parity": {},

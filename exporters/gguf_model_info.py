@@ -13,6 +13,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import (
     MAX_CONTEXT_TOKENS,
@@ -45,6 +46,7 @@ class GgufModelInfo:
     bos_id: int | None
     adds_bos: bool
     read_tokenizer: Callable[[], str]
+    sampling: RecommendedSampling
     weight_types: frozenset[str]
 
     def tokenizer_json(self) -> str:

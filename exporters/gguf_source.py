@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from edge_spec.core.config import ModelConfig, RopeScaling
+from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
@@ -40,6 +41,18 @@ LAYER_NAMES = MappingProxyType(
         "ffn_down": "mlp.down_proj",
     }
 )
+
+# llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
+SAMPLING_KEYS = MappingProxyType(
+    {
+        "general.sampling.temp": "temperature",
+        "general.sampling.top_k": "top_k",
+        "general.sampling.top_p": "top_p",
+        "general.sampling.min_p": "min_p",
+        "general.sampling.penalty_repeat": "repetition_penalty",
+    }
+)
+_LACKED_SAMPLING = ("xtc_probability", "mirostat")  # what turns on a sampling that ours lacks
 
 STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
 
@@ -83,7 +96,32 @@ def text_fields(metadata: Metadata) -> TextFields:
         bos_id=bos,
         adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
         read_tokenizer=lambda: str(tokenizer_from_gguf(metadata.values, metadata.path).to_str()),
+        sampling=_sampling(metadata.values),
     )
+
+
+def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
+    """Reads what the file states of sampling. llama.cpp penalizes repetitions in the last tokens
+    alone, ours in the whole text; of no last tokens, neither does."""
+    stated = {name: _as_written(values.get(key)) for key, name in SAMPLING_KEYS.items()}
+    if values.get("general.sampling.penalty_last_n") == 0:
+        del stated["repetition_penalty"]
+    lacked = [
+        f"{name} {reprlib.repr(values[key])}"
+        for name in _LACKED_SAMPLING
+        if (key := f"general.sampling.{name}") in values and not _is_zero(values[key])
+    ]
+    return recommended_sampling(stated, tuple(lacked))
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+def _as_written(value: Any) -> Any:
+    """Returns a float32 as the decimal number that it was written from: 0.6, not 0.60000002."""
+    is_short = isinstance(value, float) and abs(value) < float(np.finfo(np.float32).max)
+    return float(str(np.float32(value))) if is_short else value
 
 
 class TextFields(TypedDict):
@@ -94,6 +132,7 @@ class TextFields(TypedDict):
     bos_id: int | None
     adds_bos: bool
     read_tokenizer: Callable[[], str]
+    sampling: RecommendedSampling
 
 
 class Metadata:

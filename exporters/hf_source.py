@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.core.config import ModelConfig, RopeScaling
+from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import (
     ModelFileError,
     UnknownArchitectureError,
@@ -53,6 +54,7 @@ def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         "bos_id": bos_ids[0] if bos_ids else None,
         "adds_bos": _adds_bos(path, tokenizer_config, bos_ids),
         "read_tokenizer": lambda: _read_text(path / "tokenizer.json"),
+        "sampling": _sampling(generation),
     }
 
 
@@ -125,6 +127,18 @@ def _token_ids(path: Path, name: str, value: Any) -> list[int]:
             remedy="Download the model again.",
         )
     return ids
+
+
+def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
+    """Reads what generation_config.json states of sampling. `do_sample` false means the likeliest
+    token, whatever else is stated, and true alone means temperature 1."""
+    samples = generation.get("do_sample")
+    if samples is False:
+        return recommended_sampling({**generation, "temperature": 0.0})
+    stated = dict(generation)
+    if samples is True and stated.get("temperature") is None:
+        stated["temperature"] = 1.0
+    return recommended_sampling(stated)
 
 
 def _adds_bos(path: Path, tokenizer_config: Mapping[str, Any], bos_ids: Sequence[int]) -> bool:

@@ -121,7 +121,9 @@ def _tokens(conversation: ChatConversation, argument: str, door: Door) -> Outcom
 
 
 def _stats(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return "No answer yet." if conversation.last is None else stats_text(conversation.last)
+    if conversation.last is None:
+        return "No answer yet."
+    return stats_text(conversation.last, conversation.last_sampling)
 
 
 def _retry(conversation: ChatConversation, argument: str, door: Door) -> Outcome:

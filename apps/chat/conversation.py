@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_spec.apps.chat.context_room import num_to_leave_out
+from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Stop:
 
 class ChatConversation:
     """`said` is what user and assistant said, of which prompts leave the `left_out` oldest messages
-    out; `last` the latest answer, `running` the growing one.
+    out; `last` the latest answer, `last_sampling` how it was drawn, in words, `running` the growing
+    one.
 
     Its methods are called by one thread at a time; `stop.request` and, during an answer,
     `set_drafter` by any.
@@ -71,26 +73,38 @@ class ChatConversation:
         exact: bool,
         answering: AnswerOptions,
         system: str | None,
+        asked_sampling: Mapping[str, float],
     ) -> None:
-        """Raises EdgeSpecError where the model cannot be opened."""
+        """Raises EdgeSpecError where the model cannot be opened.
+
+        answering: but for `sampling`, which follows from the model and what is asked.
+        """
         self.model = model
         self.exact = exact
-        self.answering = answering
         self.system = system
         self.said: list[Message] = []
         self.left_out = 0
         self.turns: list[dict[str, Any]] = []  # of --json
         self.last: GenerationResult | None = None
+        self.last_sampling = ""
         self.running: GenerationResult | None = None
         self.plain_per_second: float | None = None  # as the latest answers measured it
         self.is_plain = False  # Markdown is shown as it was written
         self.stop = Stop()
         self.files: set[Path] = set()  # that hold it, which may be written again
         self._opener = opener
+        self._answering = answering
+        self._asked_sampling = asked_sampling
         self.engine = opener(model, exact=exact, report=None)
+        self._sampling = self.engine.chat_sampling(**asked_sampling)
 
     def close(self) -> None:
         self.engine.close()
+
+    @property
+    def answering(self) -> AnswerOptions:
+        """How the model that is open answers."""
+        return {**self._answering, "sampling": self._sampling}
 
     @property
     def messages(self) -> list[Message]:
@@ -137,7 +151,7 @@ class ChatConversation:
             failed = result.finish_reason == "error"
             if result.finish_reason is not None and not (failed and not result.text):
                 self.said = [*said, {"role": "assistant", "content": result.text}]
-                self.last = result
+                self.last, self.last_sampling = result, self._told_sampling()
                 self.turns.append({"prompt": text, "left_out": self.left_out, **result.to_dict()})
         return result
 
@@ -203,8 +217,13 @@ class ChatConversation:
     def _replace(self, engine: Engine) -> None:
         self.engine.close()
         self.engine = engine
+        self._sampling = engine.chat_sampling(**self._asked_sampling)
         self.left_out = 0  # its context may hold more
         self.plain_per_second = None
+
+    def _told_sampling(self) -> str:
+        source = sampling_source(self.engine.parts.text.sampling, self._asked_sampling)
+        return f"{sampling_text(self._sampling)} ({source})"
 
     @property
     def _opening(self) -> list[Message]:

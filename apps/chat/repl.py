@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,14 @@ def run(
     answering: AnswerOptions,
     system: str | None,
     as_json: bool,
+    asked_sampling: Mapping[str, float],
 ) -> None:
-    """Opens the model and talks until /quit or the end of input. Raises EdgeSpecError."""
-    with closing(ChatConversation(opener, model, exact, answering, system)) as conversation:
+    """Opens the model and talks until /quit or the end of input. Raises EdgeSpecError.
+
+    asked_sampling: what goes before how the model's makers mean its answers to be drawn.
+    """
+    talk = ChatConversation(opener, model, exact, answering, system, asked_sampling)
+    with closing(talk) as conversation:
         engine = conversation.engine
         if sys.stdin.isatty() and not as_json:
             print(harmless(f"{engine.name} on {engine.runtime}. /help lists the commands."))

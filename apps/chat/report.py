@@ -35,7 +35,8 @@ MEANINGS = {
 }
 
 
-def stats_text(result: GenerationResult) -> str:
+def stats_text(result: GenerationResult, sampling: str) -> str:
+    """sampling: how the answer was drawn, in words."""
     stats = result.stats
     lines = [f"{stats.predicted_per_second:.1f} tokens/s over {stats.predicted_n} tokens"]
     if stats.speedup is not None:
@@ -60,6 +61,7 @@ def stats_text(result: GenerationResult) -> str:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
     lines += _histogram(stats.acceptance_histogram)
     lines.append(_promise(stats))
+    lines.append(f"sampling: {sampling}")
     lines.append(
         f"first token after {stats.ttft_ms:.0f} ms; prompt of {stats.prompt_n} tokens, "
         f"{stats.cached_n} of them from the cache"

@@ -22,6 +22,7 @@ from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.props import props_document
 from edge_spec.apps.server.replies import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
@@ -37,6 +38,7 @@ PATHS = (
     "/openapi.json",
     "/edge-spec/info",
     "/edge-spec/plan",
+    "/props",
     "/",
 )
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -139,6 +141,13 @@ def _add_descriptions(
     async def what_runs() -> dict[str, Any]:
         """What answers, and which drafters requests may ask for."""
         return info
+
+    props = props_document(engine, options)
+
+    @app.get("/props", response_model=documents.Props)
+    async def settings() -> dict[str, Any]:
+        """How a conversation with the model is answered, as llama.cpp's server tells it."""
+        return props
 
     @app.get("/edge-spec/plan")
     async def plan() -> dict[str, Any]:

@@ -128,6 +128,40 @@ class Health(_Document):
     status: Literal["ok"]
 
 
+class SamplingSettings(_Document):
+    """Under the names of llama.cpp's server."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    n_predict: int
+
+
+class GenerationSettings(_Document):
+    n_ctx: int
+    params: SamplingSettings
+
+
+class OwnProps(_Document):
+    """What llama.cpp's server does not tell. sampling: `default_generation_settings` in words, and
+    who chose them; request_params: those of requests that do not say."""
+
+    sampling: str
+    sampling_source: str
+    request_params: SamplingSettings
+
+
+class Props(_Document):
+    """default_generation_settings: how a conversation is answered, as the page asks for it."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    edge_spec: OwnProps
+
+
 class Info(_Document):
     model: str
     runtime: str

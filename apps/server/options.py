@@ -20,7 +20,9 @@ class ServerOptions:
     their range.
 
     parallel: answers at once, each with a cache of its own. queue: requests that may wait for one.
-    sampling, max_tokens: of requests that do not say. plan: as `edge-spec plan --json` prints it.
+    sampling, max_tokens: of requests that do not say. asked_sampling: by the names of
+    SamplingParams, what goes before how the model's makers mean its answers to be drawn, which is
+    how the page has them drawn. plan: as `edge-spec plan --json` prints it.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +38,7 @@ class ServerOptions:
     max_body_bytes: int = 2 << 20
     max_tokens: int | None = 512  # None: to the end of the context
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    asked_sampling: Mapping[str, float] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
 
     def __post_init__(self) -> None:

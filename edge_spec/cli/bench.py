@@ -14,7 +14,11 @@ from edge_spec.cli import options
 from edge_spec.errors import EdgeSpecError, UsageError
 
 if TYPE_CHECKING:
-    from edge_spec.diagnostics.bench.measuring import BenchMeasurement, BenchPlan
+    from edge_spec.diagnostics.bench.measuring import (
+        BenchMeasurement,
+        BenchPlan,
+        SampledMeasurement,
+    )
     from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
     from edge_spec.diagnostics.bench.report import Document
     from edge_spec.engine.engine import Engine
@@ -34,6 +38,14 @@ def bench(
     per_category: Annotated[
         int | None, typer.Option(help="Most prompts of a category.", min=1)
     ] = None,
+    sampled: Annotated[
+        int,
+        typer.Option(
+            help="Prompts of a category that are answered as the model's makers sample, too; 0: "
+            "none.",
+            min=0,
+        ),
+    ] = 2,
     out: Annotated[
         Path | None,
         typer.Option(help="A directory for report.md, report.json, chart.svg and chart.png."),
@@ -72,6 +84,9 @@ def bench(
         measured, open_peers = _measure(engine, plan, choice)
         if not measured.tasks:
             raise KeyboardInterrupt
+        drawn = None
+        if sampled and not (measured.partial or _remembering(loading.drafter)):
+            drawn = _measure_sampled(engine, plan, sampled)
         settings = _settings(engine, opened, loading) | {
             "model": Path(model).name,
             "weights": choice.weights if choice else engine.parts.name,
@@ -79,9 +94,9 @@ def bench(
             "max_tokens": max_tokens,
             "own_loop_cost": None if measured.partial else _own_loop_cost(engine),
         }
-        report = document(measured, settings, open_peers)
+        report = document(measured, settings, open_peers, drawn)
     _print(report, json, out)
-    if measured.partial:
+    if report["settings"]["partial"]:
         raise KeyboardInterrupt
 
 
@@ -129,6 +144,29 @@ def _measure(
         return measure(sides, plan, progress), opened
 
 
+def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeasurement | None:
+    """Answers so many prompts of each category as conversations with the model are answered: None
+    where that takes the likeliest tokens, too."""
+    from edge_spec.cli.progress import ProgressBar
+    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
+    from edge_spec.diagnostics.bench.measuring import (
+        DRAFTING,
+        PLAIN,
+        EngineSide,
+        SampledMeasurement,
+        measure,
+    )
+
+    sampling = engine.chat_sampling()
+    if sampling.greedy:
+        return None
+    sides = [EngineSide(engine, name, sampling) for name in (DRAFTING, PLAIN)]
+    with ProgressBar() as progress:
+        measured = measure(sides, plan.first_of_each_category(count), progress)
+    source = sampling_source(engine.parts.text.sampling, {})
+    return SampledMeasurement(measured, count, sampling_text(sampling), source)
+
+
 def _peer_choice(
     model: str, loading: options.AskedOptions, models: Sequence[str], pythons: Sequence[str]
 ) -> PeerChoice:
@@ -150,13 +188,16 @@ def _peer_choice(
     return PeerChoice(gguf, weights, *chosen, threads=loading.threads or available_cores())
 
 
-def _require_forgetful(drafter: str, repeat: int) -> None:
+def _remembering(drafter: str) -> list[str]:
+    """Names the drafters that would know a prompt's answer from an earlier one."""
     from edge_spec.drafters.factory import traits_of
 
-    if repeat == 1:
-        return
-    remembering = [name for name, traits in traits_of(drafter).items() if traits.remembers]
-    if remembering:
+    return [name for name, traits in traits_of(drafter).items() if traits.remembers]
+
+
+def _require_forgetful(drafter: str, repeat: int) -> None:
+    remembering = _remembering(drafter)
+    if repeat > 1 and remembering:
         raise UsageError(
             f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
             remedy="Add --repeat 1.",

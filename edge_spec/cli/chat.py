@@ -20,17 +20,21 @@ def chat(
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     *,
     loading: options.AskedOptions,
-    sampling: options.SamplingOptions,
+    sampling: options.ChatSamplingOptions,
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
+    from edge_spec.core.sampling import SamplingParams
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
         return open_engine(
             model, replace(loading, exact=exact), measure_when_idle=True, report=report
         )
 
-    answering = {"sampling": sampling_params(sampling), "max_tokens": sampling.max_tokens}
-    entry_points.load_app("chat")(opener, model, loading.exact, answering, system, json)
+    SamplingParams(**sampling.asked)  # refused now rather than when the model is open
+    answering = {"max_tokens": sampling.max_tokens}
+    entry_points.load_app("chat")(
+        opener, model, loading.exact, answering, system, json, asked_sampling=sampling.asked
+    )

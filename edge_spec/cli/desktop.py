@@ -18,13 +18,14 @@ def desktop(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     *,
     loading: options.AskedOptions,
-    sampling: options.SamplingOptions,
+    sampling: options.ChatSamplingOptions,
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
     hold for what the page does not set."""
-    from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.cli.opening import open_engine
     from edge_spec.cli.serve import plan_document
     from edge_spec.core import entry_points
+    from edge_spec.core.sampling import SamplingParams
 
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, measure_when_idle=True),
@@ -33,7 +34,8 @@ def desktop(
         plan=lambda: plan_document(model, loading) or {"candidates": []},
         parallel=_PARALLEL,
         max_tokens=sampling.max_tokens,
-        sampling=sampling_params(sampling),
+        sampling=SamplingParams(**sampling.asked),
+        asked_sampling=sampling.asked,
     )
 
 

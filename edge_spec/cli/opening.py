@@ -35,5 +35,6 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
         seed=options.seed,
     )

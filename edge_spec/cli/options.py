@@ -19,12 +19,14 @@ __all__ = [
     "MODEL_HELP",
     "RPC_HELP",
     "AskedOptions",
+    "ChatSamplingOptions",
     "Json",
     "SamplingOptions",
     "with_groups",
 ]
 
 _SAMPLING = "Sampling"
+_OF_MAKERS = "[default: as the model's makers state]"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,36 @@ class SamplingOptions:
     top_k: Annotated[int, Option("0 keeps all tokens.", _SAMPLING)] = 0
     top_p: Annotated[float, Option("1 keeps all tokens.", _SAMPLING)] = 1.0
     min_p: Annotated[float, Option("0 keeps all tokens.", _SAMPLING)] = 0.0
+    repetition_penalty: Annotated[float, Option("1 leaves repetitions as they are.", _SAMPLING)] = (
+        1.0
+    )
     seed: Annotated[int | None, Option("Of the random draws.", _SAMPLING)] = None
+
+
+@dataclass(frozen=True)
+class ChatSamplingOptions:
+    """How the next token of a conversation is chosen, and how long an answer may be. None: as the
+    model's makers state, else as edge-spec does."""
+
+    max_tokens: Annotated[int, Option("Most tokens of an answer.", _SAMPLING)] = 512
+    temperature: Annotated[
+        float | None,
+        Option(f"0 takes the likeliest token.  {_OF_MAKERS}", _SAMPLING),
+    ] = None
+    top_k: Annotated[int | None, Option(f"0 keeps all tokens.  {_OF_MAKERS}", _SAMPLING)] = None
+    top_p: Annotated[float | None, Option(f"1 keeps all tokens.  {_OF_MAKERS}", _SAMPLING)] = None
+    min_p: Annotated[float | None, Option(f"0 keeps all tokens.  {_OF_MAKERS}", _SAMPLING)] = None
+    repetition_penalty: Annotated[
+        float | None, Option(f"1 leaves repetitions as they are.  {_OF_MAKERS}", _SAMPLING)
+    ] = None
+    seed: Annotated[int | None, Option("Of the random draws.", _SAMPLING)] = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Returns what was given, by the names of SamplingParams."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        del values["max_tokens"]
+        return values
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -50,7 +81,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     groups = {
         name: (hint, declared_options(hint))
         for name, hint in hints.items()
-        if hint in (AskedOptions, SamplingOptions)
+        if hint in (AskedOptions, SamplingOptions, ChatSamplingOptions)
     }
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():

@@ -49,17 +49,20 @@ def serve(
     ] = False,
     *,
     loading: options.AskedOptions,
-    sampling: options.SamplingOptions,
+    sampling: options.ChatSamplingOptions,
     json: options.Json = False,
 ) -> None:
     """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
 
-    Sampling options and --max-tokens hold for requests that do not say. --json prints one line,
-    {"url", "port", "model"}, when requests are accepted.
+    Sampling options and --max-tokens hold for requests that do not say; without them, a request is
+    answered with the likeliest tokens, and the page as the model's makers state. --json prints one
+    line, {"url", "port", "model"}, when requests are accepted.
     """
-    from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
+    from edge_spec.core.sampling import SamplingParams
 
+    of_requests = SamplingParams(**sampling.asked)
     open_model = partial(open_engine, model, loading, measure_when_idle=True)
     if stdio:
         entry_points.load_app("sidecar")(open_model)
@@ -79,7 +82,8 @@ def serve(
         grace_s=grace,
         max_body_bytes=max_body_bytes,
         max_tokens=sampling.max_tokens,
-        sampling=sampling_params(sampling),
+        sampling=of_requests,
+        asked_sampling=sampling.asked,
         plan=partial(plan_document, model, loading),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UsageError
 
@@ -257,6 +258,7 @@ class ModelInfo(Protocol):
     eos_ids: tuple[int, ...]
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
+    sampling: RecommendedSampling
 
     @property
     def weight_types(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.generation import Generation
@@ -56,6 +57,10 @@ class AsyncEngine:
     @property
     def drafter(self) -> str:
         return self._engine.drafter
+
+    def chat_sampling(self, **asked: float | None) -> SamplingParams:
+        """As `Engine.chat_sampling`."""
+        return self._engine.chat_sampling(**asked)
 
     async def chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]

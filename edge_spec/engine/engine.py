@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, Literal, Unpack, overload
 
 from edge_spec.control.lossless import Losslessness
 from edge_spec.core.metrics import PlainRate, Stats
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
@@ -26,6 +28,8 @@ from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import Message, Tools
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -249,6 +253,19 @@ class Engine:
     def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message."""
         return self.parts.text.chat_prompt(messages, tools)
+
+    def chat_sampling(self, **asked: float | None) -> SamplingParams:
+        """How its makers mean answers in a conversation to be drawn, else temperature 0.7, top-p
+        0.95 and min-p 0.05; what is asked for, by the names of SamplingParams, goes before each.
+
+        `chat` is greedy all the same unless it is given this. Raises UsageError for a value out of
+        its range.
+        """
+        recommended = self.parts.text.sampling
+        if recommended.ignored:
+            unused = ", ".join(recommended.ignored)
+            _log.warning("%s: of its makers' sampling this is not used: %s", self.name, unused)
+        return recommended.with_asked(asked)
 
     def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
         """Writes the whole conversation to one file: caches, drafters' state, what was learnt, and

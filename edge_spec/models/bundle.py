@@ -73,6 +73,7 @@ class Manifest(BaseModel):
     eos_ids: tuple[int, ...]
     bos_id: int | None
     adds_bos: bool
+    sampling: dict[str, float] = {}  # as its makers recommend, by the names of SamplingParams
     quantization: str
     source_sha256: str | None  # of the file it was made from, where it was one file
     parity: dict[str, float]  # distance from the source, on the packaged text

@@ -22,6 +22,7 @@ from edge_spec.core.model import (
     TextCodec,
     TokenizingRuntime,
 )
+from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, open_unhashed
@@ -288,6 +289,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         chat_template=manifest.chat_template,
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
+        sampling=recommended_sampling(manifest.sampling),
     )
 
 
@@ -305,4 +307,5 @@ def text_of_info(published: ModelInfo, runtime: Runtime) -> ChatFormat:
         chat_template=published.chat_template,
         eos_ids=published.eos_ids,
         bos_id=published.bos_id,
+        sampling=published.sampling,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_spec.core.model import TextCodec
+from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.text.chat_template import ChatTemplate, Message, Tools
 
 
@@ -17,6 +18,7 @@ class ChatFormat:
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
+    sampling: RecommendedSampling = NOTHING_STATED
 
     def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message; a string is one of the user.

@@ -14,6 +14,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_source import SAMPLING_KEYS
 
 Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
@@ -75,6 +76,7 @@ def model_metadata(
     metadata: Metadata = {
         "general.type": "model",
         "general.name": path.stem if path.is_file() else path.name,
+        **_sampling(checkpoint),
         **described,
         "general.file_type": int(file_type),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
@@ -97,6 +99,14 @@ def model_metadata(
         of_model["rope.scaling.type"] = "linear"
         of_model["rope.scaling.factor"] = config.rope_scaling.factor
     return metadata | {f"{architecture}.{key}": value for key, value in of_model.items()}
+
+
+def _sampling(checkpoint: StoredCheckpoint) -> Metadata:
+    """What its makers recommend, in the types that llama.cpp's conversion writes."""
+    stated = checkpoint.sampling.stated
+    values: Metadata = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
+    top_k = "general.sampling.top_k"
+    return values | ({top_k: np.int32(values[top_k])} if top_k in values else {})
 
 
 def _require_runnable(checkpoint: StoredCheckpoint) -> None:

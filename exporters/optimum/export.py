@@ -199,6 +199,7 @@ class _Making:
             eos_ids=source.eos_ids,
             bos_id=source.bos_id,
             adds_bos=source.adds_bos,
+            sampling=source.sampling.stated,
             quantization=made.quantization,
             source_sha256=None,
             parity=made.parity,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards, text_fields
 
@@ -25,6 +26,7 @@ class OptimumSource:
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
+    sampling: RecommendedSampling
 
 
 def open_source(path: Path) -> OptimumSource:

@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from edge_spec import Engine, SamplingParams
+from edge_spec import Engine
 from edge_spec.apps.chat import run
 from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.lossless import LosslessMode, Losslessness
@@ -145,7 +145,8 @@ if __name__ == "__main__":
         opener(scripted_answers, int(sys.argv[2])),
         "scripted",
         False,
-        {"sampling": SamplingParams(), "max_tokens": 600},
+        {"max_tokens": 600},
         None,
         as_json=False,
+        asked_sampling={"temperature": 0.0},  # /compare's texts are equal by their argmax
     )

@@ -62,12 +62,24 @@ def test_an_answer_fits_its_schema(edge_spec, tmp_path):
 
 
 def test_chat_remembers_and_reuses_the_cache(edge_spec):
-    done = edge_spec("chat", "--json", *FAR, text="My name is Olga.\nWhat is my name?\n")
+    # Greedy: a drawn answer need not say the name.
+    done = edge_spec(
+        "chat", "--temperature", "0", "--json", *FAR, text="My name is Olga.\nWhat is my name?\n"
+    )
     first, second = json.loads(done.stdout)["turns"]
     assert "Olga" in second["text"]
     # All of the first turn but its last token, which was never scored, is still in the cache.
     held = first["stats"]["prompt_n"] + first["stats"]["predicted_n"] - 1
     assert second["stats"]["cached_n"] >= held
+
+
+def test_chat_draws_its_answers_and_generate_does_not(edge_spec):
+    story, more = "Tell me a story.", ["--max-tokens", "32"]
+    chat = edge_spec("chat", *more, text=f"{story}\n/retry\n/retry\n/stats\n").stdout
+    assert "sampling: temperature 0.7, top-p 0.95, min-p 0.05 (edge-spec's defaults)" in chat
+    turns = json.loads(edge_spec("chat", "--json", *more, text=f"{story}\n/retry\n/retry\n").stdout)
+    assert len({turn["text"] for turn in turns["turns"]}) > 1
+    assert len({edge_spec("generate", story, *more).stdout for _ in range(2)}) == 1
 
 
 def test_chat_commands(edge_spec):

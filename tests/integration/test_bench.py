@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -61,6 +62,54 @@ def test_json_is_one_document(bench: Any) -> None:
     assert (settings["runtime"], settings["repetitions"]) == ("reference", 2)
     assert not settings["partial"]
     assert report["peers"] == {}
+
+
+def test_some_prompts_are_sampled_too(bench: Any) -> None:
+    status, out, _ = bench("--json", "--sampled", "1")
+    sampled = json.loads(out)["sampled"]
+    assert status == 0
+    assert sampled["sampling"] == "temperature 0.7, top-p 0.95, min-p 0.05"
+    assert sampled["source"] == "edge-spec's defaults"
+    assert sampled["total"]["prompts"] == sampled["greedy"]["prompts"] == 2  # one of each category
+    assert sampled["total"]["speedup_low"] <= sampled["total"]["speedup"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--sampled", "0"], ["--drafter", "ngram-cache", "--repeat", "1"]]
+)
+def test_none_is_sampled_where_that_is_asked_or_would_be_remembered(
+    bench: Any, arguments: list[str]
+) -> None:
+    status, out, _ = bench("--json", *arguments)
+    assert status == 0 and json.loads(out)["sampled"] is None
+
+
+def test_a_model_whose_makers_mean_greedy_answers_is_not_sampled(
+    tiny: ModuleType, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny.write_hf(tiny.build(), tmp_path / "model")
+    tiny.write_json(model / "generation_config.json", {"do_sample": False})
+    status = run(
+        ["bench", str(model), "--runtime", "reference", "--prompts", prompts, *SHORT, "--json"]
+    )
+    assert status == 0 and json.loads(capsys.readouterr().out)["sampled"] is None
+
+
+def test_an_interrupt_among_sampled_answers_prints_the_greedy_ones(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = EngineSide.decode
+
+    def interrupted(self: EngineSide, prompt: Any, max_tokens: int) -> Any:
+        if not self.sampling.greedy:
+            raise KeyboardInterrupt
+        return decode(self, prompt, max_tokens)
+
+    monkeypatch.setattr(EngineSide, "decode", interrupted)
+    status, out, _ = bench()
+    assert status == 130
+    assert "Partial" in out
+    assert "| all | 2 |" in out
 
 
 def test_a_directory_gets_all_files(bench: Any, tmp_path: Path) -> None:

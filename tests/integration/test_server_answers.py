@@ -387,6 +387,27 @@ def test_what_runs_is_described(client: httpx.Client, served: Engine) -> None:
     assert client.get("/edge-spec/plan").json() == {"candidates": []}
 
 
+def test_how_a_conversation_is_answered_is_told_as_llama_cpp_does(serve: Serve) -> None:
+    props = serve(asked_sampling={"temperature": 0.3}, max_tokens=None).get("/props").json()
+    documents.Props.model_validate(props, strict=True)
+    params = {"top_k": 0, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0, "n_predict": -1}
+    told = props["default_generation_settings"]
+    assert told == {"n_ctx": 1024, "params": {"temperature": 0.3, **params}}
+    assert props["total_slots"] == 2 and props["model_alias"] == "tiny"
+    own = props["edge_spec"]
+    assert own["sampling_source"] == "edge-spec's defaults, but temperature as asked"
+    assert own["request_params"]["temperature"] == 0.0
+
+
+def test_requests_that_do_not_say_are_greedy_whatever_the_page_asks_for(
+    client: httpx.Client, served: Engine
+) -> None:
+    with served.fork() as fork:
+        expected = fork.chat(HELLO, max_tokens=20).text
+    asked = [ask(client, CHAT, messages=HELLO, max_tokens=20) for _ in range(3)]
+    assert {each["choices"][0]["message"]["content"] for each in asked} == {expected}
+
+
 def test_the_plan_is_the_one_that_is_kept(
     hf: Callable[..., Path], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

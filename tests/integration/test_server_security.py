@@ -22,6 +22,7 @@ GUARDED = [
     ("GET", "/openapi.json"),
     ("GET", "/edge-spec/info"),
     ("GET", "/edge-spec/plan"),
+    ("GET", "/props"),
     ("GET", "/nowhere"),
     ("GET", "/static"),
     ("OPTIONS", CHAT),

@@ -46,6 +46,12 @@ export async function fetchInfo() {
   return (await request("edge-spec/info")).json();
 }
 
+/** How a conversation is answered: {default_generation_settings, edge_spec, ...}, in the names of
+ * llama.cpp's server. Raises ServerError. */
+export async function fetchProps() {
+  return (await request("props")).json();
+}
+
 /** The plan, whose `placements` may be missing. Raises ServerError. */
 export async function fetchPlan() {
   return (await request("edge-spec/plan")).json();

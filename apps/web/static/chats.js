@@ -121,7 +121,8 @@ export class Chats {
     this.#store.save(conversation);
     this.#events.changed({ opened: true });
     this.#events.said("The model answers.");
-    const body = requestBody(this.model, before, answer.drafter, values);
+    const makers = await this.#settings.makersSampling();
+    const body = requestBody(this.model, before, answer.drafter, values, makers);
     const paint = this.#painter(conversation, message);
     const error = await runAnswer(answer, body, controller.signal, paint);
     this.running.delete(conversation.id);

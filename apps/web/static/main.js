@@ -121,6 +121,7 @@ async function connect() {
     const context = info.context_length.toLocaleString("en");
     byId("model").textContent = `${info.model} on ${info.runtime}, ${context} tokens`;
     listDrafters(info.drafters ?? []);
+    settings.makersSampling();
     byId("notice").hidden = true;
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;

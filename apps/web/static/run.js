@@ -29,10 +29,13 @@ export async function runAnswer(answer, body, signal, changed) {
   }
 }
 
-/** The request for an answer: `settings` that are empty are the server's choice, and so is a
- * model that is not known yet: a question may be asked before the server has told. */
-export function requestBody(model, messages, drafter, settings) {
+/** The request for an answer: of sampling, `settings` that are empty are as the model's makers
+ * state, but with temperature 0, which takes the likeliest token. A model that is not known yet is
+ * the server's choice: a question may be asked before the server has told. */
+export function requestBody(model, messages, drafter, settings, makers) {
   const body = { model: model || undefined, messages, speculative: { drafter, tokens: true } };
+  const isGreedy = settings.temperature !== "" && Number(settings.temperature) === 0;
+  if (!isGreedy) Object.assign(body, makers);
   for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
     if (settings[name] !== "") body[name] = Number(settings[name]);
   }

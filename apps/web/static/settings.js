@@ -1,14 +1,24 @@
 // The panel of the system prompt, sampling and colours.
 
+import { ServerError, fetchProps } from "./api.js";
 import { byId } from "./dom.js";
 
 const FIELDS = ["system", "temperature", "top_p", "max_tokens", "seed"];
+const SAMPLING = {
+  // the names of /props, and those of requests
+  temperature: "temperature",
+  top_k: "top_k",
+  top_p: "top_p",
+  min_p: "min_p",
+  repeat_penalty: "repetition_penalty",
+};
 const DEFAULTS = { ...Object.fromEntries(FIELDS.map((name) => [name, ""])), drafter: "auto" };
 
 /** What is set, as strings; "" is the server's choice. Changes are kept at once. */
 export class Settings {
   #store;
   #dialog = byId("settings");
+  #props = null; // as the server told them
 
   constructor(store) {
     this.#store = store;
@@ -24,6 +34,26 @@ export class Settings {
     theme.value = window.edgeSpecTheme.get();
     theme.addEventListener("change", () => window.edgeSpecTheme.set(theme.value));
     byId("show-settings").addEventListener("click", () => this.#dialog.showModal());
+  }
+
+  /** How the model's makers mean its answers to be drawn, in the names of requests, where that is
+   * not what requests get anyway. The panel shows it from then on. Nothing where the server does
+   * not tell: the question fails, too. */
+  async makersSampling() {
+    try {
+      this.#props ??= await fetchProps();
+    } catch (error) {
+      if (!(error instanceof ServerError)) throw error;
+      return {};
+    }
+    const { params } = this.#props.default_generation_settings;
+    const { sampling, sampling_source, request_params } = this.#props.edge_spec;
+    const { elements } = this.#dialog.querySelector("form");
+    elements.temperature.placeholder = params.temperature;
+    elements.top_p.placeholder = params.top_p;
+    byId("makers").textContent = `Where nothing is set: ${sampling} (${sampling_source}).`;
+    const others = Object.keys(SAMPLING).filter((name) => params[name] !== request_params[name]);
+    return Object.fromEntries(others.map((name) => [SAMPLING[name], params[name]]));
   }
 
   set(name, value) {

@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.bootstrap import Interval, Paired, joined, prompt_speedups, speedup
-from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurement, Run
+from edge_spec.diagnostics.bench.loops import tokens_in_loops
+from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurement, Run, Task
 
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 
@@ -24,8 +25,13 @@ class Figures:
         for i, task in enumerate(measured.tasks):
             self._by_category.setdefault(task.prompt.category, []).append(i)
 
-    def total(self) -> dict[str, Any]:
-        return self._summary(DRAFTING, PLAIN, list(self._by_category.values()))
+    def total(self, tasks: Sequence[Task] | None = None) -> dict[str, Any]:
+        """tasks: None: all."""
+        strata = list(self._by_category.values())
+        if tasks is not None:
+            chosen = [[i for i in each if self._measured.tasks[i] in tasks] for each in strata]
+            strata = [indices for indices in chosen if indices]
+        return self._summary(DRAFTING, PLAIN, strata)
 
     def categories(self) -> dict[str, dict[str, Any]]:
         return {
@@ -50,6 +56,7 @@ class Figures:
                     "plain_per_second": alone.base_rate,
                     **_named("speedup", interval),
                     **_acceptance([run.stats for run in drafted]),
+                    "loop_share": _loop_share(self._runs([i], PLAIN)),
                     "equal_text": self._equal_text(i, DRAFTING, PLAIN),
                 }
             )
@@ -98,8 +105,22 @@ class Figures:
             **_named("worst_prompt_speedup", interval),
             "worst_prompt": self._measured.tasks[worst].prompt.id,
             **_rounds(stats),
+            "loop_share": _loop_share(self._runs(indices, base)),
+            **self._without_loops(side, base, strata),
             "differing_texts": sum(not self._equal_text(i, side, base) for i in indices),
         }
+
+    def _without_loops(
+        self, side: str, base: str, strata: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        """Returns the speedup over the prompts none of whose answers has a token in a loop."""
+        kept = [
+            [i for i in indices if not _loop_share(self._runs([i], side, base))]
+            for indices in strata
+        ]
+        pairs = [self._paired(side, base, indices) for indices in kept if indices]
+        interval = _named("loop_free_speedup", speedup(pairs)) if pairs else _NO_LOOP_FREE
+        return {"loop_free_prompts": sum(map(len, kept)), **interval}
 
     def _equal_text(self, index: int, *sides: str) -> bool:
         return len({run.tokens for run in self._runs([index], *sides)}) == 1
@@ -124,6 +145,15 @@ _FIGURES = (
     *("worst_prompt_speedup", "worst_prompt_speedup_low", "worst_prompt_speedup_high"),
     "worst_prompt",
 )
+
+
+_NO_LOOP_FREE = dict.fromkeys(f"loop_free_speedup{end}" for end in ("", "_low", "_high"))
+
+
+def _loop_share(runs: Sequence[Run]) -> float:
+    """The share of the runs' tokens that lie in loops."""
+    num_tokens = sum(len(run.tokens) for run in runs)
+    return sum(tokens_in_loops(run.tokens) for run in runs) / num_tokens if num_tokens else 0.0
 
 
 def _named(name: str, interval: Interval) -> dict[str, float]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.request import GREEDY
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.text.prompt_files import Prompt
 
@@ -35,7 +38,7 @@ class Run:
 
 
 class Side(Protocol):
-    """A way of decoding, greedily."""
+    """A way of decoding."""
 
     @property
     def name(self) -> str: ...
@@ -50,11 +53,14 @@ class EngineSide:
 
     engine: Engine
     name: str  # DRAFTING or PLAIN
+    sampling: SamplingParams = GREEDY
 
     def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
         engine = self.engine
         with engine.without_drafting() if self.name == PLAIN else nullcontext():
-            result = engine.generate(prompt, max_tokens=max_tokens, domain=_DOMAIN)
+            result = engine.generate(
+                prompt, max_tokens=max_tokens, sampling=self.sampling, domain=_DOMAIN
+            )
         stats = result.stats
         tokens = tuple(token.id for token in result.tokens)
         return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats)
@@ -83,6 +89,16 @@ class BenchPlan:
         longest = max(len(self.warm_up), *(len(task.tokens) for task in self.tasks))
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
+    def first_of_each_category(self, count: int) -> BenchPlan:
+        """Returns the plan with at most so many prompts of each."""
+        seen: Counter[str] = Counter()
+        kept = []
+        for task in self.tasks:
+            seen[task.prompt.category] += 1
+            if seen[task.prompt.category] <= count:
+                kept.append(task)
+        return replace(self, tasks=kept)
+
 
 @dataclass(frozen=True)
 class BenchMeasurement:
@@ -98,6 +114,17 @@ class BenchMeasurement:
         """Those that were decoded."""
         passes = next(iter(self.runs.values()), [])
         return self.plan.tasks[: len(passes[0])] if passes else ()
+
+
+@dataclass(frozen=True)
+class SampledMeasurement:
+    """Some of the prompts again, each answer drawn anew. sampling, source: how, in words, and who
+    chose it."""
+
+    measured: BenchMeasurement
+    per_category: int
+    sampling: str
+    source: str
 
 
 def make_plan(

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_spec.diagnostics.bench.figures import Figures
-from edge_spec.diagnostics.bench.measuring import BenchMeasurement
+from edge_spec.diagnostics.bench.loops import MAX_PERIOD, MIN_OCCURRENCES
+from edge_spec.diagnostics.bench.measuring import BenchMeasurement, SampledMeasurement
 from edge_spec.diagnostics.bench.peers import OpenPeer
 from edge_spec.placement.machine import describe_machine
 
@@ -14,7 +15,10 @@ Document = dict[str, Any]
 
 
 def document(
-    measured: BenchMeasurement, settings: Mapping[str, Any], peers: Sequence[OpenPeer]
+    measured: BenchMeasurement,
+    settings: Mapping[str, Any],
+    peers: Sequence[OpenPeer],
+    sampled: SampledMeasurement | None = None,
 ) -> Document:
     """Makes the document of a measurement with at least one run; docs/cli.md lists the fields."""
     figures = Figures(measured)
@@ -23,13 +27,30 @@ def document(
         "settings": {
             **settings,
             "repetitions": len(next(iter(measured.runs.values()))),
-            "partial": measured.partial,
+            "partial": measured.partial or (sampled is not None and sampled.measured.partial),
             "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
         },
         "total": figures.total(),
         "categories": figures.categories(),
         "prompts": figures.prompts(),
+        "sampled": None if sampled is None else _sampled(sampled, figures),
         "peers": {each.peer.name: _peer(each, figures, measured) for each in peers},
+    }
+
+
+def _sampled(sampled: SampledMeasurement, figures: Figures) -> Document | None:
+    """None where not a single prompt was answered before an interrupt."""
+    tasks = sampled.measured.tasks
+    if not tasks:
+        return None
+    total = Figures(sampled.measured).total()
+    del total["differing_texts"]  # they are drawn anew
+    return {
+        "sampling": sampled.sampling,
+        "source": sampled.source,
+        "per_category": sampled.per_category,
+        "total": total,
+        "greedy": figures.total(tasks),
     }
 
 
@@ -67,15 +88,64 @@ def markdown(report: Document) -> str:
         f"Texts that differ from plain decoding's: {total['differing_texts']} of "
         f"{total['prompts']}. In brackets: 95 % confidence intervals, and for a prompt the range "
         "of its repetitions.",
+        *_loops(total),
         *_lossless(report),
         *_own_loop(settings),
         *_skipped(settings["skipped_prompts"]),
         "",
         *_rounds(report),
     ]
+    if report["sampled"]:
+        lines += ["", *_greedy_and_sampled(report["sampled"])]
     if report["peers"]:
         lines += ["", *_peers(report)]
     return "\n".join(lines) + "\n"
+
+
+def _loops(total: Mapping[str, Any]) -> list[str]:
+    """How far the speedup may be flattered by texts that repeat themselves."""
+    lines = [
+        f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat, in place, a "
+        f"passage of at most {MAX_PERIOD} tokens that stands there {MIN_OCCURRENCES} times or more."
+    ]
+    if total["loop_free_speedup"] is not None:
+        lines.append(
+            f"Over the prompts without any ({total['loop_free_prompts']}), the speedup is "
+            f"{_interval(total, 'loop_free_speedup')}."
+        )
+    return lines
+
+
+def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
+    header = [
+        *("the same prompts", "prompts", "plain tokens/s", "tokens/s", "speedup"),
+        *("tokens a round", "accepted", "in loops", "speedup without loops"),
+    ]
+    rows = [
+        [
+            name,
+            str(of["prompts"]),
+            _number(of["plain_per_second"], 1),
+            _number(of["predicted_per_second"], 1),
+            _interval(of, "speedup"),
+            _number(of["mean_accepted_length"], 2),
+            _share(of["acceptance_rate"]),
+            *_loop_cells(of),
+        ]
+        for name, of in (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
+    ]
+    return [
+        f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn anew; prompts of "
+        f"each category: {sampled['per_category']} at most.",
+        "",
+        *_table(header, rows),
+    ]
+
+
+def _loop_cells(of: Mapping[str, Any]) -> list[str]:
+    """The share of tokens in loops, and the speedup over how many prompts without any."""
+    without = f"{_interval(of, 'loop_free_speedup')} of {of['loop_free_prompts']}"
+    return [_share(of["loop_share"]), without if of["loop_free_speedup"] is not None else ""]
 
 
 def _lossless(report: Document) -> list[str]:
@@ -108,7 +178,7 @@ def _rows(report: Document) -> Iterable[tuple[str, dict[str, Any]]]:
 def _speedups(report: Document) -> list[str]:
     header = [
         *("category", "prompts", "plain tokens/s", "tokens/s", "speedup", "tokens a round"),
-        *("accepted", "worst prompt"),
+        *("accepted", "in loops", "speedup without loops", "worst prompt"),
     ]
     rows = [
         [
@@ -119,6 +189,7 @@ def _speedups(report: Document) -> list[str]:
             _interval(of, "speedup"),
             _number(of["mean_accepted_length"], 2),
             _share(of["acceptance_rate"]),
+            *_loop_cells(of),
             f"{_interval(of, 'worst_prompt_speedup')} {of['worst_prompt']}",
         ]
         for category, of in _rows(report)

@@ -164,4 +164,5 @@ def _text_of_other(source: Any) -> ChatFormat:
         chat_template=source.chat_template,
         eos_ids=source.eos_ids,
         bos_id=source.bos_id,
+        sampling=source.sampling,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_spec import SamplingParams
 from edge_spec.apps.server import RunningServer
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -65,8 +66,42 @@ def test_settings_go_along_and_stay(chat: Any, page: Page) -> None:
     body = asked.value.post_data_json
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert body["max_tokens"] == 3
-    assert "temperature" not in body
+    assert body["temperature"] == 0.7  # the server's word, not what is not valid
     expect(chat.answer).to_contain_text("It ends here because the limit")
+
+
+SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+
+
+def test_answers_are_drawn_as_the_makers_state_where_nothing_is_set(chat: Any, page: Page) -> None:
+    def asked(text: str) -> dict[str, Any]:
+        """What is sent of sampling."""
+        with page.expect_request("**/v1/chat/completions") as request:
+            chat.ask(text)
+        body = request.value.post_data_json
+        return {name: body[name] for name in SAMPLING if name in body}
+
+    assert asked("first") == {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+    page.click("#show-settings")
+    shown = "Where nothing is set: temperature 0.7, top-p 0.95, min-p 0.05 (edge-spec's defaults)."
+    expect(page.locator("#makers")).to_have_text(shown)
+    expect(page.locator("[name=temperature]")).to_have_attribute("placeholder", "0.7")
+    page.keyboard.press("Escape")
+    chat.set(top_p="0.5")
+    assert asked("second") == {"temperature": 0.7, "top_p": 0.5, "min_p": 0.05}
+    chat.set(temperature="0")
+    assert asked("third") == {"temperature": 0, "top_p": 0.5}
+
+
+def test_the_servers_own_options_hold_for_the_page(serve: Any, open_chat: Any) -> None:
+    served = serve(sampling=SamplingParams(3.0), asked_sampling={"temperature": 3.0})
+    chat = open_chat(served.url)
+    with chat.page.expect_request("**/v1/chat/completions") as asked:
+        chat.send("first")
+    body = asked.value.post_data_json
+    # More than a request may ask for, and what this one gets unasked.
+    assert "temperature" not in body and body["min_p"] == 0.05
+    chat.settle()
 
 
 def test_a_question_may_be_asked_before_the_server_has_told_its_model(

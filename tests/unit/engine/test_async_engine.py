@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.async_engine import AsyncEngine, awaited
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import UsageError
@@ -245,5 +246,16 @@ def test_an_engine_that_nobody_waits_for_any_more_is_closed(
             await task
         go_on.set()
         assert await asyncio.to_thread(closed.wait, 30)
+
+    run(test)
+
+
+def test_how_the_makers_mean_it_to_answer_is_told_here_too(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    async def test() -> None:
+        engine = make_engine(remembers_all())
+        async with AsyncEngine(engine) as llm:
+            assert llm.chat_sampling(top_k=5) == engine.chat_sampling(top_k=5) != SamplingParams()
 
     run(test)

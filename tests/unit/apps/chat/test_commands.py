@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,13 +26,14 @@ from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
 from edge_spec.core.metrics import DraftCounts, Stats
-from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.decoder import Origin
 from edge_spec.engine.results import GenerationResult, Token
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
 from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
 
+GREEDY = {"temperature": 0.0}  # so that answers can be had again
 DOCS = Path(__file__).parents[4] / "docs"
 
 
@@ -45,7 +47,7 @@ def opened() -> list[Any]:
 def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
     """Begins a conversation on a model of which every token so far decides the next."""
 
-    def begin(using: Any = None, **answering: Any) -> ChatConversation:
+    def begin(using: Any = None, asked: Any = GREEDY, **answering: Any) -> ChatConversation:
         def opener(model: str, *, exact: bool, report: Any) -> Any:
             if model == "missing":
                 raise ModelFileError("there is no missing", remedy="Choose another.")
@@ -53,8 +55,8 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
             opened.append((model, exact, engine))
             return engine
 
-        options: Any = {"max_tokens": 12, "sampling": SamplingParams(), **answering}
-        return ChatConversation(opener, "first", False, options, None)
+        options: Any = {"max_tokens": 12, **answering}
+        return ChatConversation(opener, "first", False, options, None, asked)
 
     return begin
 
@@ -249,8 +251,8 @@ def test_a_command_without_its_argument_says_what_is_there(talk: Any) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
 def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperature: float) -> None:
     repeating = ScriptedModel(random_logits(260, order=1, scale=20.0), 260)
-    sampling = SamplingParams(temperature, seed=1)
-    conversation = talk(repeating, sampling=sampling, max_tokens=100)
+    asked = {"temperature": temperature, "seed": 1}
+    conversation = talk(repeating, asked, max_tokens=100)
     say(conversation, "hello")
     before = conversation.messages
     compared = compare(conversation, None, lambda chunk: None, lambda what: None)
@@ -263,7 +265,7 @@ def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperat
 
 
 def test_what_is_compared_is_sampled_with_one_seed(talk: Any) -> None:
-    conversation = talk(sampling=SamplingParams(1.0))
+    conversation = talk(asked={"temperature": 1.0})
     compared = compare(conversation, "hello", lambda chunk: None, lambda what: None)
     assert compared is not None and compared.first_difference is None
     assert say(conversation, "hello").seed != compared.drafted.seed
@@ -347,7 +349,7 @@ def test_the_histogram_counts_every_round_and_shows_the_smallest() -> None:
     stats.acceptance_histogram.update({0: 1000, 3: 1})
     stats.plain_rounds, stats.plain_reasons["cooldown"] = 10, 10
     stats.drafters = {"suffix": DraftCounts(5, 2), "corpus": DraftCounts(4, 1)}
-    lines = stats_text(GenerationResult(stats=stats)).splitlines()
+    lines = stats_text(GenerationResult(stats=stats), "").splitlines()
     bars = [line.split() for line in lines if line.strip()[:1].isdigit() and line[0] == " "]
     assert [(bar[0], len(bar[1]), bar[2]) for bar in bars] == [("0", 24, "1000"), ("3", 1, "1")]
     assert "10 of 1011 rounds were plain: cooldown 10" in lines
@@ -455,3 +457,34 @@ def test_what_was_answered_before_the_model_failed_stays(
     assert [turn["finish_reason"] for turn in conversation.turns] == ["error"] * kept
     assert conversation.running is None
     assert say(conversation, "again").finish_reason == "length"
+
+
+def test_an_answer_is_drawn_as_the_makers_state_and_stats_tell_it(
+    talk: Any, make_engine: Any, remembers_all: Any
+) -> None:
+    conversation = talk(asked={})
+    first, again = (say(conversation, "hello") for _ in range(2))
+    assert first.seed != again.seed  # drawn anew
+    told = "sampling: temperature 0.7, top-p 0.95, min-p 0.05 (edge-spec's defaults)"
+    assert told in typed(conversation, "/stats")
+    states = recommended_sampling({"temperature": 0.5})
+    conversation._opener = lambda *_, **__: stating(make_engine(remembers_all()), states)
+    typed(conversation, "/model second")
+    assert told in typed(conversation, "/stats")  # of the answer that it shows
+    say(conversation, "hello")
+    assert "sampling: temperature 0.5 (as the model's makers state)" in typed(
+        conversation, "/stats"
+    )
+
+
+def stating(engine: Any, sampling: RecommendedSampling) -> Any:
+    engine.parts = replace(engine.parts, text=replace(engine.parts.text, sampling=sampling))
+    return engine
+
+
+def test_what_is_asked_holds_for_the_next_model_too(talk: Any) -> None:
+    conversation = talk(asked={"temperature": 0.0})
+    say(conversation, "hello")
+    assert "sampling: the likeliest token (as asked)" in typed(conversation, "/stats")
+    typed(conversation, "/model second")
+    assert conversation.answering["sampling"].greedy

@@ -222,7 +222,9 @@ def test_the_rate_is_that_of_the_last_second() -> None:
 
 
 def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> None:
-    talk = ChatConversation(lambda *_, **__: make_engine(remembers_all()), "test", True, {}, None)
+    talk = ChatConversation(
+        lambda *_, **__: make_engine(remembers_all()), "test", True, {}, None, {}
+    )
     talk.last = GenerationResult()
     talk.last.stats.predicted_n, talk.last.stats.predicted_ms = 50, 1000.0
     talk.last.stats.plain_per_second = 25.0
@@ -238,7 +240,7 @@ def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> Non
 @pytest.fixture
 def completer(make_engine: Any, remembers_all: Any) -> CommandCompleter:
     make = lambda *_, **__: make_engine(remembers_all())  # noqa: E731
-    return CommandCompleter(ChatConversation(make, "test", False, {}, None))
+    return CommandCompleter(ChatConversation(make, "test", False, {}, None, {}))
 
 
 @pytest.mark.parametrize(

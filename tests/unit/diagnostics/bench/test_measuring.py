@@ -56,6 +56,13 @@ def quiet(what: str, fraction: float) -> None:
     assert 0 <= fraction < 1
 
 
+def test_a_part_of_a_plan_has_the_first_prompts_of_each_category() -> None:
+    tasks = [Task(Prompt(str(i), "ab"[i % 2], "x"), (i,)) for i in range(5)]
+    plan = BenchPlan(tasks, [], WARM_UP, 4, 2, room=100)
+    assert [task.prompt.id for task in plan.first_of_each_category(2).tasks] == ["0", "1", "2", "3"]
+    assert plan.first_of_each_category(9) == plan
+
+
 @pytest.mark.parametrize("num_tasks", [2, 3])
 def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> None:
     log: list[tuple[str, tuple[int, ...]]] = []

@@ -21,6 +21,7 @@ from edge_spec.diagnostics.bench.measuring import (
     BenchMeasurement,
     BenchPlan,
     Run,
+    SampledMeasurement,
     Task,
 )
 from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
@@ -39,7 +40,13 @@ SETTINGS = {
 
 
 def run(seconds: float, num_tokens: int = 10, text: int = 1, **stats: Any) -> Run:
-    return Run((text,) * num_tokens, num_tokens, seconds, Stats(predicted_n=num_tokens, **stats))
+    tokens = tuple(range(text, text + num_tokens))
+    return Run(tokens, num_tokens, seconds, Stats(predicted_n=num_tokens, **stats))
+
+
+def looping(seconds: float) -> Run:
+    """Eight of its ten tokens repeat the first two."""
+    return Run((1, 2) * 5, 10, seconds, Stats(predicted_n=10))
 
 
 def drafted(seconds: float, **more: Any) -> Run:
@@ -91,6 +98,63 @@ def test_a_text_that_differs_is_counted(measured: BenchMeasurement) -> None:
     assert [each["equal_text"] for each in figures.prompts()] == [False, True]
 
 
+def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMeasurement) -> None:
+    measured.runs[PLAIN][0][0] = measured.runs[PLAIN][1][0] = looping(2.0)
+    figures = Figures(measured)
+    total, code = figures.total(), figures.categories()["code"]
+    assert (code["loop_share"], code["loop_free_prompts"]) == (0.8, 0)
+    assert code["loop_free_speedup"] is None
+    assert total["speedup"] == pytest.approx(2.9 / 2)
+    assert (total["loop_share"], total["loop_free_prompts"]) == (0.4, 1)
+    assert total["loop_free_speedup"] == pytest.approx(0.9)
+    assert [each["loop_share"] for each in figures.prompts()] == [0.8, 0.0]
+    lines = markdown(document(measured, SETTINGS, [])).splitlines()
+    assert any(line.startswith("In loops: 40% of plain") for line in lines)
+    assert "Over the prompts without any (1), the speedup is 0.90 (0.80 to 1.00)." in lines
+
+
+def test_a_prompt_that_loops_with_drafting_alone_is_no_loop_free_one(
+    measured: BenchMeasurement,
+) -> None:
+    measured.runs[DRAFTING][1][1] = looping(1.0)  # sampled texts differ
+    total = Figures(measured).total()
+    assert (total["loop_share"], total["loop_free_prompts"]) == (0.0, 1)
+    assert total["loop_free_speedup"] == pytest.approx(2.0)
+
+
+@pytest.fixture
+def sampled(measured: BenchMeasurement) -> SampledMeasurement:
+    """Of "b" alone, answered 1.5 times as fast."""
+    plan = replace(measured.plan, tasks=measured.plan.tasks[1:])
+    runs = {DRAFTING: [[drafted(1.0)]] * 2, PLAIN: [[run(1.5, text=3)], [run(1.5, text=4)]]}
+    again = replace(measured, plan=plan, runs=runs)
+    return SampledMeasurement(again, 1, "temperature 0.7", "edge-spec's defaults")
+
+
+def test_sampled_answers_stand_beside_the_greedy_ones_of_the_same_prompts(
+    measured: BenchMeasurement, sampled: SampledMeasurement
+) -> None:
+    report = document(measured, SETTINGS, [], sampled)
+    told = report["sampled"]
+    assert (told["total"]["prompts"], told["total"]["speedup"]) == (1, pytest.approx(1.5))
+    assert (told["greedy"]["prompts"], told["greedy"]["speedup"]) == (1, pytest.approx(0.9))
+    assert "differing_texts" not in told["total"]
+    lines = markdown(json.loads(json.dumps(report))).splitlines()
+    assert any(line.startswith("Sampled: temperature 0.7 (edge-spec's defaults)") for line in lines)
+    assert any(line.startswith("| sampled | 1 |") and " 1.50 (" in line for line in lines)
+    assert any(line.startswith("| greedy | 1 |") and " 0.90 (" in line for line in lines)
+
+
+def test_an_interrupt_among_sampled_answers_leaves_what_there_is(
+    measured: BenchMeasurement, sampled: SampledMeasurement
+) -> None:
+    runs: dict[str, list[list[Run]]] = {DRAFTING: [], PLAIN: []}
+    none = replace(sampled, measured=replace(sampled.measured, runs=runs, partial=True))
+    report = document(measured, SETTINGS, [], none)
+    assert report["sampled"] is None and report["settings"]["partial"]
+    assert "Partial" in markdown(report)
+
+
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
     measured.runs["other lookup"] = [[run(2.0), run(2.0)]] * 2
@@ -129,7 +193,8 @@ def report(measured: BenchMeasurement) -> dict[str, Any]:
 
 def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str, Any]) -> None:
     assert json.loads(json.dumps(report, allow_nan=False)) == report
-    assert list(report) == ["machine", "settings", "total", "categories", "prompts", "peers"]
+    parts = ["machine", "settings", "total", "categories", "prompts", "sampled", "peers"]
+    assert list(report) == parts
     promised = {
         *("predicted_per_second", "plain_per_second", "speedup", "speedup_low", "speedup_high"),
         *("mean_accepted_length", "acceptance_rate", "worst_prompt_speedup"),
@@ -145,14 +210,14 @@ def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
     assert lines[0] == "# edge-spec bench: tiny on reference, drafter auto"
     assert "A CPU, 2 cores, OS; numpy 2." in lines
     assert (
-        "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 2.50 | 75% | 2.00 (2.00 to 2.00) a |"
-        in lines
-    )
+        "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 2.50 | 75% | 0% | "
+        "2.00 (2.00 to 2.00) of 1 | 2.00 (2.00 to 2.00) a |"
+    ) in lines
     assert "| code | no_candidate 25% | 0.50 | 7.50 | 1.00 |" in lines
     assert any(line.startswith("| all | 2 |") and line.endswith(" b |") for line in lines)
     assert "- llamacpp: not installed: x" in lines
     widths = {line.count("|") for line in lines if line.startswith("| ")}
-    assert widths == {9, 6}  # each table's rows are as long as its header
+    assert widths == {11, 6}  # each table's rows are as long as its header
     assert not any("Partial" in line for line in lines)
 
 

@@ -1,0 +1,130 @@
+"""How the makers of a model mean its answers to be drawn, and what is asked instead."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from types import MappingProxyType
+from typing import Any
+
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.errors import UsageError
+
+# Of a model whose makers state nothing.
+DEFAULT_SAMPLING = SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05)
+# The largest that the server's API takes, too: its page sends what stands here.
+_LARGEST = MappingProxyType(
+    {
+        "temperature": 2.0,
+        "top_k": 2.0**31 - 1,
+        "top_p": 1.0,
+        "min_p": 1.0,
+        "repetition_penalty": 10.0,
+    }
+)
+_SHOWN = MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_k": "top-k",
+        "top_p": "top-p",
+        "min_p": "min-p",
+        "repetition_penalty": "repetition penalty",
+    }
+)
+
+
+@dataclass(frozen=True)
+class RecommendedSampling:
+    """What a model's makers state of answers in a conversation; None: nothing of this value."""
+
+    temperature: float | None = None  # 0: its likeliest token each time
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignored: tuple[str, ...] = ()  # stated, and not used: what no sampling can have, or ours lacks
+
+    @property
+    def stated(self) -> dict[str, float]:
+        """Returns the values that are stated, by the names of SamplingParams."""
+        values = {name: getattr(self, name) for name in _LARGEST}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def with_asked(self, asked: Mapping[str, Any]) -> SamplingParams:
+        """Lays what a user asks for over it, each value for itself. Without a temperature, what is
+        stated is meant for 1, which changes no probability; temperature 0 that is asked for takes
+        the likeliest token, whatever else is stated. Raises UsageError for a value out of its
+        range.
+
+        asked: by the names of SamplingParams; None: not asked.
+        """
+        given = {name: value for name, value in asked.items() if value is not None}
+        if given.get("temperature") == 0:
+            return SamplingParams(**given)
+        stated: Mapping[str, Any] = self.stated
+        base = {"temperature": 1.0, **stated} if stated else vars(DEFAULT_SAMPLING)
+        return SamplingParams(**{**base, **given})
+
+
+NOTHING_STATED = RecommendedSampling()
+
+
+def recommended_sampling(
+    stated: Mapping[str, Any], ignored: tuple[str, ...] = ()
+) -> RecommendedSampling:
+    """Makes what a file states, whatever it is, into what can be used: the rest is `ignored`.
+
+    stated: by the names of SamplingParams; None, and other names, are passed over.
+    """
+    usable: dict[str, Any] = {}
+    for name in _LARGEST:
+        value = stated.get(name)
+        if value is None:
+            continue
+        number = _number(name, value)
+        if number is None:
+            ignored += (f"{_SHOWN[name]} {reprlib.repr(value)}",)
+        else:
+            usable[name] = number
+    return RecommendedSampling(**usable, ignored=ignored)
+
+
+def _number(name: str, value: Any) -> float | None:
+    """Returns the value, None where it is no number or out of its range."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not -1 <= value <= _LARGEST[name] or not isfinite(value):
+        return None
+    if name == "top_k" and value != int(value):
+        return None
+    number = int(value) if name == "top_k" else float(value)
+    try:
+        SamplingParams(**{name: number})  # type: ignore[arg-type]
+    except UsageError:
+        return None
+    return number
+
+
+def sampling_text(params: SamplingParams) -> str:
+    """Tells the values that are in force, such as "temperature 0.7, top-p 0.95, min-p 0.05"."""
+    off = vars(SamplingParams())
+    shown = {name: getattr(params, name) for name in _SHOWN}
+    if params.greedy:
+        shown = {"repetition_penalty": params.repetition_penalty}
+    in_force = [f"{_SHOWN[name]} {value:g}" for name, value in shown.items() if value != off[name]]
+    return ", ".join([*(["the likeliest token"] if params.greedy else []), *in_force])
+
+
+def sampling_source(recommended: RecommendedSampling, asked: Mapping[str, Any]) -> str:
+    """Tells who chose what is in force."""
+    source = "as the model's makers state" if recommended.stated else "edge-spec's defaults"
+    given = [_SHOWN[name] for name in _SHOWN if asked.get(name) is not None]
+    if not given:
+        return source
+    return "as asked" if asked.get("temperature") == 0 else f"{source}, but {_and(given)} as asked"
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
