@@ -19,6 +19,7 @@ from edge_spec.exporters.checkpoint import (
     SUPPORTED_ARCHITECTURES,
     StoredCheckpoint,
 )
+from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
 
@@ -59,6 +60,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     a file and does not report is checked here.
     """
     file = GgufFile(path)
+    require_language_model(file)
     _check_vocabulary(file)
     _check_vectors(file)
     if file.metadata.get("general.architecture") in SUPPORTED_ARCHITECTURES:

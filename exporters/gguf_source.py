@@ -14,6 +14,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
+from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -46,7 +47,9 @@ STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a mess
 
 def open_gguf(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
-    return checkpoint_of(GgufFile(path))
+    file = GgufFile(path)
+    require_language_model(file)
+    return checkpoint_of(file)
 
 
 def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
@@ -134,6 +137,12 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
         raise UnsupportedModelError(
             f"{metadata.path} is a {reprlib.repr(architecture)} model",
             remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
+        )
+
+    if not tensors:
+        raise UnsupportedModelError(
+            f"{metadata.path} has a vocabulary and no weights",
+            remedy="Give the file that has them.",
         )
 
     def value(key: str, kind: type = int) -> Any:

@@ -24,12 +24,16 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.cli.opening import open_engine, require_chat, sampling_params
     from edge_spec.core import entry_points
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
         return open_engine(
-            model, replace(loading, exact=exact), measure_when_idle=True, report=report
+            model,
+            replace(loading, exact=exact),
+            measure_when_idle=True,
+            report=report,
+            screen=require_chat,
         )
 
     answering = {"sampling": sampling_params(sampling), "max_tokens": sampling.max_tokens}

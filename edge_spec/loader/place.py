@@ -29,6 +29,12 @@ class PlacedModels:
     drafts: tuple[ResolvedModel, ...]  # of each source one
     wants_plan: bool = False
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that the target will take, but for the few that its runtime keeps for itself."""
+        own = self.target.config.context_length
+        return min(own, self.options.context_length or own)
+
 
 def place_models(source: Source, options: LoadOptions) -> PlacedModels:
     """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of

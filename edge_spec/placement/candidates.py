@@ -9,7 +9,8 @@ from edge_spec.core.model import HasSettings, Progress, Runtime, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, compute_for, is_converted, resolve_model
+from edge_spec.models.resolve import ResolvedModel, resolve_model
+from edge_spec.models.runtime_choice import compute_for, is_converted
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
