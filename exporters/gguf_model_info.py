@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,8 @@ from edge_spec.exporters.checkpoint import (
 )
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
+from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, hf_name, text_fields
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Keys that the library asserts for these architectures.
 _ASSERTED = MappingProxyType(
@@ -46,7 +47,11 @@ class GgufModelInfo:
     bos_id: int | None
     adds_bos: bool
     read_tokenizer: Callable[[], str]
-    weight_types: frozenset[str]
+    tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
+
+    @property
+    def weight_types(self) -> frozenset[str]:
+        return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
     def tokenizer_json(self) -> str:
         return self.read_tokenizer()
@@ -67,8 +72,9 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
         return checkpoint_of(file)
     metadata = Metadata(file.metadata, path)
     _check_architecture(metadata)
-    types = frozenset(tensor.kind.name for tensor in file.tensors.values())
-    return GgufModelInfo(path, _config(metadata), weight_types=types, **text_fields(metadata))
+    tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
+    config = _config(metadata, is_tied="lm_head.weight" not in tensors)
+    return GgufModelInfo(path, config, tensors=tensors, **text_fields(metadata))
 
 
 def _check_vocabulary(file: GgufFile) -> None:
@@ -112,7 +118,7 @@ def _check_architecture(metadata: Metadata) -> None:
     raise ModelFileError(f"{metadata.path} {problem}", remedy="Convert the model again.")
 
 
-def _config(metadata: Metadata) -> ModelConfig:
+def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
     """Dimensions as far as all architectures state them; 0 where this one does not."""
     architecture = metadata.require("general.architecture", str)
     tokens = metadata.require("tokenizer.ggml.tokens", list)
@@ -143,6 +149,7 @@ def _config(metadata: Metadata) -> ModelConfig:
         context_length=_context_length(metadata, architecture),
         norm_epsilon=_norm_epsilon(metadata, architecture),
         rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
+        tied_embeddings=is_tied,
         num_experts=largest("expert_count"),
         experts_used=largest("expert_used_count"),
     )

@@ -64,7 +64,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     for name, tensor in file.tensors.items():
         if interleaved and (".attn_q." in name or ".attn_k." in name):
             tensor = _in_halves(tensor, config.head_dim)
-        tensors[_hf_name(name)] = tensor
+        tensors[hf_name(name)] = tensor
     return StoredCheckpoint(
         path=path,
         config=config,
@@ -234,7 +234,7 @@ def _in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
     return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
 
 
-def _hf_name(name: str) -> str:
+def hf_name(name: str) -> str:
     if name in MODEL_NAMES:
         return MODEL_NAMES[name]
     parts = name.split(".")

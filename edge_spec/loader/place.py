@@ -10,6 +10,7 @@ from edge_spec.core.model import Progress
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
+from edge_spec.placement.fitting import require_fit, require_room_to_convert
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.text.vocabulary import require_same_vocabulary
@@ -42,9 +43,17 @@ def place_models(source: Source, options: LoadOptions) -> PlacedModels:
     progress = source.progress
     is_wanted = wants_plan(source, options)
     options = planned(source, options, progress)
-    target = resolve_model(source, options.runtime, options, progress, options.providers)
+    target = resolve_model(
+        source,
+        options.runtime,
+        options,
+        progress,
+        options.providers,
+        before_conversion=require_room_to_convert,
+    )
     sources = tuple(Source(name, progress) for name in options.drafts)
     drafts = tuple(_placed_drafts(sources, options, progress))
+    require_fit(target, drafts, options)
     if drafts:
         _tell_memory(target, drafts, options, progress)
     return PlacedModels(options, source, target, sources, drafts, is_wanted)
@@ -56,7 +65,12 @@ def _placed_drafts(
     above = None
     for source in sources:
         draft = resolve_model(
-            source, options.draft_runtime, options, progress, options.draft_providers
+            source,
+            options.draft_runtime,
+            options,
+            progress,
+            options.draft_providers,
+            before_conversion=require_room_to_convert,
         )
         if above is not None:
             require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)

@@ -78,12 +78,14 @@ def resolve_model(
     options: ConversionOptions,
     progress: Progress,
     providers: Sequence[str] = (),
+    before_conversion: Callable[[Any], None] | None = None,
 ) -> ResolvedModel:
     """Raises an EdgeSpecError where the runtime cannot have the model.
 
     runtime: "auto" is the first that can run it, which one line says where it is not the usual one;
     for a pair bundle, the first that reads a format it has.
     providers: where it will run; devices of the options' target are not looked at.
+    before_conversion: is shown a model that has to be converted for a bundle, and may raise.
     """
     choice = choose_runtime(source, runtime, options, providers)
     if choice.refusals:
@@ -101,7 +103,7 @@ def resolve_model(
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        bundle = _bundle(source, chosen.reads, export_options, progress)
+        bundle = _bundle(source, chosen.reads, export_options, progress, before_conversion)
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
     text = text_of_info(published, chosen)
@@ -180,7 +182,13 @@ def gguf_file(source: Source, options: ConversionOptions, progress: Progress) ->
     return _converted(cached, partial(_cached_gguf, cached), convert, progress)
 
 
-def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:
+def _bundle(
+    source: Source,
+    format: str,
+    options: ExportOptions,
+    progress: Progress,
+    before_conversion: Callable[[Any], None] | None,
+) -> Bundle:
     path = source.at(format)
     if not source.is_demo and is_bundle(path):
         bundle = open_bundle(path)
@@ -190,6 +198,8 @@ def _bundle(source: Source, format: str, options: ExportOptions, progress: Progr
 
     def convert() -> None:
         exporter, model = runtimes.exporter_for(format, path)
+        if before_conversion is not None:
+            before_conversion(model)
         shutil.rmtree(cached, ignore_errors=True)  # a damaged one
         exporter.export(model, cached, options, progress)
 

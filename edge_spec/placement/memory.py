@@ -20,13 +20,16 @@ class Memory:
     """Bytes that stay resident for one model with one session.
 
     weights: with what the library copies of them; cache: of keys and values; work: buffers for
-    the widest passes; library: its code and tables, once however many of its models are open.
+    the widest passes; library: its code and tables, once however many of its models are open;
+    mapped_twice: of the weights, what stays mapped beside a copy that alone is used, and is dropped
+    where memory is wanted.
     """
 
     weights: int
     cache: int
     work: int
     library: int = 0
+    mapped_twice: int = 0
 
     @property
     def total(self) -> int:
@@ -42,6 +45,17 @@ class Sizing(Protocol):
 
         source: what `open` takes; num_tokens: None is a full context. Nothing is loaded.
         """
+
+
+@runtime_checkable
+class SizingQuantizations(Protocol):
+    """A runtime that knows what a model would take if its weights were smaller."""
+
+    def smaller_memory(
+        self, source: Any, options: RuntimeOptions, num_tokens: int | None
+    ) -> tuple[str, Memory] | None:
+        """Returns a quantization of exporters and what it would take; None where the model has no
+        larger weights, or cannot be converted."""
 
 
 def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:

@@ -121,6 +121,7 @@ class LlamaCppRuntime:
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
     _screened: ModelInfo | None = None  # that it can run
+    _repacks = True  # copies matrices of some types in the order of its kernels, beside the file
 
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
         """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
@@ -155,10 +156,21 @@ class LlamaCppRuntime:
 
         return gguf_memory(source, options, num_tokens)
 
+    def smaller_memory(
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
+    ) -> tuple[str, Memory] | None:
+        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
+
+        now = self.memory(source, options, num_tokens)
+        repacks = self._repacks and options.mmap is not False
+        found = requantized_memory(source, now, repacks)
+        return None if found is None else (SMALLER.name, found)
+
 
 class IkRuntime(LlamaCppRuntime):
     name = "ik"
     _library = staticmethod(ik.library)
+    _repacks = False
 
     def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
         """Rearranged weights are faster or slower with the processor and the type of the weights,
