@@ -32,13 +32,14 @@ _ASSERTED = MappingProxyType(
         "paddleocr": "rope.dimension_sections",
     }
 )
+_LIBRARY_SCALINGS = ("yarn",)
 _MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
 _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
 
 
 @dataclass(frozen=True, eq=False)
 class GgufModelInfo:
-    """A GGUF file of an architecture that this version cannot convert."""
+    """A GGUF file of a model that this version cannot convert."""
 
     path: Path
     config: ModelConfig
@@ -58,8 +59,9 @@ class GgufModelInfo:
 
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
-    """Checks of the supported architectures everything that a conversion needs, of others
-    that the file is complete. Raises ModelFileError.
+    """Checks of the supported architectures everything that a conversion needs, of others, and of
+    variants that cannot be converted, that the file is complete. Raises ModelFileError,
+    UnsupportedModelError.
 
     The library ends the process where an assertion of its own fails, so all that it asserts about
     a file and does not report is checked here.
@@ -68,13 +70,22 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     require_language_model(file)
     _check_vocabulary(file)
     _check_vectors(file)
-    if file.metadata.get("general.architecture") in SUPPORTED_ARCHITECTURES:
-        return checkpoint_of(file)
     metadata = Metadata(file.metadata, path)
+    architecture = file.metadata.get("general.architecture")
+    if architecture in SUPPORTED_ARCHITECTURES and not _is_beyond_ours(metadata, architecture):
+        return checkpoint_of(file)
     _check_architecture(metadata)
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
     config = _config(metadata, is_tied="lm_head.weight" not in tensors)
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(metadata))
+
+
+def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
+    """Whether a model of a family that exporters know has what only a library runs: experts, or a
+    rotary embedding that is stretched in another way."""
+    experts = metadata.get(f"{architecture}.expert_count", int)
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
+    return bool(experts) or scaling in _LIBRARY_SCALINGS
 
 
 def _check_vocabulary(file: GgufFile) -> None:

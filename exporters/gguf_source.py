@@ -15,7 +15,7 @@ from edge_spec.core.config import ModelConfig, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
 from edge_spec.exporters.gguf_kind import require_language_model
-from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -47,6 +47,9 @@ STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a mess
 
 def open_gguf(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
+    architecture = first_architecture(path)
+    if architecture is not None and architecture not in SUPPORTED_ARCHITECTURES:
+        raise _unsupported(path, architecture)  # without reading a vocabulary of any size
     file = GgufFile(path)
     require_language_model(file)
     return checkpoint_of(file)
@@ -134,10 +137,7 @@ def _cut(key: str) -> str:
 def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
     architecture = metadata.require("general.architecture", str)
     if architecture not in SUPPORTED_ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{metadata.path} is a {reprlib.repr(architecture)} model",
-            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
-        )
+        raise _unsupported(metadata.path, architecture)
 
     if not tensors:
         raise UnsupportedModelError(
@@ -184,6 +184,13 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
+    )
+
+
+def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path} is a {reprlib.repr(architecture)} model",
+        remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
     )
 
 
