@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_spec.core.model import Progress
+from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
+from edge_spec.models.runtime_choice import choose_runtime, is_converted
 from edge_spec.models.source import Source
 from edge_spec.placement.fitting import require_fit, require_room_to_convert
 from edge_spec.placement.forecast import forecast
@@ -43,6 +45,8 @@ def place_models(source: Source, options: LoadOptions) -> PlacedModels:
     progress = source.progress
     is_wanted = wants_plan(source, options)
     options = planned(source, options, progress)
+    sources = tuple(Source(name, progress) for name in options.drafts)
+    _require_runnable_drafts(source, sources, options)
     target = resolve_model(
         source,
         options.runtime,
@@ -51,12 +55,23 @@ def place_models(source: Source, options: LoadOptions) -> PlacedModels:
         options.providers,
         before_conversion=require_room_to_convert,
     )
-    sources = tuple(Source(name, progress) for name in options.drafts)
     drafts = tuple(_placed_drafts(sources, options, progress))
     require_fit(target, drafts, options)
     if drafts:
         _tell_memory(target, drafts, options, progress)
     return PlacedModels(options, source, target, sources, drafts, is_wanted)
+
+
+def _require_runnable_drafts(
+    source: Source, drafts: Sequence[Source], options: LoadOptions
+) -> None:
+    """Refuses what no runtime can draft with before the target is converted, which takes longer
+    than to read a header."""
+    usual = runtimes.auto_runtime(source.formats)
+    runtime = usual if options.runtime == "auto" else options.runtime
+    if drafts and not is_converted(source, runtime, options, options.providers):
+        for draft in drafts:
+            choose_runtime(draft, options.draft_runtime, options, options.draft_providers)
 
 
 def _placed_drafts(

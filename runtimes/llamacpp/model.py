@@ -34,6 +34,7 @@ DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
+_UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
 _VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 
@@ -241,9 +242,12 @@ def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
     path, known = source.path, library.log.num_errors
     handle = library.load_model(os.fsencode(path), _VOCABULARY_ONLY)
     if handle is None:
+        errors = library.log.errors_after(known)
+        problem = f"cannot load {path}: {errors or NO_REASON}"
+        if _UNKNOWN_ARCHITECTURE in errors:
+            problem = f"does not know the architecture {source.config.architecture!r} of {path}"
         raise UnsupportedModelError(
-            f"{library.name} cannot load {path}: {library.log.errors_after(known) or NO_REASON}",
-            remedy="Update the library, or convert the model again.",
+            f"{library.name} {problem}", remedy="Update the library, or convert the model again."
         )
     try:
         is_plain = library.is_plain_decoder(handle)

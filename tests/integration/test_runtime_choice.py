@@ -27,6 +27,8 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
+from edge_spec.placement.candidates import candidates
+from edge_spec.placement.devices import Device
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.text.prompt_files import Prompt
 
@@ -153,7 +155,8 @@ def test_an_architecture_that_nothing_knows_is_one_line(
     path = named("nonesuch")
     error = refusal(path)
     assert isinstance(error, UnsupportedModelError)
-    assert "ort: " in error.message and "unknown model architecture" in error.message
+    assert "ort: " in error.message
+    assert "llama.cpp does not know the architecture 'nonesuch'" in error.message
     before = sorted(path.parent.iterdir())
     assert run(["generate", str(path), "hello"]) == 1
     [line] = capfd.readouterr().err.splitlines()
@@ -268,3 +271,18 @@ def test_the_server_completes_texts_and_refuses_chats_without_a_template(base_mo
         refused = client.post("/v1/chat/completions", json=messages)
         assert refused.status_code == 400, refused.text
         assert "no chat template" in refused.json()["error"]["message"]
+
+
+def test_a_draft_that_nothing_runs_is_refused_before_the_target_is_converted(
+    gguf: Callable[..., Path], named: Callable[..., Path], cache: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="nothing that is installed can run named"):
+        load_engine(str(gguf()), LoadOptions(draft=(str(named("nonesuch")),)), quiet)
+    assert not (cache / "bundles").exists()
+
+
+def test_a_plan_of_what_nothing_runs_says_all_reasons(named: Callable[..., Path]) -> None:
+    devices = [Device(name, "cpu", "cpu", "the processor") for name in ("llamacpp", "ort")]
+    source = Source(str(named("nonesuch")), quiet)
+    with pytest.raises(UnsupportedModelError, match="nothing that is installed can run named"):
+        candidates(source, LoadOptions(), devices, quiet)
