@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +20,10 @@ from edge_spec.exporters.checkpoint import (
     SUPPORTED_ARCHITECTURES,
     StoredCheckpoint,
 )
+from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, text_fields
+from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, hf_name, text_fields
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Keys that the library asserts for these architectures.
 _ASSERTED = MappingProxyType(
@@ -31,13 +33,14 @@ _ASSERTED = MappingProxyType(
         "paddleocr": "rope.dimension_sections",
     }
 )
+_LIBRARY_SCALINGS = ("yarn",)
 _MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
 _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
 
 
 @dataclass(frozen=True, eq=False)
 class GgufModelInfo:
-    """A GGUF file of an architecture that this version cannot convert."""
+    """A GGUF file of a model that this version cannot convert."""
 
     path: Path
     config: ModelConfig
@@ -47,28 +50,44 @@ class GgufModelInfo:
     adds_bos: bool
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling
-    weight_types: frozenset[str]
+    tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
+
+    @property
+    def weight_types(self) -> frozenset[str]:
+        return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
     def tokenizer_json(self) -> str:
         return self.read_tokenizer()
 
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
-    """Checks of the supported architectures everything that a conversion needs, of others
-    that the file is complete. Raises ModelFileError.
+    """Checks of the supported architectures everything that a conversion needs, of others, and of
+    variants that cannot be converted, that the file is complete. Raises ModelFileError,
+    UnsupportedModelError.
 
     The library ends the process where an assertion of its own fails, so all that it asserts about
     a file and does not report is checked here.
     """
     file = GgufFile(path)
+    require_language_model(file)
     _check_vocabulary(file)
     _check_vectors(file)
-    if file.metadata.get("general.architecture") in SUPPORTED_ARCHITECTURES:
-        return checkpoint_of(file)
     metadata = Metadata(file.metadata, path)
+    architecture = file.metadata.get("general.architecture")
+    if architecture in SUPPORTED_ARCHITECTURES and not _is_beyond_ours(metadata, architecture):
+        return checkpoint_of(file)
     _check_architecture(metadata)
-    types = frozenset(tensor.kind.name for tensor in file.tensors.values())
-    return GgufModelInfo(path, _config(metadata), weight_types=types, **text_fields(metadata))
+    tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
+    config = _config(metadata, is_tied="lm_head.weight" not in tensors)
+    return GgufModelInfo(path, config, tensors=tensors, **text_fields(metadata))
+
+
+def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
+    """Whether a model of a family that exporters know has what only a library runs: experts, or a
+    rotary embedding that is stretched in another way."""
+    experts = metadata.get(f"{architecture}.expert_count", int)
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
+    return bool(experts) or scaling in _LIBRARY_SCALINGS
 
 
 def _check_vocabulary(file: GgufFile) -> None:
@@ -112,7 +131,7 @@ def _check_architecture(metadata: Metadata) -> None:
     raise ModelFileError(f"{metadata.path} {problem}", remedy="Convert the model again.")
 
 
-def _config(metadata: Metadata) -> ModelConfig:
+def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
     """Dimensions as far as all architectures state them; 0 where this one does not."""
     architecture = metadata.require("general.architecture", str)
     tokens = metadata.require("tokenizer.ggml.tokens", list)
@@ -143,6 +162,7 @@ def _config(metadata: Metadata) -> ModelConfig:
         context_length=_context_length(metadata, architecture),
         norm_epsilon=_norm_epsilon(metadata, architecture),
         rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
+        tied_embeddings=is_tied,
         num_experts=largest("expert_count"),
         experts_used=largest("expert_used_count"),
     )

@@ -70,6 +70,30 @@ class GgufFile:
             )
 
 
+_PEEKED_BYTES = 200
+_ARCHITECTURE = b"general.architecture"
+
+
+def first_architecture(path: Path) -> str | None:
+    """Returns what the first entry of the metadata says, where it is `general.architecture`, as
+    writers have it; None where it is another, or the file is none."""
+    try:
+        regular_size(path)
+        with path.open("rb") as file:
+            head = file.read(_PEEKED_BYTES)
+    except (OSError, ValueError):
+        return None
+    entry = struct.Struct(f"<4sIQQQ{len(_ARCHITECTURE)}sIQ")
+    if len(head) < entry.size:
+        return None
+    magic, version, _, num_pairs, _, key, kind, length = entry.unpack_from(head)
+    is_known = magic == MAGIC and version in VERSIONS and num_pairs > 0
+    value = head[entry.size : entry.size + length]
+    if not is_known or key != _ARCHITECTURE or kind != _STRING or len(value) < length:
+        return None
+    return value.decode("utf-8", "replace")
+
+
 class _Header:
     """One pass over the header; `at` is the offset of the next unread byte."""
 

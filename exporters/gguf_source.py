@@ -15,7 +15,8 @@ from edge_spec.core.config import ModelConfig, RopeScaling
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
-from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_kind import require_language_model
+from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -59,7 +60,12 @@ STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a mess
 
 def open_gguf(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
-    return checkpoint_of(GgufFile(path))
+    architecture = first_architecture(path)
+    if architecture is not None and architecture not in SUPPORTED_ARCHITECTURES:
+        raise _unsupported(path, architecture)  # without reading a vocabulary of any size
+    file = GgufFile(path)
+    require_language_model(file)
+    return checkpoint_of(file)
 
 
 def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
@@ -74,7 +80,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     for name, tensor in file.tensors.items():
         if interleaved and (".attn_q." in name or ".attn_k." in name):
             tensor = _in_halves(tensor, config.head_dim)
-        tensors[_hf_name(name)] = tensor
+        tensors[hf_name(name)] = tensor
     return StoredCheckpoint(
         path=path,
         config=config,
@@ -170,9 +176,12 @@ def _cut(key: str) -> str:
 def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
     architecture = metadata.require("general.architecture", str)
     if architecture not in SUPPORTED_ARCHITECTURES:
+        raise _unsupported(metadata.path, architecture)
+
+    if not tensors:
         raise UnsupportedModelError(
-            f"{metadata.path} is a {reprlib.repr(architecture)} model",
-            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
+            f"{metadata.path} has a vocabulary and no weights",
+            remedy="Give the file that has them.",
         )
 
     def value(key: str, kind: type = int) -> Any:
@@ -214,6 +223,13 @@ def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelCon
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
+    )
+
+
+def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path} is a {reprlib.repr(architecture)} model",
+        remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
     )
 
 
@@ -264,7 +280,7 @@ def _in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
     return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
 
 
-def _hf_name(name: str) -> str:
+def hf_name(name: str) -> str:
     if name in MODEL_NAMES:
         return MODEL_NAMES[name]
     parts = name.split(".")

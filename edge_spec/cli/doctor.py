@@ -30,6 +30,9 @@ def doctor(
             metavar="MODEL",
         ),
     ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="The model's runtime, as it would be opened with.")
+    ] = "auto",
     open_models: Annotated[
         bool, typer.Option("--open", help="Open every variant, too, and compare their scores.")
     ] = False,
@@ -46,7 +49,7 @@ def doctor(
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 
     with ProgressBar() as progress:
-        report = diagnose(DiagnosisRequest(model, draft, open_models, hashes), progress)
+        report = diagnose(DiagnosisRequest(model, draft, open_models, hashes, runtime), progress)
     if json:
         from dataclasses import asdict
         from json import dumps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from json import dumps, loads
 from pathlib import Path
@@ -13,8 +14,13 @@ from edge_spec.cli import options
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge_spec.engine.generation import Generation
+    from edge_spec.loader.place import PlacedModels
     from edge_spec.text.grammar import Grammar
+
+_log = logging.getLogger(__name__)
 
 
 @options.with_groups
@@ -49,12 +55,10 @@ def generate(
         model, prompt = "smollm2", model
     params = sampling_params(sampling)
     grammar = None if schema is None else _grammar(schema)
-    engine = open_engine(model, loading)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    with engine:
-        start = engine.generate if raw else engine.chat
-        generation = start(
-            text,
+    asked = _Asked(sys.stdin.read() if prompt == "-" else prompt, raw)
+    with open_engine(model, loading, screen=asked.encode) as engine:
+        generation = engine.generate(
+            asked.tokens,
             max_tokens=sampling.max_tokens,
             stop=stop or (),
             sampling=params,
@@ -62,6 +66,29 @@ def generate(
             stream=True,
         )
         _print(generation, json)
+
+
+class _Asked:
+    """The prompt: its tokens are known when the model's header is, before the weights are read."""
+
+    def __init__(self, text: str, raw: bool) -> None:
+        self._text = text
+        self._raw = raw
+        self.tokens: Sequence[int] = ()
+
+    def encode(self, placed: PlacedModels) -> None:
+        """Raises ContextFullError, UnsupportedModelError for a chat template that fails."""
+        from edge_spec.engine.request import require_room
+
+        text = placed.target.text
+        if not self._raw and text.chat_template is None:
+            _log.warning(
+                "%s has no chat template: the prompt is continued as it is, as with --raw",
+                placed.target.name,
+            )
+        encode = text.tokenizer.encode if self._raw else text.prompt_of
+        self.tokens = encode(self._text)
+        require_room(self.tokens, placed.context_length)
 
 
 def _grammar(path: Path) -> Grammar:

@@ -7,7 +7,8 @@ from edge_spec.cli.progress import ProgressBar
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
-from edge_spec.loader import load_asked
+from edge_spec.loader import Screen, load_asked
+from edge_spec.loader.place import PlacedModels
 
 
 def open_engine(
@@ -16,8 +17,10 @@ def open_engine(
     measure_when_idle: bool = False,
     report: Progress | None = None,
     keeps_ngrams: bool = True,
+    screen: Screen | None = None,
 ) -> Engine:
-    """report: instead of a bar on stderr. Raises an EdgeSpecError."""
+    """report: instead of a bar on stderr; screen: is shown the models before their weights are
+    read. Raises an EdgeSpecError, and what `screen` raises."""
     with ProgressBar() as bar:
         return load_asked(
             model,
@@ -25,7 +28,13 @@ def open_engine(
             report or bar,
             measure_when_idle=measure_when_idle,
             keeps_ngrams=keeps_ngrams,
+            screen=screen,
         )
+
+
+def require_chat(placed: PlacedModels) -> None:
+    """Raises UnsupportedModelError where the model has no chat template that compiles."""
+    placed.target.text.template()
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

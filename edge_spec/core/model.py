@@ -285,6 +285,17 @@ class Runtime(Protocol):
     def open(self, source: Any, options: RuntimeOptions) -> Model: ...
 
 
+@runtime_checkable
+class ScreeningRuntime(Runtime, Protocol):
+    """A runtime that tells from a file's header whether it can run the model."""
+
+    def require_runnable(self, source: Any) -> None:
+        """Leaves the weights unread. source: what `open` takes.
+
+        Raises UnsupportedModelError, MissingDependencyError.
+        """
+
+
 class TextPieces(Protocol):
     """Turns tokens into text as they come."""
 

@@ -25,11 +25,7 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     if not prompt:
         raise UsageError("the prompt is empty", remedy="Give it at least one token.")
     context_length = context_length_of(parts)
-    if len(prompt) > context_length:
-        raise ContextFullError(
-            f"the prompt has {len(prompt)} tokens, the context holds {context_length}",
-            remedy="Shorten the prompt or begin a new conversation.",
-        )
+    require_room(prompt, context_length)
     limits = GenerationLimits(
         max_tokens=context_length if max_tokens is None else max_tokens,
         stop_ids=frozenset(parts.text.eos_ids),
@@ -38,6 +34,15 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
         min_rows=parts.min_rows,
     )
     return Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop))
+
+
+def require_room(prompt: Sequence[int], context_length: int) -> None:
+    """Raises ContextFullError for a prompt of more tokens than that."""
+    if len(prompt) > context_length:
+        raise ContextFullError(
+            f"the prompt has {len(prompt)} tokens, the context holds {context_length}",
+            remedy="Shorten the prompt or begin a new conversation.",
+        )
 
 
 def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Sampler:

@@ -20,7 +20,7 @@ from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine
 from edge_spec.loader.compose import compose_engine
 from edge_spec.loader.open import check_capabilities, open_models
-from edge_spec.loader.place import place_models
+from edge_spec.loader.place import PlacedModels, place_models
 from edge_spec.loader.resolve import resolve_options
 from edge_spec.models.asked_options import MODEL_HELP, AskedOptions, LoadArguments
 from edge_spec.models.option import declared_options
@@ -30,6 +30,7 @@ from edge_spec.models.source import Source
 __all__ = ["LoadOptions", "check_capabilities", "load", "load_asked", "load_async", "load_engine"]
 
 _Arguments = ParamSpec("_Arguments")
+Screen = Callable[[PlacedModels], None]  # refuses what is asked of models before they are opened
 
 
 def load_asked(
@@ -39,10 +40,12 @@ def load_asked(
     *,
     measure_when_idle: bool = False,
     keeps_ngrams: bool = True,
+    screen: Screen | None = None,
 ) -> Engine:
-    """Raises as `load_engine` does; keeps_ngrams: of answers, for later runs."""
+    """Raises as `load_engine` does, and what `screen` raises; keeps_ngrams: of answers, for later
+    runs."""
     source = Source(model, progress)
-    return _load(source, resolve_options(source, asked, keeps_ngrams), measure_when_idle)
+    return _load(source, resolve_options(source, asked, keeps_ngrams), measure_when_idle, screen)
 
 
 def load_engine(
@@ -55,9 +58,16 @@ def load_engine(
     return _load(Source(model, progress), options, measure_when_idle)
 
 
-def _load(source: Source, options: LoadOptions, measure_when_idle: bool) -> Engine:
+def _load(
+    source: Source,
+    options: LoadOptions,
+    measure_when_idle: bool,
+    screen: Screen | None = None,
+) -> Engine:
     with ExitStack() as opened:  # closes what is open already where the rest fails
         placed = place_models(source, options)
+        if screen is not None:
+            screen(placed)
         models = open_models(placed, opened)
         engine = compose_engine(placed, models, opened, measure_when_idle)
         opened.pop_all()

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_spec.core.model import Progress
+from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
+from edge_spec.models.runtime_choice import choose_runtime, is_converted
 from edge_spec.models.source import Source
+from edge_spec.placement.fitting import require_fit, require_room_to_convert
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.text.vocabulary import require_same_vocabulary
@@ -29,6 +32,12 @@ class PlacedModels:
     drafts: tuple[ResolvedModel, ...]  # of each source one
     wants_plan: bool = False
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that the target will take, but for the few that its runtime keeps for itself."""
+        own = self.target.config.context_length
+        return min(own, self.options.context_length or own)
+
 
 def place_models(source: Source, options: LoadOptions) -> PlacedModels:
     """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of
@@ -36,12 +45,33 @@ def place_models(source: Source, options: LoadOptions) -> PlacedModels:
     progress = source.progress
     is_wanted = wants_plan(source, options)
     options = planned(source, options, progress)
-    target = resolve_model(source, options.runtime, options, progress, options.providers)
     sources = tuple(Source(name, progress) for name in options.drafts)
+    _require_runnable_drafts(source, sources, options)
+    target = resolve_model(
+        source,
+        options.runtime,
+        options,
+        progress,
+        options.providers,
+        before_conversion=require_room_to_convert,
+    )
     drafts = tuple(_placed_drafts(sources, options, progress))
+    require_fit(target, drafts, options)
     if drafts:
         _tell_memory(target, drafts, options, progress)
     return PlacedModels(options, source, target, sources, drafts, is_wanted)
+
+
+def _require_runnable_drafts(
+    source: Source, drafts: Sequence[Source], options: LoadOptions
+) -> None:
+    """Refuses what no runtime can draft with before the target is converted, which takes longer
+    than to read a header."""
+    usual = runtimes.auto_runtime(source.formats)
+    runtime = usual if options.runtime == "auto" else options.runtime
+    if drafts and not is_converted(source, runtime, options, options.providers):
+        for draft in drafts:
+            choose_runtime(draft, options.draft_runtime, options, options.draft_providers)
 
 
 def _placed_drafts(
@@ -50,7 +80,12 @@ def _placed_drafts(
     above = None
     for source in sources:
         draft = resolve_model(
-            source, options.draft_runtime, options, progress, options.draft_providers
+            source,
+            options.draft_runtime,
+            options,
+            progress,
+            options.draft_providers,
+            before_conversion=require_room_to_convert,
         )
         if above is not None:
             require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)

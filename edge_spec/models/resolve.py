@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
@@ -19,6 +19,7 @@ from edge_spec.core.model import (
     Progress,
     Runtime,
     RuntimeOptions,
+    ScreeningRuntime,
     TextCodec,
     TokenizingRuntime,
 )
@@ -27,6 +28,12 @@ from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError,
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, open_unhashed
 from edge_spec.models.options import ConversionOptions
+from edge_spec.models.runtime_choice import (
+    choose_runtime,
+    compute_for,
+    gguf_in_cache,
+    is_converted,
+)
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, recover, sha256_file
 from edge_spec.storage.digests import known_sha256
@@ -67,45 +74,38 @@ class ResolvedModel:
         return self.runtime.open(self.source, options)
 
 
-@runtime_checkable
-class LaidOut(Protocol):
-    """A runtime whose bundles are laid out for one of its devices."""
-
-    def compute(self, providers: Sequence[str]) -> str | None:
-        """What a conversion for these devices is asked for (`ExportOptions.compute`).
-
-        Raises UsageError, DeviceError for devices that `open` would refuse.
-        """
-
-
-def compute_for(runtime: Runtime, providers: Sequence[str]) -> str | None:
-    return runtime.compute(providers) if isinstance(runtime, LaidOut) else None
-
-
 def resolve_model(
     source: Source,
     runtime: str,
     options: ConversionOptions,
     progress: Progress,
     providers: Sequence[str] = (),
+    before_conversion: Callable[[Any], None] | None = None,
 ) -> ResolvedModel:
     """Raises an EdgeSpecError where the runtime cannot have the model.
 
-    runtime: "auto" is the usual one; for a pair bundle, the first that reads a format it has.
+    runtime: "auto" is the first that can run it, which one line says where it is not the usual one;
+    for a pair bundle, the first that reads a format it has.
     providers: where it will run; devices of the options' target are not looked at.
+    before_conversion: is shown a model that has to be converted for a bundle, and may raise.
     """
-    chosen = runtimes.load_runtime(runtime, source.formats)
+    choice = choose_runtime(source, runtime, options, providers)
+    if choice.refusals:
+        _log.warning("%s", choice)
+    chosen = choice.runtime
     as_it_is = True
     if chosen.reads == "checkpoint":
         published: ModelInfo = runtimes.open_checkpoint(source.at(chosen.reads))
     elif chosen.reads == "gguf":
         file = gguf_file(source, options, progress)
         as_it_is = file == source.at(chosen.reads)
-        published = runtimes.open_model_info(file)
+        published = choice.info or runtimes.open_model_info(file)
+        if choice.info is None and isinstance(chosen, ScreeningRuntime):
+            chosen.require_runnable(published)
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        bundle = _bundle(source, chosen.reads, export_options, progress)
+        bundle = _bundle(source, chosen.reads, export_options, progress, before_conversion)
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
     text = text_of_info(published, chosen)
@@ -124,20 +124,20 @@ def find_resolved(
     """Resolves as `resolve_model` does, for a look at the model alone: nothing is converted,
     written or hashed.
     None where it would have to be converted, also since a conversion is damaged."""
-    if not is_converted(source, runtime, options, providers):
+    chosen = choose_runtime(source, runtime, options, providers).runtime
+    if not is_converted(source, chosen.name, options, providers):
         return None
-    chosen = runtimes.load_runtime(runtime, source.formats)
     path = source.at(chosen.reads)
     as_it_is = path.is_file() and options.quantization is None
     if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
-        return resolve_model(source, runtime, options, progress, providers)
+        return resolve_model(source, chosen.name, options, progress, providers)
     if is_bundle(path):
         return _described(source, chosen, path)
     compute = compute_for(chosen, providers)
     export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
     with suppress(ModelFileError):
         if chosen.reads == "gguf":
-            return _described(source, chosen, _gguf_in_cache(source, export_options))
+            return _described(source, chosen, gguf_in_cache(source, export_options))
         return _described(source, chosen, source.cached(chosen.reads, export_options))
     return None
 
@@ -162,22 +162,6 @@ def joined_types(weight_types: frozenset[str]) -> str:
     return "+".join(sorted(weight_types - {"F32"} or weight_types))
 
 
-def is_converted(
-    source: Source, runtime: str, options: ConversionOptions, providers: Sequence[str] = ()
-) -> bool:
-    """Whether `resolve_model` has nothing to convert."""
-    chosen = runtimes.load_runtime(runtime, source.formats)
-    reads = chosen.reads
-    if reads == "checkpoint" or source.member or (not source.is_demo and is_bundle(source.path)):
-        return True
-    compute = compute_for(chosen, providers)
-    export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-    if reads == "gguf":
-        as_it_is = source.path.is_file() and options.quantization is None
-        return as_it_is or _gguf_in_cache(source, export_options).is_file()
-    return is_bundle(source.cached(reads, export_options))
-
-
 def gguf_file(source: Source, options: ConversionOptions, progress: Progress) -> Path:
     """A GGUF file as it is; anything else, or with another quantization, converted once."""
     path = source.at("gguf")
@@ -189,7 +173,7 @@ def gguf_file(source: Source, options: ConversionOptions, progress: Progress) ->
     if path.is_file() and options.quantization is None:
         return path
     export_options = ExportOptions(options.quantization, options.block_size)
-    cached = _gguf_in_cache(source, export_options)
+    cached = gguf_in_cache(source, export_options)
 
     def convert() -> None:
         checkpoint = runtimes.open_checkpoint(path)
@@ -200,13 +184,13 @@ def gguf_file(source: Source, options: ConversionOptions, progress: Progress) ->
     return _converted(cached, partial(_cached_gguf, cached), convert, progress)
 
 
-def _gguf_in_cache(source: Source, options: ExportOptions) -> Path:
-    """Where the file is kept, whether or not it exists yet."""
-    cached = source.cached("gguf", options)
-    return cached.with_name(f"{cached.name}.gguf")  # a model's name may have dots
-
-
-def _bundle(source: Source, format: str, options: ExportOptions, progress: Progress) -> Bundle:
+def _bundle(
+    source: Source,
+    format: str,
+    options: ExportOptions,
+    progress: Progress,
+    before_conversion: Callable[[Any], None] | None,
+) -> Bundle:
     path = source.at(format)
     if not source.is_demo and is_bundle(path):
         bundle = open_bundle(path)
@@ -216,6 +200,8 @@ def _bundle(source: Source, format: str, options: ExportOptions, progress: Progr
 
     def convert() -> None:
         exporter, model = runtimes.exporter_for(format, path)
+        if before_conversion is not None:
+            before_conversion(model)
         shutil.rmtree(cached, ignore_errors=True)  # a damaged one
         exporter.export(model, cached, options, progress)
 

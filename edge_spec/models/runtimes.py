@@ -53,6 +53,11 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
     return next(iter(installed), AUTO_RUNTIMES[0][0])
 
 
+def installed_runtimes() -> list[str]:
+    """Returns those of AUTO_RUNTIMES whose library is installed, in their order."""
+    return [runtime for runtime, module in AUTO_RUNTIMES if find_spec(module)]
+
+
 def library_version(runtime: str) -> str:
     """Returns the version of the library that a runtime calls; for one that is not known here, the
     version of the package that brings the runtime. "" where neither is installed."""

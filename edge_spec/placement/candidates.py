@@ -9,7 +9,8 @@ from edge_spec.core.model import HasSettings, Progress, Runtime, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, compute_for, is_converted, resolve_model
+from edge_spec.models.resolve import ResolvedModel, resolve_model
+from edge_spec.models.runtime_choice import choose_runtime, compute_for, is_converted
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
@@ -89,6 +90,7 @@ def candidates(
             tried = [how] if is_draft else _settings(model.runtime, how)
             found += [Candidate(model, each, profile_key(source, model, each)) for each in tried]
     if not found:
+        choose_runtime(source, "auto", options)  # raises where none can run it, for all reasons
         raise fault or UsageError(
             f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
             remedy='Run: pip install "edge-spec[cpu]".',

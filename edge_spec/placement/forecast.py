@@ -34,6 +34,11 @@ class Forecast:
         return sum(map(self._share, range(len(self.models))))
 
     @property
+    def needed(self) -> int:
+        """Bytes of `total` without which passes would read from the disk again."""
+        return self.total - sum(model.memory.mapped_twice for model in self.models)
+
+    @property
     def fits(self) -> bool:
         """True also where it is not known what is free."""
         return self.free is None or self.total <= self.free

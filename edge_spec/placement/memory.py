@@ -20,13 +20,16 @@ class Memory:
     """Bytes that stay resident for one model with one session.
 
     weights: with what the library copies of them; cache: of keys and values; work: buffers for
-    the widest passes; library: its code and tables, once however many of its models are open.
+    the widest passes; library: its code and tables, once however many of its models are open;
+    mapped_twice: of the weights, what stays mapped beside a copy that alone is used, and is dropped
+    where memory is wanted.
     """
 
     weights: int
     cache: int
     work: int
     library: int = 0
+    mapped_twice: int = 0
 
     @property
     def total(self) -> int:
@@ -42,6 +45,17 @@ class Sizing(Protocol):
 
         source: what `open` takes; num_tokens: None is a full context. Nothing is loaded.
         """
+
+
+@runtime_checkable
+class SizingQuantizations(Protocol):
+    """A runtime that knows what a model would take if its weights were smaller."""
+
+    def smaller_memory(
+        self, source: Any, options: RuntimeOptions, num_tokens: int | None
+    ) -> tuple[str, Memory] | None:
+        """Returns a quantization of exporters and what it would take; None where the model has no
+        larger weights, or cannot be converted."""
 
 
 def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:
@@ -73,23 +87,35 @@ def total_bytes() -> int | None:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Gives the limits of the control groups (version 2) that this process is in, and what is used
-    of each: contents of files are dropped where memory is wanted."""
+    """Gives the limits of the control groups that this process is in, and what is used of each:
+    contents of files are dropped where memory is wanted. Version 2, and the memory controller of
+    version 1."""
     lines = _GROUP.read_text("utf-8", "replace").splitlines() if _GROUP.exists() else []
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if own is None:
-        return
-    group = _GROUPS / own
+    for line in lines:
+        _, controllers, own = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            yield from _group_limits(_GROUPS, own, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            yield from _group_limits(_GROUPS / "memory", own, *names)
+
+
+def _group_limits(
+    root: Path, own: str, limit_file: str, used_file: str, prefix: str
+) -> Iterator[tuple[int, int]]:
+    """Of a group and all above it. prefix: of the statistics that count those below, too."""
+    group = root / own.lstrip("/")
     for each in (group, *group.parents):
-        if not each.is_relative_to(_GROUPS):
+        if not each.is_relative_to(root):
             return
         with suppress(OSError, ValueError, KeyError):  # no limit, or none that we may read
-            limit = int((each / "memory.max").read_text(encoding="ascii"))
-            used = int((each / "memory.current").read_text(encoding="ascii"))
+            limit = int((each / limit_file).read_text(encoding="ascii"))
+            used = int((each / used_file).read_text(encoding="ascii"))
             stat = dict(
                 line.split() for line in (each / "memory.stat").read_text("ascii").splitlines()
             )
-            yield limit, used - int(stat["active_file"]) - int(stat["inactive_file"])
+            files = int(stat[f"{prefix}active_file"]) + int(stat[f"{prefix}inactive_file"])
+            yield limit, used - files
 
 
 def _meminfo(name: str) -> int | None:

@@ -47,8 +47,7 @@ def _affordable(
     place: Candidate, prompts: Sequence[Prompt], tokens_per_s: float
 ) -> list[tuple[str, list[int]]]:
     """Categories and tokens, the shortest prompts first."""
-    text = place.prepared.text
-    encode = text.tokenizer.encode if text.chat_template is None else text.chat_prompt
+    encode = place.prepared.text.prompt_of
     found = sorted(((each.category, encode(each.text)) for each in prompts), key=_length)
     total = accumulate(map(_length, found))
     return [

@@ -31,8 +31,17 @@ class ChatFormat:
 
     def rendered(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
+        return self.template().render(messages, tools)
+
+    def prompt_of(self, text: str) -> list[int]:
+        """The tokens that ask for an answer to `text`, or, where the model has no chat template,
+        those of the text itself, to be continued."""
+        return self.tokenizer.encode(text) if self.chat_template is None else self.chat_prompt(text)
+
+    def template(self) -> ChatTemplate:
+        """Raises UnsupportedModelError where there is none, or none that compiles."""
         names = [
             "" if token is None else self.tokenizer.token_text(token)
             for token in (self.bos_id, next(iter(self.eos_ids), None))
         ]
-        return ChatTemplate(self.chat_template, *names).render(messages, tools)
+        return ChatTemplate(self.chat_template, *names)

@@ -9,9 +9,12 @@ once, in the size that a session opens or grows it to.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from edge_spec.core.config import ModelConfig
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from edge_spec.core.config import LLAMA_FAMILY, ModelConfig
 from edge_spec.core.model import ModelInfo, RuntimeOptions
 from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
@@ -19,7 +22,8 @@ from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
-_EMBEDDING = "model.embed_tokens.weight"
+SMALLER, _OUTER = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
 _CELLS = 256  # a cache has a multiple of these
 _TOKEN_BYTES = 380  # of the vocabulary: texts, merges and the maps to them
@@ -38,6 +42,7 @@ def gguf_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | No
         cache=_cache(source.config, options, _padded(cells)),
         work=_work(source.config, _padded(cells)) + _CONTEXT_BYTES,
         library=_LIBRARY_BYTES,
+        mapped_twice=copied,
     )
 
 
@@ -53,6 +58,29 @@ def ik_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
         work=_work(source.config, cells) + _IK_CONTEXT_BYTES,
         library=_LIBRARY_BYTES,
     )
+
+
+def requantized_memory(source: ModelInfo, found: Memory, repacks: bool) -> Memory | None:
+    """Changes the memory that was found for a file to that of its matrices as SMALLER, embedding
+    and head as Q8_0, as our exporter writes them; None for one that it cannot convert, or that is
+    no larger. repacks: whether the library copies matrices of that type."""
+    tensors = _tensors(source)
+    if source.config.architecture not in LLAMA_FAMILY or not tensors:
+        return None
+    now, then, copied = 0, 0, 0
+    for name, tensor in tensors.items():
+        num_bytes = tensor.data.nbytes
+        now += num_bytes
+        if len(tensor.shape) > 1:
+            is_outer = name in (_EMBEDDING, _HEAD)
+            block, block_bytes = GGML_QUANT_SIZES[_OUTER if is_outer else SMALLER]
+            num_bytes = tensor.shape[0] * (tensor.shape[1] // block) * block_bytes
+            copied += num_bytes if repacks and not is_outer else 0
+        then += num_bytes
+    if then >= now:
+        return None
+    weights = found.weights - now - found.mapped_twice + then + copied
+    return replace(found, weights=weights, mapped_twice=copied)
 
 
 def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:
@@ -83,7 +111,7 @@ def _repacked_bytes(source: ModelInfo) -> int:
 
 
 def _tensors(source: ModelInfo) -> Mapping[str, Any]:
-    """Those of a file whose architecture exporters know."""
+    """None where whoever described the file does not tell them."""
     tensors: Mapping[str, Any] = getattr(source, "tensors", {})
     return tensors
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_spec.core.config import LLAMA_FAMILY
@@ -23,7 +22,7 @@ from edge_spec.runtimes.llamacpp.library import (
 from edge_spec.runtimes.llamacpp.listing import listed
 from edge_spec.runtimes.llamacpp.remote import remote_devices
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
-from edge_spec.runtimes.llamacpp.weights import GgufWeights
+from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 
 if TYPE_CHECKING:
     from edge_spec.placement import devices as placement
@@ -35,6 +34,8 @@ DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
+_UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
+_VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 
 class LlamaCppModel:
@@ -65,8 +66,6 @@ class LlamaCppModel:
         )
         self.choose_way(self.ways[0])
         how = ModelChoices(devices, options.gpu_layers, options.mmap)
-        if self.config.architecture not in LLAMA_FAMILY:
-            _require_plain_decoder(library, source.path, how)
         scaling = self.config.rope_scaling
         if scaling and scaling.kind == "factors" and not library.applies_rope_factors:
             raise UnsupportedModelError(
@@ -126,11 +125,26 @@ class LlamaCppRuntime:
     name = "llamacpp"
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
+    _screened: ModelInfo | None = None  # that it can run
+    _repacks = True  # copies matrices of some types in the order of its kernels, beside the file
 
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
         """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
         UnsupportedModelError where the library cannot load the file."""
+        self.require_runnable(source)
         return LlamaCppModel(self._library(), source, options)
+
+    def require_runnable(self, source: ModelInfo) -> None:
+        """Asks the library, which knows architectures by their names, for the vocabulary alone.
+
+        Raises MissingDependencyError, UnsupportedModelError.
+        """
+        library = self._library()
+        if source is self._screened:
+            return
+        if source.config.architecture not in LLAMA_FAMILY:
+            _require_plain_decoder(library, source)
+        self._screened = source
 
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))
@@ -147,10 +161,21 @@ class LlamaCppRuntime:
 
         return gguf_memory(source, options, num_tokens)
 
+    def smaller_memory(
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
+    ) -> tuple[str, Memory] | None:
+        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
+
+        now = self.memory(source, options, num_tokens)
+        repacks = self._repacks and options.mmap is not False
+        found = requantized_memory(source, now, repacks)
+        return None if found is None else (SMALLER.name, found)
+
 
 class IkRuntime(LlamaCppRuntime):
     name = "ik"
     _library = staticmethod(ik.library)
+    _repacks = False
 
     def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
         """Rearranged weights are faster or slower with the processor and the type of the weights,
@@ -216,18 +241,29 @@ def _kv_type(library: Library, options: RuntimeOptions) -> str:
     return name
 
 
-def _require_plain_decoder(library: Library, path: Path, how: ModelChoices) -> None:
+def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
     """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
-    handle = library.load_model(os.fsencode(path), replace(how, vocabulary_only=True))
+    path, known = source.path, library.log.num_errors
+    handle = library.load_model(os.fsencode(path), _VOCABULARY_ONLY)
     if handle is None:
-        return  # the load proper will say why
+        errors = library.log.errors_after(known)
+        problem = f"cannot load {path}: {errors or NO_REASON}"
+        if _UNKNOWN_ARCHITECTURE in errors:
+            problem = f"does not know the architecture {source.config.architecture!r} of {path}"
+        raise UnsupportedModelError(
+            f"{library.name} {problem}", remedy="Update the library, or convert the model again."
+        )
     try:
-        if library.is_plain_decoder(handle):
-            return
+        is_plain = library.is_plain_decoder(handle)
     finally:
         library.free_model(handle)
-    raise UnsupportedModelError(
-        f"{path} is no decoder with attention in all layers: a recurrent state cannot be rewound, "
-        "which speculation and chat need",
-        remedy="Use a model of attention alone.",
-    )
+    if not is_plain:
+        raise UnsupportedModelError(
+            f"{path} is no decoder with attention in all layers: a recurrent state cannot be "
+            "rewound, which speculation and chat need",
+            remedy="Use a model of attention alone.",
+        )
+    if not source.weight_types:
+        raise UnsupportedModelError(
+            f"{path} has a vocabulary and no weights", remedy="Give the file that has them."
+        )

@@ -17,7 +17,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import compute_for, is_converted
+from edge_spec.models.runtime_choice import compute_for, is_converted
 from edge_spec.models.source import Source
 from edge_spec.placement.operations import placements_of
 from edge_spec.runtimes.coreml import CoreMlRuntime

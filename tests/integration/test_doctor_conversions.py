@@ -31,8 +31,11 @@ def quiet(what: str, fraction: float) -> None:
     pass
 
 
-def examined(model: Path, draft: Path | None = None, *, open_models: bool = False) -> Report:
-    request = DiagnosisRequest(str(model), None if draft is None else str(draft), open_models)
+def examined(
+    model: Path, draft: Path | None = None, *, open_models: bool = False, runtime: str = "auto"
+) -> Report:
+    named = None if draft is None else str(draft)
+    request = DiagnosisRequest(str(model), named, open_models, runtime=runtime)
     return diagnose(request, quiet, lambda: [Device("ort", "cpu", "cpu", "the processor")])
 
 
@@ -81,9 +84,13 @@ def without_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "version", version)
 
 
-def test_a_gguf_file_that_the_usual_runtime_cannot_have_is_a_fault(
-    mixture: Path, cache: Path
-) -> None:
+@pytest.fixture
+def only_ort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", (("ort", "json"),))
+
+
+@pytest.mark.usefixtures("only_ort")
+def test_a_gguf_file_that_nothing_installed_can_have_is_a_fault(mixture: Path, cache: Path) -> None:
     report = examined(mixture)
     assert not cache.exists()
     with pytest.raises(UnsupportedModelError) as caught:
@@ -91,17 +98,27 @@ def test_a_gguf_file_that_the_usual_runtime_cannot_have_is_a_fault(
     assert faults(report) == [("target", "runtime")]
     told = found(report, "target", "runtime")
     assert told.found == caught.value.message
-    assert told.remedy.startswith("Add --runtime llamacpp, ")
-    assert "llama, mistral, qwen2, qwen3" in told.remedy
+    assert told.remedy.startswith('Run: pip install "edge-spec[llamacpp]"')
     assert not {"memory", "speed"} & set(report.grouped)
 
 
-def test_a_draft_that_cannot_be_converted_is_the_drafts_fault(
+def test_a_gguf_file_that_the_runtime_asked_for_cannot_have_is_a_fault(
+    mixture: Path, cache: Path
+) -> None:
+    report = examined(mixture, runtime="ort")
+    assert not cache.exists()
+    assert faults(report) == [("target", "runtime")]
+    told = found(report, "target", "runtime")
+    assert told.remedy.startswith("Add --runtime llamacpp, ")
+    assert "llama, mistral, qwen2, qwen3" in told.remedy
+
+
+@pytest.mark.usefixtures("only_ort")
+def test_a_draft_that_cannot_be_converted_is_a_fault(
     mixture: Path, exported: Callable[..., Bundle]
 ) -> None:
     report = examined(exported().path, mixture)
-    assert faults(report) == [("draft", "runtime")]
-    assert found(report, "draft", "runtime").remedy.startswith("Add --draft-runtime llamacpp, ")
+    assert [check for _, check in faults(report)] == ["runtime"]
 
 
 def test_a_tokenizer_that_only_a_library_has_cannot_be_converted(
@@ -119,7 +136,7 @@ def test_a_tokenizer_that_only_a_library_has_cannot_be_converted(
 
     open_checkpoint = runtimes.open_checkpoint
     monkeypatch.setattr(runtimes, "open_checkpoint", refuse)
-    report = examined(gguf())
+    report = examined(gguf(), runtime="ort")
     assert faults(report) == [("target", "runtime")]
     assert found(report, "target", "runtime").remedy.startswith("Add --runtime llamacpp, ")
 
@@ -131,7 +148,7 @@ def test_without_the_writers_library_a_conversion_is_a_fault(
         raise MissingDependencyError("it needs onnx", remedy="Install it.")
 
     monkeypatch.setattr(runtimes, "load_exporter", load_exporter)
-    assert faults(examined(gguf())) == [("target", "runtime")]
+    assert faults(examined(gguf(), runtime="ort")) == [("target", "runtime")]
 
 
 @pytest.mark.usefixtures("optimum")

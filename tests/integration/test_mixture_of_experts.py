@@ -25,13 +25,19 @@ EXPERTS, USED, HIDDEN, WIDTH = 8, 2, 64, 32
 @pytest.fixture(scope="module")
 def mixture(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """qwen3moe with random weights, two layers."""
-    model = tiny.build("qwen3", num_hidden_layers=2)
-    path: Path = tmp_path_factory.mktemp("mixture") / "model.gguf"
-    writer = gguf.GGUFWriter(path, "qwen3moe")
+    return write(tiny, "qwen3", "qwen3moe", tmp_path_factory.mktemp("mixture") / "model.gguf")
+
+
+def write(
+    tiny: ModuleType, variant: str, architecture: str, path: Path, width: int = WIDTH
+) -> Path:
+    """width: of an expert."""
+    model = tiny.build(variant, num_hidden_layers=2)
+    writer = gguf.GGUFWriter(path, architecture)
     tiny._add_metadata(writer, model)
     writer.add_expert_count(EXPERTS)
     writer.add_expert_used_count(USED)
-    writer.add_expert_feed_forward_length(WIDTH)
+    writer.add_expert_feed_forward_length(width)
     for name, values in model.weights.items():
         if ".mlp." not in name:
             writer.add_tensor(tiny.gguf_name(name), values)
@@ -39,9 +45,9 @@ def mixture(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for layer in range(2):
         for name, shape in (
             ("ffn_gate_inp", (EXPERTS, HIDDEN)),
-            ("ffn_gate_exps", (EXPERTS, WIDTH, HIDDEN)),
-            ("ffn_up_exps", (EXPERTS, WIDTH, HIDDEN)),
-            ("ffn_down_exps", (EXPERTS, HIDDEN, WIDTH)),
+            ("ffn_gate_exps", (EXPERTS, width, HIDDEN)),
+            ("ffn_up_exps", (EXPERTS, width, HIDDEN)),
+            ("ffn_down_exps", (EXPERTS, HIDDEN, width)),
         ):
             values = random.normal(0, 0.2, shape).astype(np.float32)
             writer.add_tensor(f"blk.{layer}.{name}.weight", values)
@@ -80,3 +86,20 @@ def test_drafting_leaves_its_text_as_it_is(mixture: Path) -> None:
             result = engine.generate([5, 6, 7, 8, 5, 6, 7], max_tokens=40)
             texts.append([token.id for token in result.tokens])
     assert texts[0] == texts[1]
+
+
+def test_experts_in_an_architecture_that_is_known_without_them_run(
+    tiny: ModuleType, tmp_path: Path, open_llama: Callable[..., LlamaCppModel]
+) -> None:
+    """As Mixtral's files have them, whose architecture is "llama"."""
+    width = tiny.build("llama").config["intermediate_size"]
+    path = write(tiny, "llama", "llama", tmp_path / "model.gguf", width)
+    check_session(open_llama("llamacpp", path, kv_type="f32", flash_attention=False), 1e-3)
+
+
+def test_a_rotary_embedding_that_only_the_library_stretches_runs(
+    tiny: ModuleType, tmp_path: Path, open_llama: Callable[..., LlamaCppModel]
+) -> None:
+    path = tmp_path / "model.gguf"
+    tiny.write_gguf(tiny.build("qwen2"), path, qwen2__rope__scaling__type="yarn")
+    check_session(open_llama("llamacpp", path, kv_type="f32", flash_attention=False), 1e-3)

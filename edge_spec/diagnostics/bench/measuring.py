@@ -134,7 +134,7 @@ def make_plan(
     room = engine.parts.model.config.context_length - engine.parts.min_rows + 1
     tasks, skipped = [], []
     for prompt in prompts:
-        tokens = tuple(engine.chat_prompt(prompt.text))
+        tokens = tuple(engine.parts.text.prompt_of(prompt.text))
         if len(tokens) <= room:
             tasks.append(Task(prompt, tokens))
         else:
@@ -144,7 +144,7 @@ def make_plan(
             f"none of {len(prompts)} prompts fits the context of {room} tokens",
             remedy="Give shorter ones with --prompts, or a larger --context.",
         )
-    warm_up = tuple(engine.chat_prompt(_WARM_UP))[:room]
+    warm_up = tuple(engine.parts.text.prompt_of(_WARM_UP))[:room]
     return BenchPlan(tasks, skipped, warm_up, max_tokens, repetitions, room)
 
 

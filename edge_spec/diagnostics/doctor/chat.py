@@ -37,7 +37,7 @@ def check_template(subject: Subject) -> Iterator[Finding]:
             yield fault("chat template", f"that of {name} is another one", _EXPORT_AGAIN)
             return
     if first is None:
-        yield warning("chat template", "there is none", "Use `generate --raw`, or a chat model.")
+        yield warning("chat template", "there is none: prompts are continued", "Use a chat model.")
         return
     tokens = subject.variants[0].text.chat_prompt(CONVERSATION)
     outside = [token for token in tokens if not 0 <= token < subject.variants[0].vocab_size]

@@ -7,14 +7,14 @@ import shlex
 from dataclasses import dataclass, field
 from subprocess import list2cmdline
 
-from edge_spec.core.export import ReadingExporter
 from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.pairing import Tokens
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
-from edge_spec.models import runtimes
+from edge_spec.models import runtime_choice, runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.resolve import ResolvedModel, find_resolved
+from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
@@ -22,13 +22,15 @@ from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
 
 @dataclass(frozen=True)
 class Opening:
-    """One model; prepared is None where it would be converted first."""
+    """One model; prepared is None where it would be converted first; fallback: why it does not
+    run on the usual runtime, None where it does."""
 
     role: str
     source: Source
     runtime: str
     options: RuntimeOptions
     prepared: ResolvedModel | None
+    fallback: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,14 @@ class Chosen:
 
 
 def choose(
-    source: Source, draft: Source | None, tokens: Tokens | None, progress: Progress
+    source: Source,
+    draft: Source | None,
+    tokens: Tokens | None,
+    progress: Progress,
+    runtime: str = "auto",
 ) -> Chosen:
-    """Raises an EdgeSpecError where a runtime cannot have a model."""
-    asked = LoadOptions(draft=() if draft is None else (draft.model,))
+    """runtime: of the target. Raises an EdgeSpecError where a runtime cannot have a model."""
+    asked = LoadOptions(draft=() if draft is None else (draft.model,), runtime=runtime)
     options = planned(source, asked, progress)
     plan = _plan(source, draft)
     placement = None
@@ -94,23 +100,22 @@ def choose(
     if draft is not None and options.drafts:
         how = options.draft_runtime_options
         places.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
-    for role, each, runtime, how, providers in places:
-        named = runtimes.auto_runtime(each.formats) if runtime == "auto" else runtime
-        prepared = find_resolved(each, named, options, progress, providers)
-        chosen.openings.append(Opening(role, each, named, how, prepared))
+    for role, each, named, how, providers in places:
+        choice = choose_runtime(each, named, options, providers)
+        used = choice.runtime.name
+        prepared = find_resolved(each, used, options, progress, providers)
+        told = str(choice) if choice.refusals else None
+        chosen.openings.append(Opening(role, each, used, how, prepared, told))
     return chosen
 
 
 def require_convertible(opening: Opening) -> None:
     """What is not prepared, as far as headers show it. Raises as `prepare` would."""
-    reads = runtimes.load_runtime(opening.runtime).reads
-    path = opening.source.at(reads)
+    runtime = runtimes.load_runtime(opening.runtime)
     try:
-        exporter, model = runtimes.exporter_for(reads, path)
-        if not isinstance(exporter, ReadingExporter):
-            model.tokenizer_json()
+        runtime_choice.require_convertible(opening.source, runtime)
     except UnsupportedModelError as error:
-        if reads == "gguf" or not path.is_file():
+        if runtime.reads == "gguf" or not opening.source.at(runtime.reads).is_file():
             raise
         option = "--runtime" if opening.role == ROLES[0] else "--draft-runtime"
         reader = f"Add {option} {runtimes.auto_runtime({'gguf'})}, which reads the file as it is."

@@ -45,6 +45,7 @@ class DiagnosisRequest:
     draft: str | None = None
     open_models: bool = False
     hashes: bool = False
+    runtime: str = "auto"  # of the target
 
 
 @dataclass
@@ -115,10 +116,13 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
-        chosen = choose(source, draft, tokens, progress)
+        chosen = choose(source, draft, tokens, progress, request.runtime)
     except EdgeSpecError as error:
         report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
         return
+    for opening in chosen.openings:
+        if opening.fallback is not None:
+            report.add(opening.role, [note("runtime", opening.fallback)])
     unconvertible = list(_unconvertible(chosen))
     if unconvertible:
         report.findings += unconvertible

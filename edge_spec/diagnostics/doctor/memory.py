@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from edge_spec.diagnostics.doctor.chosen import Chosen
 from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
+from edge_spec.placement.fitting import what_fits
 from edge_spec.placement.forecast import ModelMemory, forecast
 from edge_spec.placement.memory import format_bytes
 from edge_spec.placement.plan import PLANNED_TOKENS
@@ -53,7 +54,8 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
             f"Give --context {few}, {_SMALLER}.",
         )
     else:
-        yield fault("together", f"{together}: it does not fit", f"Free memory, or use {_SMALLER}.")
+        remedy = what_fits(target, drafts, chosen.options, full.free or 0, few)
+        yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
 
 
 def _parts(each: ModelMemory) -> str:

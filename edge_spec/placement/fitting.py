@@ -1,0 +1,180 @@
+"""Whether models fit this machine at all, and what of them would: told before weights are read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import DeviceMemoryError
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.option import declared_options
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import ResolvedModel
+from edge_spec.placement.devices import CPU, DeviceListing
+from edge_spec.placement.forecast import Forecast, forecast
+from edge_spec.placement.memory import SizingQuantizations, format_bytes, total_bytes
+from edge_spec.placement.plan import PLANNED_TOKENS
+
+SWITCH = "EDGE_SPEC_MEMORY"  # an environment variable; "ignore" opens what does not fit
+_OVERRIDE = f"{SWITCH}=ignore in the environment opens it all the same."
+_LEAST_BITS = 4  # of a weight, as exporters write models that have to be converted
+_TIGHT = 0.9  # of all memory, from which on a user is warned
+_LEAST_TOKENS = 512  # of a context that is worth being offered
+_STEP_TOKENS = 256
+_KV_TYPES = ("q8_0", "q4_0")
+
+_log = logging.getLogger(__name__)
+
+
+def require_fit(
+    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions
+) -> None:
+    """Compares what the models need with all the memory of this machine or container, not only with
+    what is free. A context that was not asked for counts with PLANNED_TOKENS: a cache grows with
+    its text. Where that is nearly all, one line warns.
+
+    Raises DeviceMemoryError, which names what would fit. Nothing is said where a runtime or the
+    system does not tell, or another device than the processor has the weights.
+    """
+    limit = total_bytes()
+    if limit is None or _is_ignored():
+        return
+    own = target.config.context_length
+    num_tokens = min(own, options.context_length or PLANNED_TOKENS)
+    found = forecast(target, drafts, options, num_tokens)
+    if found is None or found.needed <= _TIGHT * limit or not _is_here(target, drafts, options):
+        return
+    if found.needed > limit:
+        raise DeviceMemoryError(
+            f"{_told(found, num_tokens)}, and there are {format_bytes(limit)}",
+            remedy=f"{what_fits(target, drafts, options, limit, num_tokens)} {_OVERRIDE}",
+        )
+    _log.warning(
+        "%s, nearly all of %s: the system may swap, or stop the program",
+        _told(found, num_tokens),
+        format_bytes(limit),
+    )
+
+
+def _told(found: Forecast, num_tokens: int) -> str:
+    names = " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
+    return f"{names} with {num_tokens} tokens of context needs {format_bytes(found.needed)}"
+
+
+def _is_here(target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions) -> bool:
+    """Whether the memory of the processor has all of the weights."""
+    how = [options.runtime_options, *(options.draft_runtime_options for _ in drafts)]
+    return all(map(_on_processor, (target, *drafts), how))
+
+
+def _on_processor(model: ResolvedModel, options: RuntimeOptions) -> bool:
+    named = {name.lower() for name in options.providers}
+    if named or options.gpu_layers == 0:
+        return named <= {CPU}
+    if options.gpu_layers or options.rpc_servers or not isinstance(model.runtime, DeviceListing):
+        return not (options.gpu_layers or options.rpc_servers)
+    listed = model.runtime.devices(options)
+    return all(device.kind == CPU for device in listed if device.fault is None)
+
+
+def what_fits(
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
+    options: LoadOptions,
+    limit: int,
+    num_tokens: int,
+) -> str:
+    """A remedy: what would fit into `limit` bytes of that context, each as the runtimes forecast
+    it."""
+    fitting = list(_fitting(target, drafts, options, limit, num_tokens))
+    return f"What fits: {'; '.join(fitting)}." if fitting else "Use a smaller model."
+
+
+def _fitting(
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
+    options: LoadOptions,
+    limit: int,
+    num_tokens: int,
+) -> Iterator[str]:
+    def needed(changed: LoadOptions, tokens: int, used: Sequence[ResolvedModel] = drafts) -> int:
+        found = forecast(target, used, changed, tokens)
+        assert found is not None  # as it was for these models before
+        return found.needed
+
+    context = _longest(
+        lambda tokens: needed(replace(options, context_length=tokens), tokens) <= limit, num_tokens
+    )
+    if context is not None:
+        memory = needed(replace(options, context_length=context), context)
+        yield f"--context {context} ({format_bytes(memory)})"
+    if target.runtime.name in declared_options(AskedOptions)["kv_type"].option.runtimes:
+        for name in _KV_TYPES:
+            memory = needed(replace(options, kv_type=name), num_tokens)
+            if memory <= limit and options.kv_type not in _KV_TYPES:
+                yield f"--kv-type {name} ({format_bytes(memory)})"
+                break
+    smaller = _requantized(target, drafts, options, num_tokens)
+    if smaller is not None and smaller[1] <= limit:
+        command = f"edge-spec export MODEL OUT --format gguf --quant {smaller[0]}"
+        yield f"the same model by {command} ({format_bytes(smaller[1])})"
+    if drafts:
+        memory = needed(options, num_tokens, ())
+        if memory <= limit:
+            yield f"--draft none ({format_bytes(memory)})"
+
+
+def _requantized(
+    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions, num_tokens: int
+) -> tuple[str, int] | None:
+    """A smaller quantization of the target, and what all models then need; None where the runtime
+    knows none."""
+    if not isinstance(target.runtime, SizingQuantizations):
+        return None
+    how = options.runtime_options
+    smaller = target.runtime.smaller_memory(target.source, how, num_tokens)
+    found = forecast(target, drafts, options, num_tokens)
+    if smaller is None or found is None:
+        return None
+    first = replace(found.models[0], memory=smaller[1])
+    return smaller[0], replace(found, models=(first, *found.models[1:])).needed
+
+
+def require_room_to_convert(model: Any) -> None:
+    """Refuses before a conversion what its result could not run from, which has _LEAST_BITS a
+    weight. model: as an exporter reads it; the shape of some is not known before.
+
+    Raises DeviceMemoryError.
+    """
+    limit, config = total_bytes(), getattr(model, "config", None)
+    if limit is None or not isinstance(config, ModelConfig) or _is_ignored():
+        return
+    needed = config.num_parameters * _LEAST_BITS // 8
+    if needed > limit:
+        raise DeviceMemoryError(
+            f"the {config.num_parameters / 1e9:.1f} billion weights of {model.path} need "
+            f"{format_bytes(needed)} with {_LEAST_BITS} bits each, and there are "
+            f"{format_bytes(limit)}",
+            remedy=f"Use a smaller model. {_OVERRIDE}",
+        )
+
+
+def _is_ignored() -> bool:
+    return os.environ.get(SWITCH) == "ignore"
+
+
+def _longest(fits: Callable[[int], bool], most: int) -> int | None:
+    """The longest context below `most` that fits, in steps of _STEP_TOKENS; None where not even
+    _LEAST_TOKENS do."""
+    low, high = _LEAST_TOKENS // _STEP_TOKENS, (most - 1) // _STEP_TOKENS
+    if high < low or not fits(low * _STEP_TOKENS):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * _STEP_TOKENS) else (low, middle - 1)
+    return low * _STEP_TOKENS

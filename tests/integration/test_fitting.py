@@ -1,0 +1,239 @@
+"""What does not fit this machine is refused before it is read, and what is named instead fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_spec.cli.main import run
+from edge_spec.errors import DeviceMemoryError
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import ResolvedModel, resolve_model
+from edge_spec.models.source import Source
+from edge_spec.placement import fitting
+from edge_spec.placement.devices import Device
+from edge_spec.placement.fitting import require_fit, require_room_to_convert
+from edge_spec.placement.forecast import forecast
+from edge_spec.placement.memory import Memory
+from edge_spec.placement.plan import PLANNED_TOKENS
+
+pytest.importorskip("llama_cpp")
+
+CONTEXT = 100_000
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def long_file(tiny: ModuleType, tmp_path: Path) -> Path:
+    """A context whose cache is larger than everything else."""
+    model = tiny.build("qwen3", max_position_embeddings=CONTEXT, num_hidden_layers=4)
+    return Path(tiny.write_gguf(model, tmp_path / "long.gguf", "F16"))
+
+
+@pytest.fixture
+def target(long_file: Path) -> ResolvedModel:
+    return resolve_model(Source(str(long_file), quiet), "llamacpp", LoadOptions(), quiet)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """machine(num_bytes): has so much memory."""
+    return lambda num_bytes: monkeypatch.setattr(fitting, "total_bytes", lambda: num_bytes)
+
+
+def needed(target: ResolvedModel, options: LoadOptions, num_tokens: int) -> int:
+    found = forecast(target, (), options, num_tokens)
+    assert found is not None
+    return found.needed
+
+
+def refusal(target: ResolvedModel, options: LoadOptions, drafts: Any = ()) -> str:
+    with pytest.raises(DeviceMemoryError) as caught:
+        require_fit(target, drafts, options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_context_that_does_not_fit_is_refused_with_the_longest_that_does(
+    target: ResolvedModel, machine: Callable[[int], None]
+) -> None:
+    asked = LoadOptions(context_length=CONTEXT)
+    limit = needed(target, asked, CONTEXT) * 3 // 4
+    machine(limit)
+    told = refusal(target, asked)
+    assert f"long on llamacpp with {CONTEXT} tokens of context needs" in told
+    found = re.search(r"--context (\d+)", told)
+    assert found is not None
+    context = int(found[1])
+    assert needed(target, replace(asked, context_length=context), context) <= limit
+    longer = context + 256
+    assert needed(target, replace(asked, context_length=longer), longer) > limit
+    require_fit(target, (), replace(asked, context_length=context))
+
+
+def test_a_smaller_kv_type_is_named_where_it_makes_room(
+    target: ResolvedModel, machine: Callable[[int], None]
+) -> None:
+    asked = LoadOptions(context_length=CONTEXT)
+    smaller = replace(asked, kv_type="q8_0")
+    machine(needed(target, smaller, CONTEXT) * 21 // 20)
+    assert "--kv-type q8_0 (" in refusal(target, asked)
+    require_fit(target, (), smaller)
+    machine(needed(target, replace(asked, kv_type="q4_0"), CONTEXT))
+    told = refusal(target, asked)
+    assert "--kv-type q4_0 (" in told and "q8_0" not in told
+
+
+def test_a_smaller_quantization_is_named_by_what_it_takes(
+    tiny: ModuleType, tmp_path: Path, machine: Callable[[int], None]
+) -> None:
+    """The forecast of what would be written against that of the written file."""
+    pytest.importorskip("onnx")
+    from edge_spec.core.export import ExportOptions
+    from edge_spec.models import runtimes
+
+    model = tiny.build("qwen3", hidden_size=1024, intermediate_size=2048, num_hidden_layers=2)
+    large, small = tmp_path / "large.gguf", tmp_path / "small.gguf"
+    tiny.write_gguf(model, large, "F32")
+    exporter = runtimes.load_exporter("gguf")
+    exporter.export(open_checkpoint(large), small, ExportOptions("Q4_0", check=False), quiet)
+    options = LoadOptions()
+    first, second = (
+        resolve_model(Source(str(path), quiet), "llamacpp", options, quiet)
+        for path in (large, small)
+    )
+    exact = needed(second, options, 64)
+    machine(exact + 100_000)
+    told = refusal(first, options)
+    assert "edge-spec export MODEL OUT --format gguf --quant Q4_0 (" in told
+    forecasted = first.runtime.smaller_memory(  # type: ignore[attr-defined]
+        first.source, options.runtime_options, 64
+    )
+    assert forecasted[0] == "Q4_0"
+    # The files' headers differ by a few entries.
+    memory = forecasted[1]
+    assert memory.total - memory.mapped_twice == pytest.approx(exact, abs=10_000)
+
+
+def test_a_draft_is_left_out_where_the_target_fits_alone(
+    target: ResolvedModel, machine: Callable[[int], None]
+) -> None:
+    asked = LoadOptions(context_length=CONTEXT, draft=("draft",))
+    machine(needed(target, asked, CONTEXT) * 11 // 10)
+    assert "--draft none (" in refusal(target, asked, (target,))
+    require_fit(target, (), asked)
+
+
+def test_where_nothing_fits_a_smaller_model_is_asked_for(
+    target: ResolvedModel, machine: Callable[[int], None]
+) -> None:
+    machine(1000)
+    told = refusal(target, LoadOptions())
+    assert "Use a smaller model." in told and "EDGE_SPEC_MEMORY=ignore" in told
+
+
+def test_a_context_that_was_not_asked_for_counts_as_far_as_texts_usually_go(
+    target: ResolvedModel, machine: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    short = needed(target, LoadOptions(), PLANNED_TOKENS)
+    machine(short * 2)
+    assert needed(target, LoadOptions(), CONTEXT) > short * 2
+    require_fit(target, (), LoadOptions())
+    assert not caplog.messages
+    machine(short - 1)
+    assert f"with {PLANNED_TOKENS} tokens" in refusal(target, LoadOptions())
+
+
+def test_what_nearly_fills_the_machine_is_warned_of(
+    target: ResolvedModel, machine: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = LoadOptions(context_length=CONTEXT)
+    machine(needed(target, asked, CONTEXT))
+    require_fit(target, (), asked)
+    [told] = caplog.messages
+    assert "nearly all of" in told
+    machine(needed(target, asked, CONTEXT) * 10 // 9 + 1)
+    require_fit(target, (), asked)
+    assert len(caplog.messages) == 1
+
+
+def test_nothing_is_refused_where_it_is_not_known_or_not_wanted(
+    target: ResolvedModel, monkeypatch: pytest.MonkeyPatch, machine: Callable[[Any], None]
+) -> None:
+    machine(None)
+    require_fit(target, (), LoadOptions())
+    machine(1000)
+    refusal(target, LoadOptions())
+    monkeypatch.setenv("EDGE_SPEC_MEMORY", "ignore")
+    require_fit(target, (), LoadOptions())
+
+
+def test_another_device_has_memory_of_its_own(
+    target: ResolvedModel, machine: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(1000)
+    for elsewhere in ({"device": "cuda0"}, {"gpu_layers": 4}, {"rpc": ("a:1",)}):
+        require_fit(target, (), LoadOptions(**elsewhere))  # type: ignore[arg-type]
+    refusal(target, LoadOptions(device="cpu"))
+    gpu = Device("llamacpp", "cuda0", "gpu", "a card")
+    monkeypatch.setattr(type(target.runtime), "devices", lambda self, options: [gpu])
+    require_fit(target, (), LoadOptions())
+    refusal(target, LoadOptions(gpu_layers=0))
+
+
+def test_what_is_mapped_beside_its_copy_needs_no_room() -> None:
+    memory = Memory(weights=300, cache=10, work=5, library=1, mapped_twice=100)
+    runtime = SimpleNamespace(
+        name="r", reads="gguf", memory=lambda source, options, num_tokens: memory
+    )
+    model: Any = SimpleNamespace(
+        name="m", runtime=runtime, source=None, config=SimpleNamespace(context_length=9)
+    )
+    found = forecast(model, (), LoadOptions(), 9)
+    assert found is not None and (found.total, found.needed) == (316, 216)
+
+
+def test_a_model_that_could_not_run_is_not_converted(
+    long_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(fitting, "total_bytes", lambda: 10_000)
+    assert run(["generate", str(long_file), "hello", "--runtime", "ort"]) == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert "need" in line and "with 4 bits each" in line
+    assert not [path for path in cache.glob("bundles/*") if path.suffix != ".lock"]
+    model = open_checkpoint(long_file)
+    monkeypatch.setattr(fitting, "total_bytes", lambda: model.config.num_parameters)
+    require_room_to_convert(model)
+
+
+def test_the_command_line_refuses_before_the_weights_are_read(
+    long_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from edge_spec.runtimes.llamacpp import LlamaCppModel
+
+    def opened(self: LlamaCppModel, *given: Any) -> None:
+        raise AssertionError("its weights were read")
+
+    monkeypatch.setattr(LlamaCppModel, "__init__", opened)
+    monkeypatch.setattr(fitting, "total_bytes", lambda: 1000)
+    arguments = ["generate", str(long_file), "hello", "--runtime", "llamacpp", "--raw"]
+    assert run(arguments) == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("edge-spec: long on llamacpp with 4096 tokens of context needs ")

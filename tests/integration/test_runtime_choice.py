@@ -1,0 +1,288 @@
+"""A model that something installed can run is run, and what cannot work is said from its header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gguf as gguf_format
+import pytest
+
+from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.cli.main import run
+from edge_spec.core.export import ExportOptions
+from edge_spec.diagnostics.bench.measuring import make_plan
+from edge_spec.errors import (
+    DeviceMemoryError,
+    EdgeSpecError,
+    ModelFileError,
+    UnsupportedModelError,
+)
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.runtime_choice import choose_runtime
+from edge_spec.models.source import Source
+from edge_spec.placement.candidates import candidates
+from edge_spec.placement.devices import Device
+from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.text.prompt_files import Prompt
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("llama_cpp")
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    installed = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"))
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", installed)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def gemma3(tiny: ModuleType, tmp_path: Path) -> Path:
+    return Path(tiny.write_gemma3(tmp_path / "gemma.gguf"))
+
+
+@pytest.fixture
+def base_model(tiny: ModuleType, tmp_path: Path) -> Path:
+    return Path(tiny.write_gemma3(tmp_path / "base.gguf", template=False))
+
+
+@pytest.fixture
+def closed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(self: LlamaCppModel, *given: Any) -> None:
+        raise AssertionError("its weights were read")
+
+    monkeypatch.setattr(LlamaCppModel, "__init__", opened)
+
+
+@pytest.fixture
+def named(tmp_path: Path, tiny: ModuleType) -> Callable[..., Path]:
+    """named(architecture, **metadata): a file of that architecture with one matrix."""
+
+    def write(architecture: str, **metadata: Any) -> Path:
+        path = tmp_path / "named.gguf"
+        writer = gguf_format.GGUFWriter(path, architecture)
+        tiny._add_metadata(writer, tiny.build())
+        for key, value in metadata.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
+            add[type(value)](key.replace("__", "."), value)
+        writer.add_tensor("token_embd.weight", tiny.build().weights["model.embed_tokens.weight"])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
+    with pytest.raises(EdgeSpecError) as caught:
+        choose_runtime(Source(str(path), quiet), runtime, LoadOptions())
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_what_the_usual_runtime_cannot_run_runs_on_the_next(
+    gemma3: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = LoadOptions(threads=1, drafter="none")
+    with load_engine(str(gemma3), options, quiet) as engine:
+        assert engine.runtime == "llamacpp"
+        assert len(engine.generate([5, 6, 7], max_tokens=4).tokens) == 4
+    [told] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert told.startswith("ort cannot run gemma (")
+    assert "is a 'gemma3' model" in told
+    assert told.endswith(": llamacpp runs it")
+    assert not (cache / "bundles").exists()  # nothing was converted on the way
+
+
+def test_so_does_a_draft(
+    gemma3: Path, exported: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = LoadOptions(threads=1, draft=(str(gemma3),))
+    with load_engine(str(exported().path), options, quiet) as engine:
+        assert engine.runtime == "ort"
+        assert len(engine.parts.drafts) == 1
+        assert len(engine.generate([5, 6, 7], max_tokens=4).tokens) == 4
+    assert [each for each in caplog.messages if each.endswith("llamacpp runs it")]
+
+
+def test_what_the_usual_runtime_can_run_stays_there(gguf: Callable[..., Path]) -> None:
+    choice = choose_runtime(Source(str(gguf()), quiet), "auto", LoadOptions())
+    assert (choice.runtime.name, choice.refusals) == ("ort", ())
+
+
+def test_a_conversion_that_is_there_needs_no_header(
+    gguf: Callable[..., Path], exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(str(gguf()), quiet)
+    kept = source.cached("onnx", ExportOptions())
+    kept.parent.mkdir(parents=True)
+    kept.symlink_to(exported().path, target_is_directory=True)
+    monkeypatch.setattr(runtimes, "open_checkpoint", None)
+    assert choose_runtime(source, "auto", LoadOptions()).runtime.name == "ort"
+
+
+def test_the_runtime_that_was_asked_for_is_not_exchanged(gemma3: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="is a 'gemma3' model"):
+        load_engine(str(gemma3), LoadOptions(runtime="ort"), quiet)
+
+
+def test_without_llama_cpp_its_install_command_is_named(
+    gemma3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda module: module == "onnxruntime" or None)
+    error = refusal(gemma3)
+    assert "is a 'gemma3' model, which ort cannot run" in error.message
+    assert error.remedy.startswith('Run: pip install "edge-spec[llamacpp]"')
+
+
+def test_an_architecture_that_nothing_knows_is_one_line(
+    named: Callable[..., Path], cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = named("nonesuch")
+    error = refusal(path)
+    assert isinstance(error, UnsupportedModelError)
+    assert "ort: " in error.message
+    assert "llama.cpp does not know the architecture 'nonesuch'" in error.message
+    before = sorted(path.parent.iterdir())
+    assert run(["generate", str(path), "hello"]) == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert line == f"edge-spec: {error}"
+    assert sorted(path.parent.iterdir()) == before
+    assert not cache.exists()
+
+
+def test_damage_is_no_reason_to_try_another(gemma3: Path) -> None:
+    gemma3.write_bytes(gemma3.read_bytes()[:-5000])
+    error = refusal(gemma3)
+    assert isinstance(error, ModelFileError)
+    assert "ends beyond the end of the file" in error.message
+
+
+def test_too_little_memory_is_no_reason_to_try_another(
+    gemma3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise DeviceMemoryError("too little", remedy="More.")
+
+    runtime = type(runtimes.load_runtime("llamacpp"))
+    monkeypatch.setattr(runtime, "require_runnable", refuse)
+    assert isinstance(refusal(gemma3), DeviceMemoryError)
+
+
+@pytest.mark.parametrize("runtime", ["auto", "llamacpp"])
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "told"),
+    [
+        ("bert", {"bert__attention__causal": False}, "embeds text"),
+        ("qwen3", {"qwen3__pooling_type": 3}, "embeds text"),
+        ("clip", {}, "reads pictures"),
+        ("gemma3", {"general__type": "mmproj"}, "reads pictures"),
+        ("llama", {"general__type": "adapter"}, "a LoRA adapter"),
+    ],
+)
+def test_models_that_do_not_write_are_refused_from_their_header(
+    architecture: str,
+    metadata: dict[str, Any],
+    told: str,
+    runtime: str,
+    named: Callable[..., Path],
+    closed_weights: None,
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=told) as caught:
+        load_engine(str(named(architecture, **metadata)), LoadOptions(runtime=runtime), quiet)
+    assert str(caught.value).count(told) == 1
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_vocabulary_alone_is_refused(
+    architecture: str, tiny: ModuleType, tmp_path: Path, closed_weights: None
+) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    writer = gguf_format.GGUFWriter(path, architecture)
+    tiny._add_metadata(writer, tiny.build())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match="a vocabulary and no weights"):
+        load_engine(str(path), LoadOptions(), quiet)
+
+
+def test_chat_without_a_template_is_refused_before_the_weights_are_read(
+    base_model: Path, closed_weights: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["chat", str(base_model)]) == 1
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert "has no chat template" in told and "generate --raw" in told
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_the_weights_are_read(
+    base_model: Path, closed_weights: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", str(base_model), "hello " * 300, "--raw", "--context", "64"]) == 2
+    assert "the context holds 64" in capfd.readouterr().err
+
+
+def test_generate_without_a_template_continues_the_prompt(
+    base_model: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["--max-tokens", "6", "--threads", "1", "--json"]
+    texts = {}
+    for raw in ([], ["--raw"]):
+        assert run(["generate", str(base_model), "hello", *raw, *options]) == 0
+        texts[bool(raw)] = json.loads(capfd.readouterr().out)["text"]
+        told = [each for each in caplog.messages if "the prompt is continued as it is" in each]
+        assert len(told) == 1  # of the two, only where nothing says it is meant
+    assert texts[True] == texts[False]
+
+
+def test_bench_continues_prompts_without_a_template(base_model: Path) -> None:
+    options = LoadOptions(threads=1, drafter="none")
+    with load_engine(str(base_model), options, quiet) as engine:
+        plan = make_plan(engine, [Prompt("1", "math", "hello")], max_tokens=4, repetitions=1)
+        assert list(plan.tasks[0].tokens) == engine.encode("hello")
+
+
+def test_the_server_completes_texts_and_refuses_chats_without_a_template(base_model: Path) -> None:
+    import httpx
+
+    options = LoadOptions(threads=1, drafter="none")
+    with (
+        load_engine(str(base_model), options, quiet) as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=1)) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        asked = {"prompt": "hello", "max_tokens": 4}
+        assert client.post("/v1/completions", json=asked).status_code == 200
+        messages = {"messages": [{"role": "user", "content": "hello"}]}
+        refused = client.post("/v1/chat/completions", json=messages)
+        assert refused.status_code == 400, refused.text
+        assert "no chat template" in refused.json()["error"]["message"]
+
+
+def test_a_draft_that_nothing_runs_is_refused_before_the_target_is_converted(
+    gguf: Callable[..., Path], named: Callable[..., Path], cache: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="nothing that is installed can run named"):
+        load_engine(str(gguf()), LoadOptions(draft=(str(named("nonesuch")),)), quiet)
+    assert not (cache / "bundles").exists()
+
+
+def test_a_plan_of_what_nothing_runs_says_all_reasons(named: Callable[..., Path]) -> None:
+    devices = [Device(name, "cpu", "cpu", "the processor") for name in ("llamacpp", "ort")]
+    source = Source(str(named("nonesuch")), quiet)
+    with pytest.raises(UnsupportedModelError, match="nothing that is installed can run named"):
+        candidates(source, LoadOptions(), devices, quiet)
