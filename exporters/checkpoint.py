@@ -35,6 +35,7 @@ class StoredCheckpoint:
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
+    tokenizer_digest: str | None = None  # None where it is read as it is
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))

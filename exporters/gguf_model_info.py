@@ -45,6 +45,7 @@ class GgufModelInfo:
     bos_id: int | None
     adds_bos: bool
     read_tokenizer: Callable[[], str]
+    tokenizer_digest: str
     weight_types: frozenset[str]
 
     def tokenizer_json(self) -> str:
@@ -66,7 +67,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     metadata = Metadata(file.metadata, path)
     _check_architecture(metadata)
     types = frozenset(tensor.kind.name for tensor in file.tensors.values())
-    return GgufModelInfo(path, _config(metadata), weight_types=types, **text_fields(metadata))
+    return GgufModelInfo(path, _config(metadata), weight_types=types, **text_fields(file))
 
 
 def _check_vocabulary(file: GgufFile) -> None:
