@@ -46,7 +46,10 @@ class Engine:
         self._session = parts.model.open_session()
         self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(
-            self._drafting.decoder(), PlainRate(parts.min_rows), parts.speculation_factory.load
+            self._drafting.decoder(),
+            PlainRate(parts.min_rows),
+            parts.speculation_factory.load,
+            parts.prompts,
         )
         self._running: Generation | None = None
         self._answering = False
@@ -72,6 +75,8 @@ class Engine:
         self._closed = True
         with ExitStack() as rest:  # is done, last one first, whatever is raised before
             rest.callback(self._models.release)
+            if self.parts.prompts is not None:
+                rest.callback(self.parts.prompts.flush)
             for draft in self.parts.drafts:
                 rest.callback(draft.close_session)
             rest.callback(close_quietly, self._session)

@@ -15,11 +15,10 @@ from edge_spec.core.model import TextCodec
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import translate_errors
 from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, PromptReading
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.errors import SessionError
 from edge_spec.text.tokenizer import StopCutter
-
-PREFILL_TOKENS = 256  # between two looks at whether the generation was cancelled
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,20 @@ class Conversation:
 
     load: of the target, of which other conversations may have a part. noise: the margin of a choice
     below which the cache may make another one of it than if it had been written by plain decoding.
+    num_whole: tokens at the beginning of the cache that passes of PREFILL_TOKENS have written.
     """
 
-    def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Concurrency) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        plain_rate: PlainRate,
+        load: Concurrency,
+        prompts: PromptCache | None = None,
+    ) -> None:
+        """prompts: where long prompts are kept, if they are."""
         self.load = load
+        self.prompts = prompts
+        self.num_whole = 0
         self.decoder = decoder
         self.plain_rate = plain_rate
         self.noise = decoder.tie_margin
@@ -61,6 +70,31 @@ class Conversation:
         self.tokens = list(prompt[:kept])
         return kept
 
+    def read(self, prompt: Sequence[int], end: int) -> None:
+        """One pass over the prompt, up to `end`."""
+        target = self.decoder.target
+        start = target.length
+        with translate_errors:
+            target.prefill(prompt[start:end])
+        if start == self.num_whole and end - start == PREFILL_TOKENS:
+            self.num_whole = end
+
+    def recall(self, reading: PromptReading) -> None:
+        """After `reuse`: takes up what is kept of the prompt, or goes back to where it can be."""
+        target = self.decoder.target
+        try:
+            recalled = reading.recall(target)
+        except BaseException:  # an interrupt, too: what the cache holds is not known
+            self.failed = True
+            raise
+        if recalled:
+            self.num_whole = recalled
+            return
+        place = reading.place_to_take(target.length, self.num_whole)
+        if place < target.length:
+            self.cut(place)
+        reading.take(target, self.num_whole)
+
     def cut(self, length: int) -> int:
         """Rolls back to so many tokens, or to none where a sliding window has forgotten what would
         then be needed; how many are left."""
@@ -71,6 +105,7 @@ class Conversation:
         except SessionError:
             with translate_errors:
                 target.rollback(0)
+        self.num_whole = min(self.num_whole, target.length // PREFILL_TOKENS * PREFILL_TOKENS)
         return target.length
 
 
@@ -106,6 +141,8 @@ class Generation(Iterator[Chunk]):
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
+        prompts = conversation.prompts
+        self._reading = None if prompts is None else prompts.begin(request.prompt)
 
     def __next__(self) -> Chunk:
         with self._conversation.load.entered():
@@ -171,6 +208,8 @@ class Generation(Iterator[Chunk]):
             held = conversation.decoder.target.length
             conversation.tokens = [*prompt, *decoded][:held]
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
+            if self._reading is not None:
+                self._reading.finish()
             self._on_end(stats)
 
     def _prefill(self) -> bool:
@@ -178,15 +217,19 @@ class Generation(Iterator[Chunk]):
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
-        stats.cached_n = conversation.reuse(prompt)
+        conversation.reuse(prompt)
+        if self._reading is not None:
+            conversation.recall(self._reading)
+        stats.cached_n = target.length
         with conversation.decoder.preparing(prompt):
             while target.length < len(prompt) - 1:
                 if self._cancelled:
                     self.result.finish_reason = FinishReason.CANCELLED
                     return False
                 end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
-                with translate_errors:
-                    target.prefill(prompt[target.length : end])
+                conversation.read(prompt, end)
+                if self._reading is not None:
+                    self._reading.take(target, conversation.num_whole)
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
 
