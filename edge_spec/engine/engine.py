@@ -16,9 +16,10 @@ from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
-from edge_spec.engine.generation import Conversation, Generation
+from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import context_length_of, request_of, sampler_of
 from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.shared_models import SharedModels

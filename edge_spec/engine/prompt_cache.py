@@ -115,8 +115,9 @@ class PromptCache:
         """Returns when everything is written."""
         with self._lock:
             writing = self._writing
-        if writing is not None:
-            writing.result()
+        error = None if writing is None else writing.exception()
+        if isinstance(error, Exception):
+            tell_unkept(self._directory, error)
 
     def _write(self, taken: Sequence[_Taken]) -> None:
         for each in taken:

@@ -12,9 +12,9 @@ import numpy as np
 from edge_spec.core.model import Restorable
 from edge_spec.core.session_errors import TranslatedErrors, translate_errors
 from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
-from edge_spec.engine.generation import Conversation
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.snapshot_file import Description, Snapshot
 from edge_spec.engine.speculation import Speculation
