@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from edge_spec.core.metrics import RoundStats, Stats
-from edge_spec.core.model import TextCodec
+from edge_spec.core.model import Progress, TextCodec
 from edge_spec.core.sampling import Sampler
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.text.tokenizer import StopCutter
+
+LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Request:
 class Generation(Iterator[Chunk]):
     """A running generation: iterate for its text, or call `finish`.
 
-    `result` grows with each chunk. `cancel` may be called from a signal handler or another
+    `result` grows with each chunk. `progress`, where it is set before the first, is told how far a
+    long prompt is read. `cancel` may be called from a signal handler or another
     thread and ends the generation after the current round, with the cache consistent.
 
     Where the model fails, the iterator raises an EdgeSpecError after the last of the text, which
@@ -49,6 +52,7 @@ class Generation(Iterator[Chunk]):
     ) -> None:
         """changed_decoder: asked between rounds for one that goes on in the place of the last."""
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
+        self.progress: Progress | None = None
         self._conversation = conversation
         self._request = request
         self._sampler = sampler
@@ -140,6 +144,7 @@ class Generation(Iterator[Chunk]):
         if self._reading is not None:
             conversation.recall(self._reading)
         stats.cached_n = target.length
+        is_long = len(prompt) - 1 - target.length > LONG_TOKENS
         with conversation.decoder.preparing(prompt):
             while target.length < len(prompt) - 1:
                 if self._cancelled:
@@ -149,6 +154,8 @@ class Generation(Iterator[Chunk]):
                 conversation.read(prompt, end)
                 if self._reading is not None:
                     self._reading.take(target, conversation.num_whole)
+                if is_long and self.progress is not None:
+                    self.progress("Reading the prompt", target.length / (len(prompt) - 1))
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
 
