@@ -9,9 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
+from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.core.model import Restorable
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, SUFFIX
@@ -314,3 +316,31 @@ def test_a_conversation_that_was_restored_has_no_passes_of_its_own(
         engine.snapshot(tmp_path / "chat")
         engine.restore(tmp_path / "chat")
         assert engine._conversation.num_whole == 0
+
+
+def test_a_servers_system_prompt_is_read_once(
+    reference: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By any slot, and beyond a restart; what clients ask differs."""
+    system = {"role": "system", "content": " ".join(map(str, tokens(1, 250)))}
+
+    def cached(questions: list[str]) -> list[int]:
+        """Of each request, tokens that were in the cache."""
+        found = []
+        with (
+            reference(tmp_path) as engine,
+            RunningServer(engine, ServerOptions(port=0, parallel=2, grace_s=0.0)) as running,
+            httpx.Client(base_url=running.url, timeout=60) as client,
+        ):
+            for question in questions:
+                messages = [system, {"role": "user", "content": question}]
+                body = {"messages": messages, "max_tokens": 2}
+                found.append(
+                    client.post("/v1/chat/completions", json=body).json()["timings"]["cache_n"]
+                )
+        return found
+
+    long = [" ".join(map(str, tokens(seed, 150))) for seed in (2, 3, 4)]
+    first, _ = cached(long[:2])
+    (third,) = cached(long[2:])
+    assert first == 0 and third >= PREFILL_TOKENS and third % PREFILL_TOKENS == 0
