@@ -318,9 +318,7 @@ def test_a_conversation_that_was_restored_has_no_passes_of_its_own(
         assert engine._conversation.num_whole == 0
 
 
-def test_a_servers_system_prompt_is_read_once(
-    reference: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_servers_system_prompt_is_read_once(reference: Open, tmp_path: Path) -> None:
     """By any slot, and beyond a restart; what clients ask differs."""
     system = {"role": "system", "content": " ".join(map(str, tokens(1, 250)))}
 
