@@ -37,6 +37,7 @@ class StoredCheckpoint:
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling = NOTHING_STATED
+    tokenizer_digest: str | None = None  # None where it is read as it is
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))

@@ -50,6 +50,7 @@ class GgufModelInfo:
     adds_bos: bool
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling
+    tokenizer_digest: str
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 
     @property
@@ -79,7 +80,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     _check_architecture(metadata)
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
     config = _config(metadata, is_tied="lm_head.weight" not in tensors)
-    return GgufModelInfo(path, config, tensors=tensors, **text_fields(metadata))
+    return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
 
 
 def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:

@@ -17,7 +17,7 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
-from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
+from edge_spec.exporters.gguf_tokenizer import tokenizer_digest, tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 MODEL_NAMES = MappingProxyType(
@@ -85,12 +85,13 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
         path=path,
         config=config,
         tensors=tensors,
-        **text_fields(metadata),
+        **text_fields(file),
     )
 
 
-def text_fields(metadata: Metadata) -> TextFields:
+def text_fields(file: GgufFile) -> TextFields:
     """How text becomes tokens, and where it ends. Raises ModelFileError."""
+    metadata = Metadata(file.metadata, file.path)
     stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in STOP_TOKENS)
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
     # llama.cpp adds BOS by default for SentencePiece vocabularies only.
@@ -103,6 +104,7 @@ def text_fields(metadata: Metadata) -> TextFields:
         adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
         read_tokenizer=lambda: str(tokenizer_from_gguf(metadata.values, metadata.path).to_str()),
         sampling=_sampling(metadata.values),
+        tokenizer_digest=tokenizer_digest(file),
     )
 
 
@@ -139,6 +141,7 @@ class TextFields(TypedDict):
     adds_bos: bool
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling
+    tokenizer_digest: str
 
 
 class Metadata:

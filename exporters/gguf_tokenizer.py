@@ -8,18 +8,27 @@ longest. Vocabularies for which this cannot be had are refused.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.gguf_reader import GgufFile
+
+# Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
+TOKENIZER_VERSION = 1
+_KEYS = "tokenizer.ggml."  # and the model's name are all that `tokenizer_from_gguf` reads
+_NAME = "general.name"
 
 _SPACE = "\u2581"
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
@@ -62,7 +71,7 @@ class _Vocabulary:
     kinds: list[int]
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(f"tokenizer.ggml.{key}", default)
+        return self.metadata.get(f"{_KEYS}{key}", default)
 
     def texts(self, key: str) -> list[str]:
         texts = self.get(key)
@@ -86,6 +95,14 @@ class _Vocabulary:
         return UnsupportedModelError(f"{where}: {why}", remedy=remedy)
 
 
+def tokenizer_digest(file: GgufFile) -> str:
+    """A SHA-256 that changes with the tokenizer of this file: with the metadata that it is made of,
+    the way it is made and the library that reads it."""
+    keys = [key for key in file.metadata if key.startswith(_KEYS) or key == _NAME]
+    made_of = f"{file.digest(keys)} {TOKENIZER_VERSION} {tokenizers.__version__}"
+    return hashlib.sha256(made_of.encode()).hexdigest()
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """A tokenizer of text alone: it adds no BOS or EOS, whatever the file asks for.
 
@@ -98,7 +115,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     kind = str(vocabulary.get("model"))
     if kind not in ("gpt2", "llama"):
         raise vocabulary.unsupported(f"its model is {kind!r}; gpt2 and llama are supported")
-    if "phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""):
+    if "phi3" in str(metadata.get(_NAME, "")).lower().replace("-", ""):
         raise vocabulary.unsupported("llama.cpp strips spaces after the special tokens of Phi-3")
     tokenizer = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
     added = [
@@ -171,21 +188,36 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 def _scored_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every pair that joins to a token, ordered so that ranks choose as llama.cpp's scores do."""
     ids, scores = vocabulary.ids, vocabulary.numbers("scores")
-    ranked: list[tuple[float, int, str, str]] = []
+    scored: list[tuple[float, str]] = []
     for token, kind, score in zip(ids, vocabulary.kinds, scores, strict=True):
         # A special token's text never gets as far as the merges, unless its spaces are escaped.
         if kind in _PARSED_IN_TEXT and _SPACE not in token:
             continue
-        if len(token) > 1 and kind != _BYTE and not set(token) <= ids.keys():
+        if len(token) > 1 and kind != _BYTE and not ids.keys() >= set(token):
             raise vocabulary.unsupported(f"token {token!r} has a character that is no token")
-        # Of equal scores llama.cpp takes the leftmost pair, so that a run of spaces grows from
-        # the left. Ranks do the same if a pair with a longer left part comes earlier.
-        cuts = (cut for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids)
-        ranked.extend((-score, -cut, token[:cut], token[cut:]) for cut in cuts)
-    ranked.sort(key=lambda pair: pair[:2])
-    for _, tied in groupby(ranked, key=lambda pair: pair[0]):
-        _refuse_ambiguous([pair[2:] for pair in tied], vocabulary)
-    return [pair[2:] for pair in ranked]
+        scored.append((-score, token))
+    scored.sort(key=itemgetter(0))
+    ranked: list[tuple[str, str]] = []
+    for _, tied in groupby(scored, key=itemgetter(0)):
+        ranked += _tied_merges([token for _, token in tied], vocabulary)
+    return ranked
+
+
+def _tied_merges(tokens: Sequence[str], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """The pairs that join to one of these tokens, which have one score. Of equal scores llama.cpp
+    takes the leftmost pair, so that a run of spaces grows from the left. Ranks do the same if a
+    pair with a longer left part comes earlier."""
+    ids = vocabulary.ids
+    pairs = []
+    for token in tokens:
+        for cut in range(len(token) - 1, 0, -1):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                pairs.append((left, right))
+    if len(tokens) > 1:
+        pairs.sort(key=lambda pair: -len(pair[0]))
+        _refuse_ambiguous(pairs, vocabulary)
+    return pairs
 
 
 def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: _Vocabulary) -> None:

@@ -88,6 +88,7 @@ class ChatConversation:
         self.last: GenerationResult | None = None
         self.last_sampling = ""
         self.running: GenerationResult | None = None
+        self.reading = ""  # how far the prompt of the running answer is read, where it is long
         self.plain_per_second: float | None = None  # as the latest answers measured it
         self.is_plain = False  # Markdown is shown as it was written
         self.stop = Stop()
@@ -165,8 +166,12 @@ class ChatConversation:
 
     def _start(self, messages: list[Message], options: AnswerOptions) -> Generation:
         generation = self.engine.chat(messages, stream=True, **options)
+        self.reading, generation.progress = "", self._note_reading
         self.stop.watch(generation)
         return generation
+
+    def _note_reading(self, what: str, fraction: float) -> None:
+        self.reading = f"{fraction:.0%}"
 
     def _read(self, generation: Generation, on_chunk: OnChunk) -> None:
         self.running = generation.result

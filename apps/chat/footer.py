@@ -53,7 +53,8 @@ def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) 
     if result is not None:
         stats = result.stats
         rate = meter.per_second if running is not None else stats.predicted_per_second
-        parts.append("reading" if rate is None else f"{rate:.0f} tokens/s")
+        reading = f"reading {conversation.reading}".rstrip()
+        parts.append(reading if rate is None else f"{rate:.0f} tokens/s")
         speedup = stats.speedup
         if running is not None:
             plain = conversation.plain_per_second

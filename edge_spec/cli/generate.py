@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from itertools import chain
 from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,9 +112,13 @@ def _grammar(path: Path) -> Grammar:
 def _print(generation: Generation, as_json: bool) -> None:
     """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
     what there is of one that the model failed in."""
+    from edge_spec.cli.progress import ProgressBar
+
     try:
         with generation.cancelled_by_interrupt():
-            for chunk in generation:
+            with ProgressBar() as generation.progress:
+                first = next(generation, None)
+            for chunk in generation if first is None else chain([first], generation):
                 if not as_json:
                     print(chunk.text, end="", flush=True)
     finally:

@@ -268,6 +268,15 @@ class ModelInfo(Protocol):
         """The tokenizer in the format of the `tokenizers` library."""
 
 
+@runtime_checkable
+class DigestedTokenizer(Protocol):
+    """A `ModelInfo` whose tokenizer takes long to make, so that it is kept once it is made."""
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """Hexadecimal; changes with what `tokenizer_json` returns. None: it takes not long."""
+
+
 class Checkpoint(ModelInfo, Tensors, Protocol):
     """A model as its authors published it, opened but not yet converted."""
 

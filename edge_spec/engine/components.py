@@ -9,6 +9,7 @@ from typing import Protocol
 from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
+from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.text.chat_format import ChatFormat
@@ -59,6 +60,7 @@ class Upkeep:
 
     history: PairHistory | None = None  # of the first draft
     idle_work: IdleWork | None = None
+    prompts: PromptCache | None = None  # where long prompts are kept, if they are
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
 
 

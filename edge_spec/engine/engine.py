@@ -18,9 +18,10 @@ from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
-from edge_spec.engine.generation import Conversation, Generation
+from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import context_length_of, request_of, sampler_of
 from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.shared_models import SharedModels
@@ -50,7 +51,10 @@ class Engine:
         self._session = parts.model.open_session()
         self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(
-            self._drafting.decoder(), PlainRate(parts.min_rows), parts.speculation_factory.load
+            self._drafting.decoder(),
+            PlainRate(parts.min_rows),
+            parts.speculation_factory.load,
+            parts.prompts,
         )
         self._running: Generation | None = None
         self._answering = False
@@ -76,6 +80,8 @@ class Engine:
         self._closed = True
         with ExitStack() as rest:  # is done, last one first, whatever is raised before
             rest.callback(self._models.release)
+            if self.parts.prompts is not None:
+                rest.callback(self.parts.prompts.flush)
             for draft in self.parts.drafts:
                 rest.callback(draft.close_session)
             rest.callback(close_quietly, self._session)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from edge_spec.control.concurrency import Concurrency
-from edge_spec.core.metrics import PlainRate, RoundStats, Stats
-from edge_spec.core.model import TextCodec
+from edge_spec.core.metrics import RoundStats, Stats
+from edge_spec.core.model import Progress, TextCodec
 from edge_spec.core.sampling import Sampler
-from edge_spec.core.session_errors import translate_errors
+from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
-from edge_spec.errors import SessionError
 from edge_spec.text.tokenizer import StopCutter
 
-PREFILL_TOKENS = 256  # between two looks at whether the generation was cancelled
+LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
 
 
 @dataclass(frozen=True)
@@ -31,53 +30,11 @@ class Request:
     stops: tuple[str, ...]
 
 
-class Conversation:
-    """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
-
-    load: of the target, of which other conversations may have a part. noise: the margin of a choice
-    below which the cache may make another one of it than if it had been written by plain decoding.
-    """
-
-    def __init__(self, decoder: Decoder, plain_rate: PlainRate, load: Concurrency) -> None:
-        self.load = load
-        self.decoder = decoder
-        self.plain_rate = plain_rate
-        self.noise = decoder.tie_margin
-        self.tokens: list[int] = []  # those in the target's cache
-        self.failed = False  # the target did: what its session holds is not known
-
-    def reuse(self, prompt: Sequence[int]) -> int:
-        """Rolls back to the longest common prefix, short of the pending token; its length. What is
-        noisier than the decoder promises is not kept."""
-        if self.noise > self.decoder.tie_margin:
-            self.tokens = []
-        self.noise = self.decoder.tie_margin
-        shared = 0
-        for cached, token in zip(self.tokens, prompt[:-1], strict=False):
-            if cached != token:
-                break
-            shared += 1
-        kept = self.cut(shared)
-        self.tokens = list(prompt[:kept])
-        return kept
-
-    def cut(self, length: int) -> int:
-        """Rolls back to so many tokens, or to none where a sliding window has forgotten what would
-        then be needed; how many are left."""
-        target = self.decoder.target
-        try:
-            with translate_errors:
-                target.rollback(length)
-        except SessionError:
-            with translate_errors:
-                target.rollback(0)
-        return target.length
-
-
 class Generation(Iterator[Chunk]):
     """A running generation: iterate for its text, or call `finish`.
 
-    `result` grows with each chunk. `cancel` may be called from a signal handler or another
+    `result` grows with each chunk. `progress`, where it is set before the first, is told how far a
+    long prompt is read. `cancel` may be called from a signal handler or another
     thread and ends the generation after the current round, with the cache consistent.
 
     Where the model fails, the iterator raises an EdgeSpecError after the last of the text, which
@@ -95,6 +52,7 @@ class Generation(Iterator[Chunk]):
     ) -> None:
         """changed_decoder: asked between rounds for one that goes on in the place of the last."""
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
+        self.progress: Progress | None = None
         self._conversation = conversation
         self._request = request
         self._sampler = sampler
@@ -106,6 +64,8 @@ class Generation(Iterator[Chunk]):
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
+        prompts = conversation.prompts
+        self._reading = None if prompts is None else prompts.begin(request.prompt)
 
     def __next__(self) -> Chunk:
         with self._conversation.load.entered():
@@ -171,6 +131,8 @@ class Generation(Iterator[Chunk]):
             held = conversation.decoder.target.length
             conversation.tokens = [*prompt, *decoded][:held]
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
+            if self._reading is not None:
+                self._reading.finish()
             self._on_end(stats)
 
     def _prefill(self) -> bool:
@@ -178,15 +140,22 @@ class Generation(Iterator[Chunk]):
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
-        stats.cached_n = conversation.reuse(prompt)
+        conversation.reuse(prompt)
+        if self._reading is not None:
+            conversation.recall(self._reading)
+        stats.cached_n = target.length
+        is_long = len(prompt) - 1 - target.length > LONG_TOKENS
         with conversation.decoder.preparing(prompt):
             while target.length < len(prompt) - 1:
                 if self._cancelled:
                     self.result.finish_reason = FinishReason.CANCELLED
                     return False
                 end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
-                with translate_errors:
-                    target.prefill(prompt[target.length : end])
+                conversation.read(prompt, end)
+                if self._reading is not None:
+                    self._reading.take(target, conversation.num_whole)
+                if is_long and self.progress is not None:
+                    self.progress("Reading the prompt", target.length / (len(prompt) - 1))
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
 

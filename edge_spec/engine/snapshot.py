@@ -12,9 +12,10 @@ import numpy as np
 from edge_spec.core.model import Restorable
 from edge_spec.core.session_errors import TranslatedErrors, translate_errors
 from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
-from edge_spec.engine.generation import PREFILL_TOKENS, Conversation
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.snapshot_file import Description, Snapshot
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import ContextFullError, EdgeSpecError, SnapshotError, UsageError
@@ -148,6 +149,7 @@ def _restore_target(
     tokens, target = snapshot.tokens.tolist(), conversation.decoder.target
     if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
         held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
+        conversation.num_whole = 0
         try:
             with TranslatedErrors(ValueError):
                 target.restore(snapshot.cache, len(tokens))

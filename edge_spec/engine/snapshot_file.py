@@ -136,14 +136,25 @@ def read_snapshot(path: Path) -> Snapshot:
         ) from None
 
 
-def _read(path: Path, file: BufferedReader) -> Snapshot:
-    """Raises ValueError, RecursionError for what is damaged."""
-    size = path.stat().st_size
-    start = file.read(_START.size)
+def check_beginning(path: Path) -> None:
+    """Reads no more than the first bytes. Raises SnapshotError for a file that is no snapshot,
+    OSError."""
+    with path.open("rb") as file:
+        _require_magic(path, file.read(_START.size))
+
+
+def _require_magic(path: Path, start: bytes) -> None:
     if len(start) < _START.size or not start.startswith(_MAGIC):
         raise SnapshotError(
             f"{path} is no snapshot of a conversation", remedy="Give a file that was saved as one."
         )
+
+
+def _read(path: Path, file: BufferedReader) -> Snapshot:
+    """Raises ValueError, RecursionError for what is damaged."""
+    size = path.stat().st_size
+    start = file.read(_START.size)
+    _require_magic(path, start)
     _, version, header_bytes, expected = _START.unpack(start)
     if version != VERSION:
         raise SnapshotError(

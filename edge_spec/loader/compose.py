@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,11 +14,13 @@ from edge_spec.core.model import HasWays, Model
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
+from edge_spec.models.runtimes import library_build
 from edge_spec.placement.background import InTurns, profile_when_idle
 from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
@@ -52,6 +56,7 @@ def compose_engine(
         identity=placed.source.identity,
         computing=_computing(key, models.target),
     )
+    parts = replace(parts, prompts=_prompts(placed, parts))
     if measure_when_idle:
         parts = replace(parts, idle_work=_idle_work(placed, models, factory.branches, opened))
     return Engine(parts)
@@ -90,6 +95,18 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
         parallel_rows=options.parallel_rows,
         costs=models.costs,
     )
+
+
+def _prompts(placed: PlacedModels, parts: EngineComponents) -> PromptCache | None:
+    directory = placed.options.prompt_directory
+    if directory is None:
+        return None
+    architecture = {**parts.model.config.to_dict(), "context_length": 0}
+    exact = bool(parts.speculation_factory.lossless.widths)
+    build = library_build(parts.runtime)
+    made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
+    described = json.dumps(made_by, sort_keys=True)
+    return PromptCache(directory, hashlib.sha256(described.encode()).hexdigest())
 
 
 def _computing(key: ProfileKey, target: Model) -> str:

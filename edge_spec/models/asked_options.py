@@ -205,6 +205,16 @@ class AskedDecoding:
             more="One alone may use all of them. Without it, as many as pay.",
         ),
     ] = None
+    prompt_cache: Annotated[
+        str | Path | None,
+        Option(
+            "Keep what was read of long prompts on disk: auto, or a directory.",
+            read_as=str | None,
+            metavar="DIRECTORY",
+            more="Up to 4 GB; `auto` is `prompts/` in the cache directory: "
+            "[snapshots.md](snapshots.md#long-prompts).",
+        ),
+    ] = None
     call_timeout_s: Annotated[
         float | None,
         Option(

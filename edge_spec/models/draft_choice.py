@@ -13,6 +13,7 @@ from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, open_unhashed, read_manifest
 from edge_spec.models.hub.cache import list_cached
+from edge_spec.models.kept_tokenizer import kept_tokenizer_json
 from edge_spec.models.resolve import text_of_bundle
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
@@ -48,7 +49,7 @@ def describe(path: Path) -> Described:
         bundle = open_unhashed(path)
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
     opened = runtimes.open_model_info(path) if path.is_file() else runtimes.open_checkpoint(path)
-    return Described(opened.config, Tokenizer(opened.tokenizer_json(), None).vocabulary())
+    return Described(opened.config, Tokenizer(kept_tokenizer_json(opened), None).vocabulary())
 
 
 def chosen_drafts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from edge_spec.control.lossless import LosslessMode
 from edge_spec.control.overlap import DraftOverlap
@@ -22,6 +23,7 @@ from edge_spec.models.asked_options import (
     AskedPlace,
 )
 from edge_spec.models.option import declared_options
+from edge_spec.storage.atomic import cache_directory, expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
         _require_draft(self)
         _require_one_mode(self)
         _require_room_for_window(self)
+        _require_prompt_directory(self)
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
         _require_consistent_devices(self)
@@ -102,6 +105,15 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
     @property
     def lossless_mode(self) -> LosslessMode:
         return LosslessMode.ALWAYS if self.exact else LosslessMode.parse(self.lossless)
+
+    @property
+    def prompt_directory(self) -> Path | None:
+        """Where long prompts are kept; None: they are not."""
+        if self.prompt_cache is None:
+            return None
+        if self.prompt_cache == "auto":
+            return cache_directory() / "prompts"
+        return expanded(Path(self.prompt_cache))
 
     @property
     def most_rows(self) -> int:
@@ -224,6 +236,15 @@ def _require_room_for_window(options: LoadOptions) -> None:
             f"a lookahead window of {window} drafts up to {wanted} tokens a round, "
             f"and at most {options.draft_n_max} are allowed",
             remedy="Choose a smaller window or a larger --draft-n-max.",
+        )
+
+
+def _require_prompt_directory(options: LoadOptions) -> None:
+    directory = options.prompt_directory
+    if directory is not None and directory.exists() and not directory.is_dir():
+        raise UsageError(
+            f"{directory} is no directory, so prompts cannot be kept there",
+            remedy="Give --prompt-cache auto or a directory.",
         )
 
 

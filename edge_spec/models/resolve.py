@@ -27,6 +27,7 @@ from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, open_unhashed
+from edge_spec.models.kept_tokenizer import MAX_TOKENIZER_BYTES, kept_tokenizer_json
 from edge_spec.models.options import ConversionOptions
 from edge_spec.models.runtime_choice import (
     choose_runtime,
@@ -42,7 +43,6 @@ from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-_MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
 _Found = TypeVar("_Found", Bundle, Path)
 
 
@@ -81,6 +81,7 @@ def resolve_model(
     progress: Progress,
     providers: Sequence[str] = (),
     before_conversion: Callable[[Any], None] | None = None,
+    keeps: bool = True,
 ) -> ResolvedModel:
     """Raises an EdgeSpecError where the runtime cannot have the model.
 
@@ -88,6 +89,7 @@ def resolve_model(
     for a pair bundle, the first that reads a format it has.
     providers: where it will run; devices of the options' target are not looked at.
     before_conversion: is shown a model that has to be converted for a bundle, and may raise.
+    keeps: in the cache, a tokenizer that takes long to make.
     """
     choice = choose_runtime(source, runtime, options, providers)
     if choice.refusals:
@@ -108,7 +110,7 @@ def resolve_model(
         bundle = _bundle(source, chosen.reads, export_options, progress, before_conversion)
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
-    text = text_of_info(published, chosen)
+    text = text_of_info(published, chosen, keeps)
     return ResolvedModel(
         source.name, chosen, published, published.config, text, source.profiles, as_it_is
     )
@@ -130,7 +132,7 @@ def find_resolved(
     path = source.at(chosen.reads)
     as_it_is = path.is_file() and options.quantization is None
     if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
-        return resolve_model(source, chosen.name, options, progress, providers)
+        return resolve_model(source, chosen.name, options, progress, providers, keeps=False)
     if is_bundle(path):
         return _described(source, chosen, path)
     compute = compute_for(chosen, providers)
@@ -261,9 +263,9 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     """Raises ModelFileError for a tokenizer that cannot be read, or is larger than any is."""
     manifest = bundle.manifest
     file = bundle.file(TOKENIZER)
-    if file.stat().st_size > _MAX_TOKENIZER_BYTES:
+    if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelFileError(
-            f"{file} is larger than {_MAX_TOKENIZER_BYTES // 10**6} MB",
+            f"{file} is larger than {MAX_TOKENIZER_BYTES // 10**6} MB",
             remedy="Do not use this model.",
         )
     try:
@@ -279,10 +281,13 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     )
 
 
-def text_of_info(published: ModelInfo, runtime: Runtime) -> ChatFormat:
-    """Raises UnsupportedModelError where neither we nor the runtime can have its tokenizer."""
+def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
+    """keeps: as in `resolve_model`.
+
+    Raises UnsupportedModelError where neither we nor the runtime can have its tokenizer.
+    """
     try:
-        json = published.tokenizer_json()
+        json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
         tokenizer: TextCodec = Tokenizer(json, published.bos_id if published.adds_bos else None)
     except UnsupportedModelError:
         if not isinstance(runtime, TokenizingRuntime):

@@ -66,6 +66,8 @@ class Compared(NamedTuple):
 
 def compare(target: Mapping[str, int], draft: Mapping[str, int]) -> Compared:
     """target, draft: token -> id."""
+    if target == draft:  # a tenth of the time
+        return Compared(len(set(target.values())), [])
     of_target = {id: token for token, id in target.items()}
     of_draft = {id: token for token, id in draft.items()}
     different = [

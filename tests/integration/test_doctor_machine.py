@@ -79,7 +79,8 @@ def test_a_cache_that_cannot_be_written_is_a_warning_where_nothing_is_converted(
     "name",
     [
         *("profiles/x.json", "plans/x.json", "pairs/x.json", "ngrams/x.ngrams"),
-        *("corpora/x.corpus", "bundles/x.gguf", "bundles/x/manifest.json"),
+        *("tokenizers/x.tokenizer", "prompts/x.prompt", "corpora/x.corpus"),
+        *("bundles/x.gguf", "bundles/x/manifest.json"),
     ],
 )
 def test_what_the_cache_holds_and_cannot_be_read_is_a_warning(cache: Path, name: str) -> None:

@@ -9,8 +9,11 @@ from typing import NamedTuple
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.lookup.corpus_file import check_index
 from edge_spec.drafters.lookup.ngram_store import check_store
+from edge_spec.engine.prompt_cache import SUFFIX as PROMPT_SUFFIX
+from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.models.bundle import is_bundle, open_unhashed
+from edge_spec.models.kept_tokenizer import SUFFIX, read_kept_tokenizer
 from edge_spec.models.pair_history import check_history
 from edge_spec.placement.kept_costs import read_costs
 from edge_spec.placement.memory import format_bytes
@@ -42,6 +45,8 @@ def _check_conversion(path: Path) -> None:
 
 KINDS = (
     Kind("bundles", "[!.]*", _check_conversion),
+    Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
+    Kind("prompts", f"*{PROMPT_SUFFIX}", check_beginning),
     Kind("profiles", "*.json", read_key),
     Kind("rows", "*.json", read_rows),
     Kind("costs", "*.json", read_costs),

@@ -13,6 +13,7 @@ import pytest
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.decoder import Origin
+from edge_spec.engine.generation import LONG_TOKENS
 from edge_spec.engine.results import FinishReason
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -261,3 +262,27 @@ def test_an_answer_that_an_interrupt_ended_does_not_touch_the_next_one(
     found = [token.id for token in running.finish().tokens]
     fresh = make_engine(remembers_all()).generate("hello there", max_tokens=20)
     assert found == [token.id for token in fresh.tokens]
+
+
+@pytest.mark.parametrize("num_new", [LONG_TOKENS, LONG_TOKENS + 1])
+def test_progress_is_told_of_a_long_prompt_alone(
+    make_engine: Any, remembers_all: Any, num_new: int
+) -> None:
+    """num_new: tokens to read, after which the last one is scored."""
+    prompt = [97] * (num_new + 1)
+    told: list[tuple[str, float]] = []
+    engine = make_engine(remembers_all(2048))
+    generation = engine.generate(prompt, max_tokens=2, stream=True)
+    generation.progress = lambda what, fraction: told.append((what, fraction))
+    generation.finish()
+    if num_new <= LONG_TOKENS:
+        assert not told
+        return
+    fractions = [fraction for _, fraction in told]
+    assert {what for what, _ in told} == {"Reading the prompt"}
+    assert fractions == sorted(fractions) and len(fractions) == 5 and fractions[-1] == 1.0
+    again = engine.generate(prompt, max_tokens=2, stream=True)  # which is in the cache
+    told.clear()
+    again.progress = generation.progress
+    again.finish()
+    assert not told

@@ -15,7 +15,8 @@ TEXT = 8  # GGUF's number of the type
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
 
 
 def test_a_header_has_a_bound_however_large_the_file_is(
@@ -31,3 +32,61 @@ def test_a_header_has_a_bound_however_large_the_file_is(
     monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header) - 1)
     with pytest.raises(ModelFileError, match="a header of more than"):
         GgufFile(path)
+
+
+def listed(*raw: bytes) -> bytes:
+    """A file whose only pair is an array of these texts as they are stored."""
+    array = struct.pack("<IIQ", 9, TEXT, len(raw)) + b"".join(raw)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + array
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (struct.pack("<Q", 2) + b"\xc3\x28", "text that is not UTF-8"),
+        (struct.pack("<Q", 1 << 60) + b"x", "more bytes expected"),
+        (struct.pack("<Q", 100) + b"x", "100 more bytes expected, 1 left"),
+        (b"xxx", "8 more bytes expected, 3 left"),
+    ],
+)
+def test_a_damaged_text_in_a_list_is_told_with_its_place(
+    tmp_path: Path, broken: bytes, why: str
+) -> None:
+    whole = [text("a long one"), text("\u00e9"), text("")]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(listed(*whole))
+    assert GgufFile(path).metadata == {"key": ["a long one", "\u00e9", ""]}
+    path.write_bytes(listed(*whole, broken))
+    at = len(listed(*whole))
+    with pytest.raises(ModelFileError, match=why) as caught:
+        GgufFile(path)
+    told = int(str(caught.value).partition("at byte ")[2].partition(" ")[0])
+    assert at <= told <= at + len(broken)
+
+
+def test_the_header_ends_at_its_bound_within_a_list_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = listed(text("a"), text("b"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header + bytes(100))
+    monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header))
+    assert GgufFile(path).metadata == {"key": ["a", "b"]}
+    monkeypatch.setattr(gguf_reader, "MAX_HEADER_BYTES", len(header) - 1)
+    with pytest.raises(ModelFileError, match="a header of more than"):
+        GgufFile(path)
+
+
+def test_a_digest_is_of_the_pairs_that_are_named_wherever_they_stand(tmp_path: Path) -> None:
+    def pair(key: str, value: str) -> bytes:
+        return text(key) + struct.pack("<I", TEXT) + text(value)
+
+    def digest(*pairs: bytes) -> str:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs))
+        return GgufFile(path).digest(["b", "a", "missing"])
+
+    a, b = pair("a", "1"), pair("b", "2")
+    assert digest(a, b) == digest(b, pair("c", "3"), a)
+    others = [digest(a), digest(a, pair("b", "3")), digest(pair("a", "1b"), pair("b", ""))]
+    assert len({digest(a, b), *others}) == 4

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from edge_spec.errors import UsageError
+from edge_spec.text.vocabulary import compare as compared
 from edge_spec.text.vocabulary import require_same_vocabulary, same_vocabulary
 
 WORDS = [f"word{id}" for id in range(20)]
@@ -109,3 +110,9 @@ def test_vocabularies_without_a_common_id_are_refused() -> None:
         assert "0 of 0" in refusal(target, draft)
     with pytest.raises(UsageError):
         require_same_vocabulary({"a": 0}, {"a": 1}, "big", "small")
+
+
+def test_equal_vocabularies_share_each_id_once() -> None:
+    twice = {"a": 0, "b": 1, "also b": 1}
+    assert compared(twice, dict(twice)) == (2, [])
+    assert not compared({}, {}).is_same

@@ -237,6 +237,25 @@ def test_the_footer_keeps_what_fits(make_engine: Any, remembers_all: Any) -> Non
         assert whole.startswith(shown) and (len(shown) <= width or shown == "50 tokens/s")
 
 
+def test_the_footer_tells_how_far_a_long_prompt_is_read(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    prompt = [97] * 1400
+    talk = ChatConversation(
+        lambda *_, **__: make_engine(remembers_all(2048)), "test", True, {"max_tokens": 2}, None
+    )
+    shown = []
+    talk.engine.chat_prompt = lambda messages, tools=(): prompt
+
+    def note(what: str, fraction: float) -> None:
+        noted(what, fraction)
+        shown.append(footer(talk, Meter(), "", 200).partition(" | ")[0])
+
+    noted, talk._note_reading = talk._note_reading, note
+    talk.answer("a long text", lambda chunk: None)
+    assert shown == [f"reading {min(end / 1399, 1):.0%}" for end in range(256, 1600, 256)]
+
+
 @pytest.fixture
 def completer(make_engine: Any, remembers_all: Any) -> CommandCompleter:
     make = lambda *_, **__: make_engine(remembers_all())  # noqa: E731

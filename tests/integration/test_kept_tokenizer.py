@@ -1,0 +1,194 @@
+"""A tokenizer that was made of a GGUF file's metadata is kept, used again, and made again where it
+is damaged or no longer the file's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edge_spec.exporters import gguf_tokenizer
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.models import kept_tokenizer, runtimes
+from edge_spec.models.draft_choice import describe
+from edge_spec.models.kept_tokenizer import kept_tokenizer_json
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import find_resolved, resolve_model
+from edge_spec.models.source import Source
+from edge_spec.text.tokenizer import Tokenizer
+
+TEXTS = [
+    "the thin man",
+    "  two spaces,\n\na line and 1234 digits",
+    "<|im_start|>user\nwhy? \U0001f30d na\u00efve \u4f60\u597d<|im_end|>",
+    "\x00 and \ufffd",
+    "",
+]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tokenizers"
+
+
+@pytest.fixture
+def num_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many tokenizers were made of metadata so far."""
+    made: list[Path] = []
+    make = gguf_tokenizer.tokenizer_from_gguf
+
+    def counted(metadata: object, path: Path) -> object:
+        made.append(path)
+        return make(metadata, path)
+
+    monkeypatch.setattr("edge_spec.exporters.gguf_source.tokenizer_from_gguf", counted)
+    return lambda: len(made)
+
+
+def kept(path: Path) -> str:
+    return kept_tokenizer_json(runtimes.open_model_info(path))
+
+
+def digest(path: Path) -> str:
+    return str(runtimes.open_model_info(path).tokenizer_digest)
+
+
+def test_it_is_made_once_and_is_the_same_then(
+    cache: Path, num_made: Callable[[], int], gguf: Callable[..., Path]
+) -> None:
+    fresh = runtimes.open_model_info(gguf()).tokenizer_json()
+    assert num_made() == 1 and not cache.exists()
+    assert kept(gguf()) == fresh and num_made() == 2
+    assert kept(gguf()) == fresh and num_made() == 2
+    assert [path.stem for path in cache.iterdir()] == [digest(gguf())]
+
+
+@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_kept_ones_agree_with_the_librarys(
+    runtime: str,
+    kind: str,
+    cache: Path,
+    trained: ModuleType,
+    tokenized: Callable[..., StoredCheckpoint],
+    gguf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
+    path = gguf()
+    if kind == "sentencepiece":
+        path = trained.export(tokenized(trained.sentencepiece("none")), tmp_path / "out.gguf")
+    kept(path)
+    published = runtimes.open_model_info(path)
+    ours = Tokenizer(kept_tokenizer_json(published))
+    assert len(list(cache.iterdir())) == 1
+    library = runtimes.load_runtime(runtime).open_tokenizer(published)
+    assert library.vocabulary() == ours.vocabulary()
+    for text in TEXTS:
+        assert library.encode(text) == ours.encode(text), text
+
+
+def test_loading_keeps_it_and_looking_at_a_model_does_not(
+    cache: Path, num_made: Callable[[], int], gguf: Callable[..., Path]
+) -> None:
+    source = Source(str(gguf()), lambda what, fraction: None)
+    arguments = source, "reference", LoadOptions(), source.progress
+    assert find_resolved(*arguments) is not None
+    assert num_made() == 1 and not cache.exists()
+    encoded = [resolve_model(*arguments).text.tokenizer.encode(TEXTS[2]) for _ in range(2)]
+    assert encoded[0] == encoded[1] and num_made() == 2
+    describe(gguf())
+    assert num_made() == 2
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flipped(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def unsealed(path: Path) -> None:
+    path.write_bytes(path.read_bytes().partition(b"\n")[2])
+
+
+def of_another(path: Path) -> None:
+    """A whole and sealed one, which stands under the wrong name."""
+    other = path.with_name(f"{'0' * 64}{path.suffix}")
+    kept_tokenizer._keep(other, json.dumps({"version": "1.0"}).encode())
+    other.replace(path)
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, emptied, unsealed, of_another])
+def test_a_damaged_one_is_made_again(
+    damage: Callable[[Path], None],
+    cache: Path,
+    num_made: Callable[[], int],
+    gguf: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fresh = kept(gguf())
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    damage(file)
+    assert kept(gguf()) == fresh and num_made() == 2
+    (line,) = caplog.messages
+    assert f"{file} is damaged" in line and "\n" not in line
+    assert file.read_bytes() == whole
+    assert kept(gguf()) == fresh and num_made() == 2
+
+
+def test_its_name_changes_with_what_it_is_made_of_alone(
+    cache: Path,
+    gguf: Callable[..., Path],
+    tiny: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def written(name: str, **metadata: str) -> str:
+        return digest(tiny.write_gguf(tiny.build(), tmp_path / f"{name}.gguf", **metadata))
+
+    same = digest(gguf())
+    assert digest(gguf(kind="Q8_0")) == same  # other weights
+    assert written("licensed", general__license="mit") == same
+    assert written("other", tokenizer__ggml__pre="starcoder") != same
+    assert written("named", general__name="Phi-3") != same  # which is refused
+    monkeypatch.setattr("tokenizers.__version__", "0.0.1")
+    of_library = digest(gguf())
+    monkeypatch.setattr(gguf_tokenizer, "TOKENIZER_VERSION", 0)
+    assert len({same, of_library, digest(gguf())}) == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    cache: Path, num_made: Callable[[], int], gguf: Callable[..., Path]
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text("a file in the place of the directory")
+    assert kept(gguf()) == kept(gguf()) and num_made() == 2
+
+
+def test_one_that_is_larger_than_any_is_neither_kept_nor_read(
+    cache: Path,
+    num_made: Callable[[], int],
+    gguf: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh = kept(gguf())
+    (file,) = cache.iterdir()
+    bound = len(fresh.encode())
+    monkeypatch.setattr(kept_tokenizer, "MAX_TOKENIZER_BYTES", bound)
+    assert kept(gguf()) == fresh and num_made() == 1
+    monkeypatch.setattr(kept_tokenizer, "MAX_TOKENIZER_BYTES", bound - 1)
+    assert kept(gguf()) == fresh and num_made() == 2  # not read
+    file.unlink()
+    assert kept(gguf()) == fresh and not list(cache.iterdir())
