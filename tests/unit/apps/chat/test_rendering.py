@@ -241,9 +241,8 @@ def test_the_footer_tells_how_far_a_long_prompt_is_read(
     make_engine: Any, remembers_all: Any
 ) -> None:
     prompt = [97] * 1400
-    talk = ChatConversation(
-        lambda *_, **__: make_engine(remembers_all(2048)), "test", True, {"max_tokens": 2}, None
-    )
+    make = lambda *_, **__: make_engine(remembers_all(2048))  # noqa: E731
+    talk = ChatConversation(make, "test", True, {"max_tokens": 2}, None, {"temperature": 0})
     shown = []
     talk.engine.chat_prompt = lambda messages, tools=(): prompt
 
