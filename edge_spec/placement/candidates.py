@@ -90,7 +90,8 @@ def candidates(
             tried = [how] if is_draft else _settings(model.runtime, how)
             found += [Candidate(model, each, profile_key(source, model, each)) for each in tried]
     if not found:
-        choose_runtime(source, "auto", options)  # raises where none can run it, for all reasons
+        if fault is not None:
+            choose_runtime(source, "auto", options)  # raises with the reasons of all, if none can
         raise fault or UsageError(
             f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
             remedy='Run: pip install "edge-spec[cpu]".',
