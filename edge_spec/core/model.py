@@ -237,11 +237,19 @@ class RuntimeOptions:
 class Tensors(Protocol):
     """Named weights in Hugging Face's names and layout, read as they are asked for."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig: ...
 
     def names(self) -> Iterator[str]: ...
 
     def float32(self, name: str) -> np.ndarray: ...
+
+
+class TensorRows(Tensors, Protocol):
+    """Weights of which some rows can be read without the others."""
+
+    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Returns [len(rows), columns] of a matrix; rows: their indices, int64."""
 
 
 class ModelInfo(Protocol):
@@ -262,7 +270,7 @@ class ModelInfo(Protocol):
         """The tokenizer in the format of the `tokenizers` library."""
 
 
-class Checkpoint(ModelInfo, Tensors, Protocol):
+class Checkpoint(ModelInfo, TensorRows, Protocol):
     """A model as its authors published it, opened but not yet converted."""
 
 
