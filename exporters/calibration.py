@@ -6,7 +6,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.tokenizer import Tokenizer
 
-_TOKENS_PER_PROMPT = 256
+_TOKENS_PER_PROMPT = 128
 
 
 def calibration_sequences(checkpoint: StoredCheckpoint, max_tokens: int) -> list[list[int]]:
