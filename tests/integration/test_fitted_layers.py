@@ -181,10 +181,12 @@ def test_a_file_that_changes_meanwhile_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_memory_is_that_of_a_layer(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """A copy in float32 has 580 MB. Measured: 210 MB more than what is written, of which Python
-    and its libraries have 120."""
+@pytest.mark.parametrize(("kind", "bound"), [("Q4_0", 300e6), ("Q4_1", 500e6)])
+def test_memory_is_that_of_a_layer(
+    kind: str, bound: float, tiny: ModuleType, tmp_path: Path
+) -> None:
+    """A copy in float32 has 580 MB, beside Python and its libraries, which have 120. What fitting
+    takes at 2,048 tokens was measured at 200 MB, most of it one layer's inputs."""
     shape = {"hidden_size": 1024, "intermediate_size": 4096, "head_dim": 256}
     model = tiny.build(num_hidden_layers=10, **shape)
     for values in model.weights.values():
@@ -194,4 +196,4 @@ def test_memory_is_that_of_a_layer(kind: str, tiny: ModuleType, tmp_path: Path) 
     command = [sys.executable, "-c", EXPORT, str(source), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak, written = map(int, done.stdout.split())
-    assert peak < written + 300e6
+    assert peak < written + bound
