@@ -8,15 +8,16 @@ points would carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, on_all_cores
 
-_SLICE_ROWS = 4096  # bounds the temporaries of `quantize` to tens of megabytes
+# Of the weights that are worked on at once by one thread: about ten times 16 MB of temporaries.
+_SLICE_WEIGHTS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,25 @@ class BlockQuantized:
         floats: np.ndarray = (values - zeros) * self.scales[..., None]
         return floats.astype(np.float32).reshape(rows, -1)[:, : self.columns]
 
+    @classmethod
+    def of(
+        cls, levels: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int, columns: int
+    ) -> BlockQuantized:
+        """levels: uint8 [rows, blocks, block_size]; scales, zeros: [rows, blocks]."""
+        has_zeros = not (zeros == 1 << (bits - 1)).all()
+        return cls(
+            bits=bits,
+            block_size=levels.shape[-1],
+            columns=columns,
+            packed=_pack(levels, bits),
+            scales=np.ascontiguousarray(scales),
+            zero_points=_pack(zeros, bits) if has_zeros else None,
+        )
+
+    def rows(self, rows: slice) -> BlockQuantized:
+        zeros = None if self.zero_points is None else self.zero_points[rows]
+        return replace(self, packed=self.packed[rows], scales=self.scales[rows], zero_points=zeros)
+
     def levels(self) -> np.ndarray:
         """The integers, uint8 [rows, blocks * block_size]."""
         return _unpack(self.packed, self.bits).reshape(len(self.packed), -1)
@@ -50,27 +70,68 @@ def from_q4_0(stored: np.ndarray, columns: int) -> BlockQuantized:
 
     A Q4_0 block is a float16 scale and 16 bytes; byte i holds weight i below and i + 16 above.
     """
-    blocks = stored.reshape(len(stored), -1, 18)
-    nibbles = blocks[..., 2:]
-    values = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
-    return BlockQuantized(4, 32, columns, _pack(values, 4), _half_scales(blocks), None)
+    blocks = np.ascontiguousarray(stored).view("<u2").reshape(len(stored), -1, 9)
+    pairs = blocks[..., 1:]  # two bytes at a time: weights i, i + 16, i + 1 and i + 17
+    packed = np.empty((*blocks.shape[:2], 16), np.uint8)
+    packed[..., :8] = (pairs & 15) | (pairs >> 4 & 0xF0)
+    packed[..., 8:] = (pairs >> 4 & 15) | (pairs >> 8 & 0xF0)
+    scales = blocks[..., 0].view("<f2").astype(np.float32)
+    return BlockQuantized(4, 32, columns, packed, scales, None)
 
 
 def from_q8_0(stored: np.ndarray, columns: int) -> BlockQuantized:
     """Carries GGUF Q8_0 rows over bit for bit. stored: uint8 [rows, blocks * 34]."""
     blocks = stored.reshape(len(stored), -1, 34)
     values = blocks[..., 2:] ^ 0x80  # two's complement to an offset of 128
-    return BlockQuantized(8, 32, columns, values, _half_scales(blocks), None)
+    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0].astype(np.float32)
+    return BlockQuantized(8, 32, columns, values, scales, None)
+
+
+def is_carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> bool:
+    """Whether their file has them in this form."""
+    kind = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
+    return block_size == 32 and all(tensor.kind == kind for tensor in stored)
 
 
 def carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> BlockQuantized | None:
     """Tensors of the same columns, above each other, where their file has them in this form."""
-    kind = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
-    if block_size != 32 or any(tensor.kind != kind for tensor in stored):
+    if not is_carried(stored, bits, block_size):
         return None
-    rows = np.concatenate([tensor.stored_rows() for tensor in stored])
-    carry = from_q4_0 if bits == 4 else from_q8_0
-    return carry(rows, stored[0].shape[1])
+    return quantize_stored(stored, bits, block_size)
+
+
+def quantize_stored(
+    stored: Sequence[StoredTensor],
+    bits: int,
+    block_size: int,
+    importance: np.ndarray | None = None,
+    correction: np.ndarray | None = None,
+) -> BlockQuantized:
+    """Tensors of the same columns, above each other: bit for bit where their file has them in this
+    form, else as `quantize` finds them, multiplied with `correction` [columns, columns] before.
+
+    Reads and works in slices of rows, on all cores.
+    """
+    columns = stored[0].shape[1]
+    carry = None
+    if is_carried(stored, bits, block_size):
+        carry = from_q4_0 if bits == 4 else from_q8_0
+
+    def made(part: StoredTensor) -> BlockQuantized:
+        if carry is not None:
+            return carry(part.stored_rows(), columns)
+        weights = part.float32()
+        if correction is not None:
+            weights = weights @ correction
+        return quantize(weights, bits, block_size, importance=importance)
+
+    step = max(1, _SLICE_WEIGHTS // columns)
+    parts = [
+        tensor.rows(slice(start, start + step))
+        for tensor in stored
+        for start in range(0, tensor.shape[0], step)
+    ]
+    return joined(on_all_cores(made, parts))
 
 
 def quantize(
@@ -91,19 +152,41 @@ def quantize(
     padding = ((0, 0), (0, blocks * block_size - columns))
     counts = np.ones(columns) if importance is None else importance / importance.mean()
     counts = np.pad(counts, padding[1]).astype(np.float32).reshape(blocks, block_size)
+    step = max(1, _SLICE_WEIGHTS // columns)
     found = [
-        _best_blocks(np.pad(weights[start : start + _SLICE_ROWS], padding), counts, bits, symmetric)
-        for start in range(0, rows, _SLICE_ROWS)
+        _best_blocks(np.pad(weights[start : start + step], padding), counts, bits, symmetric)
+        for start in range(0, rows, step)
     ]
     levels, scales, zeros = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    zeros = zeros.reshape(rows, blocks)
-    return BlockQuantized(
-        bits=bits,
-        block_size=block_size,
-        columns=columns,
-        packed=_pack(levels.reshape(rows, blocks, block_size), bits),
-        scales=scales.reshape(rows, blocks),
-        zero_points=None if (zeros == 1 << (bits - 1)).all() else _pack(zeros, bits),
+    return BlockQuantized.of(
+        levels.reshape(rows, blocks, block_size),
+        scales.reshape(rows, blocks),
+        zeros.reshape(rows, blocks),
+        bits,
+        columns,
+    )
+
+
+def joined(parts: Sequence[BlockQuantized]) -> BlockQuantized:
+    """Matrices of the same form above each other."""
+    first = parts[0]
+    middle = 1 << (first.bits - 1)
+    zeros: np.ndarray | None = None
+    if any(part.zero_points is not None for part in parts):
+        none = _pack(np.full(first.scales.shape[1:], middle, np.uint8), first.bits)
+        zeros = np.concatenate(
+            [
+                np.tile(none, (len(part.packed), 1))
+                if part.zero_points is None
+                else part.zero_points
+                for part in parts
+            ]
+        )
+    return replace(
+        first,
+        packed=np.concatenate([part.packed for part in parts]),
+        scales=np.concatenate([part.scales for part in parts]),
+        zero_points=zeros,
     )
 
 
@@ -163,11 +246,6 @@ def _fit(
 # The whole range of a block, and at 4 bits also a little less of it: clipping the few extremes
 # pays for a finer grid.
 _RANGE_CUTS = MappingProxyType({4: (1.0, 0.92, 0.84), 8: (1.0,)})
-
-
-def _half_scales(blocks: np.ndarray) -> np.ndarray:
-    halves = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-    return halves.astype(np.float32)
 
 
 def _pack(values: np.ndarray, bits: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,19 @@ class StoredCheckpoint:
 
     def float32(self, name: str) -> np.ndarray:
         return self.tensors[name].float32()
+
+    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        return self.tensors[name].rows(rows).float32()
+
+    def release_pages(self) -> None:
+        """Lets go of what was read of its files, which counts as this process's memory till then.
+
+        What is needed again is read again, mostly from the system's own cache.
+        """
+        maps = {id(found): found for each in self.tensors.values() if (found := each.file_map)}
+        for found in maps.values():
+            if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+                found.madvise(mmap.MADV_DONTNEED)
 
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""

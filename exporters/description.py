@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.parity import Parity
-from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, open_bundle, write_manifest
+from edge_spec.models.bundle import TOKENIZER, Bundle, open_bundle, write_manifest
 from edge_spec.storage.atomic import sha256_file
 
 
@@ -25,7 +26,7 @@ def describe(
     the bundle. Raises what `check` raises."""
     (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
     path = checkpoint.path
-    described = {
+    described: dict[str, Any] = {
         "format": format,
         "name": path.stem if path.is_file() else path.name,
         "architecture": config.to_dict(),
@@ -38,8 +39,7 @@ def describe(
         "source_sha256": sha256_file(path) if path.is_file() else None,
         "parity": {},
     }
-    write_manifest(work, **described)
+    manifest = write_manifest(work, **described)
     if check is not None:
         described["parity"] = check(open_bundle(work))._asdict()
-        (work / MANIFEST).unlink()
-        write_manifest(work, **described)
+        write_manifest(work, manifest.files, **described)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge_spec.core.export import ObservesInputs
-from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.core.model import Progress
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
@@ -26,15 +25,27 @@ _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a lit
 def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
     """Returns an array [in] for each matrix, measured by the reference on the beginnings of our own
     prompts; none for an embedding that is no head."""
-    progress("Measuring what weights are multiplied with", 0.0)
     tokenizer = Tokenizer(checkpoint.tokenizer_json())
     tokens: list[int] = []
     for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
         tokens += tokenizer.encode(prompt.text + "\n")[:_TOKENS_PER_PROMPT]
-    model = runtimes.load_runtime("reference").open(checkpoint, RuntimeOptions())
-    assert isinstance(model, ObservesInputs)
-    try:
-        squares = model.mean_square_inputs(tokens[: checkpoint.config.context_length])
-        return {name: each + _FLOOR * each.mean() for name, each in squares.items()}
-    finally:
-        model.close()
+    tokens = tokens[: checkpoint.config.context_length]
+    found: dict[str, np.ndarray] = {}
+
+    def observe(name: str, inputs: np.ndarray) -> None:
+        found[name] = importance(inputs)
+
+    stream = runtimes.load_layer_stream(checkpoint, [tokens], observe)
+    num_layers = checkpoint.config.num_layers
+    for layer in range(num_layers):
+        stream.advance()
+        progress("Measuring what weights are multiplied with", (layer + 1) / num_layers)
+    stream.logits(np.arange(len(tokens)))
+    return found
+
+
+def importance(inputs: np.ndarray) -> np.ndarray:
+    """Returns [in] float64, all alike where inputs are zero or no numbers; inputs: [rows, in]."""
+    squares = np.square(inputs, dtype=np.float64).mean(axis=0)
+    floored: np.ndarray = squares + _FLOOR * squares.mean()
+    return floored if np.isfinite(floored).all() and floored.any() else np.ones(len(floored))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import UsageError
+from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.models.bundle import may_replace
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
@@ -52,3 +53,21 @@ def require_replaceable(out: Path) -> None:
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
         )
+
+
+@contextmanager
+def require_unchanged(path: Path) -> Iterator[None]:
+    """Raises ModelFileError where a model's file, or one in its directory, changes meanwhile."""
+    before = _stats(path)
+    yield
+    if _stats(path) != before:
+        raise ModelFileError(
+            f"{path} changed while it was read", remedy="Export it again once it is complete."
+        )
+
+
+def _stats(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each file."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

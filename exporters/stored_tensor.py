@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.errors import UnsupportedModelError
+
+_SLICE_WEIGHTS = 1 << 22  # that one thread dequantizes at once
+_Part = TypeVar("_Part")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +37,34 @@ class StoredTensor:
         ordered: np.ndarray = rows[self.row_order]
         return ordered
 
+    def rows(self, rows: slice | np.ndarray) -> StoredTensor:
+        """Returns some rows of a matrix, by their indices; a slice of stored rows is a view."""
+        stored = rows if self.row_order is None else self.row_order[rows]
+        data = self.data[stored]
+        return replace(self, shape=(len(data), *self.shape[1:]), data=data, row_order=None)
+
     def float32(self) -> np.ndarray:
         """The values, in `shape`. Raises UnsupportedModelError for a type gguf cannot read."""
+        step = max(1, _SLICE_WEIGHTS // self.shape[-1])
+        if len(self.shape) != 2 or self.shape[0] <= step:
+            return self._float32()
+        values = np.empty(self.shape, np.float32)
+
+        def fill(rows: slice) -> None:
+            values[rows] = self.rows(rows)._float32()
+
+        on_all_cores(fill, [slice(i, i + step) for i in range(0, self.shape[0], step)])
+        return values
+
+    @property
+    def file_map(self) -> mmap.mmap | None:
+        """What `data` is a view of; None for values that were made."""
+        base: Any = self.data
+        while isinstance(base, np.ndarray | memoryview):
+            base = base.base if isinstance(base, np.ndarray) else base.obj
+        return base if isinstance(base, mmap.mmap) else None
+
+    def _float32(self) -> np.ndarray:
         try:
             values = quants.dequantize(self.stored_rows(), self.kind)
         except NotImplementedError:
@@ -38,3 +73,11 @@ class StoredTensor:
                 remedy="Use a file in F16, Q8_0, Q4_0, Q4_1, Q5_x or a K-quant.",
             ) from None
         return np.ascontiguousarray(values, np.float32).reshape(self.shape)
+
+
+def on_all_cores(work: Callable[[_Part], _Made], parts: Sequence[_Part]) -> list[_Made]:
+    """Returns what `work` makes of each part, in their order; numpy lets threads run at once."""
+    if len(parts) == 1:
+        return [work(parts[0])]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, parts))

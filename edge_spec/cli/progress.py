@@ -1,10 +1,13 @@
-"""Long work, shown on stderr: a bar in a terminal, a line a step elsewhere."""
+"""Long work, shown on stderr: a bar in a terminal; elsewhere a line a step, and what is left."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any
+
+_EVERY_S = 15.0  # outside of a terminal
 
 
 class ProgressBar:
@@ -13,13 +16,12 @@ class ProgressBar:
     def __init__(self) -> None:
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}
+        self._told = 0.0  # when a line was written last
 
     def __call__(self, what: str, fraction: float) -> None:
         new = what not in self._tasks
         if not sys.stderr.isatty():
-            if new:
-                self._tasks[what] = None
-                print(f"{what} ...", file=sys.stderr, flush=True)
+            self._print(what, fraction, new)
             return
         if self._bar is None:
             from rich.console import Console
@@ -30,6 +32,18 @@ class ProgressBar:
         if new:
             self._tasks[what] = self._bar.add_task(what, total=1.0)
         self._bar.update(self._tasks[what], completed=fraction)
+
+    def _print(self, what: str, fraction: float, new: bool) -> None:
+        now = time.monotonic()
+        if new:
+            self._tasks[what] = now
+            print(f"{what} ...", file=sys.stderr, flush=True)
+        elif now - self._told >= _EVERY_S and 0 < fraction < 1:
+            left_s = (now - self._tasks[what]) * (1 - fraction) / fraction
+            print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
+        else:
+            return
+        self._told = now
 
     def __enter__(self) -> ProgressBar:
         return self

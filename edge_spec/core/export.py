@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.core.model import Checkpoint, Progress, TensorRows
 from edge_spec.errors import UsageError
 
 
@@ -66,10 +66,35 @@ class ReadingExporter(Protocol):
         """What `export` takes. Raises ModelFileError, UnsupportedModelError."""
 
 
-@runtime_checkable
-class ObservesInputs(Protocol):
-    """A model that can tell what its matrices are multiplied with."""
+# The name of a matrix in Hugging Face's layout, and [rows, in] float32 that it is multiplied with.
+Observe = Callable[[str, np.ndarray], None]
 
-    def mean_square_inputs(self, tokens: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """Returns for each matrix by its name in Hugging Face's layout, [in] float64: the mean over
-        `tokens` of each input, squared."""
+
+class LayerStream(Protocol):
+    """Sequences on their way through a model, of which no more than a matrix is in memory."""
+
+    num_done: int  # layers
+
+    def advance(self) -> None:
+        """Passes the next layer."""
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """Returns [len(rows), vocab] float32 after the last layer; rows: which of all sequences'
+        tokens, counted through."""
+
+
+@runtime_checkable
+class StreamsLayers(Protocol):
+    """A runtime that can pass sequences through a model a layer at a time."""
+
+    def open_layers(
+        self,
+        source: TensorRows,
+        sequences: Sequence[Sequence[int]],
+        observe: Observe | None = None,
+    ) -> LayerStream:
+        """Embeds the sequences, each of which sees only itself. `observe` is told what a matrix is
+        multiplied with before it is read from `source`.
+
+        Raises ContextFullError for a sequence that is too long.
+        """

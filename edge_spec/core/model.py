@@ -242,11 +242,19 @@ class RuntimeOptions:
 class Tensors(Protocol):
     """Named weights in Hugging Face's names and layout, read as they are asked for."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig: ...
 
     def names(self) -> Iterator[str]: ...
 
     def float32(self, name: str) -> np.ndarray: ...
+
+
+class TensorRows(Tensors, Protocol):
+    """Weights of which some rows can be read without the others."""
+
+    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Returns [len(rows), columns] of a matrix; rows: their indices, int64."""
 
 
 class ModelInfo(Protocol):
@@ -277,7 +285,7 @@ class DigestedTokenizer(Protocol):
         """Hexadecimal; changes with what `tokenizer_json` returns. None: it takes not long."""
 
 
-class Checkpoint(ModelInfo, Tensors, Protocol):
+class Checkpoint(ModelInfo, TensorRows, Protocol):
     """A model as its authors published it, opened but not yet converted."""
 
 

@@ -228,9 +228,11 @@ def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
     }
 
 
-def write_manifest(path: Path, **fields: object) -> Manifest:
-    """Lists and hashes the files below `path` and writes its manifest."""
-    files = list_files(path, path)
+def write_manifest(
+    path: Path, files: dict[str, FileEntry] | None = None, **fields: object
+) -> Manifest:
+    """Writes the manifest of the files below `path`, which are listed and hashed unless given."""
+    files = files or list_files(path, path)
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.core.entry_points import load_plugin
-from edge_spec.core.export import Exporter, ReadingExporter
-from edge_spec.core.model import Checkpoint, ModelInfo, Runtime
+from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
+from edge_spec.core.model import Checkpoint, ModelInfo, Runtime, TensorRows
 from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
@@ -91,6 +91,15 @@ def _own_build(runtime: str) -> str:
         return ""
     places = [path] if path.is_file() else sorted(path.glob("*llama*"))  # a file, or its directory
     return ",".join(f"{each}:{each.stat().st_size}:{each.stat().st_mtime_ns}" for each in places)
+
+
+def load_layer_stream(
+    source: TensorRows, sequences: Sequence[Sequence[int]], observe: Observe | None = None
+) -> LayerStream:
+    """See StreamsLayers: by the reference, which computes in float32."""
+    runtime = load_runtime("reference")
+    assert isinstance(runtime, StreamsLayers)
+    return runtime.open_layers(source, sequences, observe)
 
 
 def load_exporter(name: str) -> Exporter:

@@ -28,6 +28,7 @@ from edge_spec.exporters.requests import (
     chosen_block_size,
     chosen_quantization,
     require_replaceable,
+    require_unchanged,
 )
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
@@ -55,15 +56,16 @@ class OnnxExporter:
     ) -> ExportReport:
         """Writes a bundle at `out` and compares it with the reference.
 
-        Raises UsageError for unknown options, ExportError beyond the quantization's bound; then,
-        or when interrupted, `out` is left as it was.
+        Raises UsageError for unknown options, ModelFileError for a file that changes while it is
+        read, ExportError beyond the quantization's bound; then, or when interrupted, `out` is left
+        as it was.
         """
         out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
-        with atomic_directory(out) as work:
+        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
             _write_graph(checkpoint, work, quantization, block_size, progress)
 
             def compared(bundle: Bundle) -> Parity:
@@ -119,9 +121,12 @@ def _write_graph(
             stored = np.float16 if quantization.bits == 16 else np.float32
             weights = FloatWeights(checkpoint, nodes, stored)
         graph = GraphBuilder(nodes, weights, checkpoint)
-        model = graph.build(
-            lambda layer: progress("Converting the weights", (layer + 1) / num_layers)
-        )
+
+        def written(layer: int) -> None:
+            checkpoint.release_pages()
+            progress("Converting the weights", (layer + 1) / num_layers)
+
+        model = graph.build(written)
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())

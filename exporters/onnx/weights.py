@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 from onnx import TensorProto
 
-from edge_spec.exporters.block_quantize import BlockQuantized, carried, quantize
+from edge_spec.exporters.block_quantize import BlockQuantized, quantize_stored
 from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.fitted_layers import FittedLayers
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -45,22 +46,24 @@ class IntegerWeights:
     ) -> None:
         self._checkpoint = checkpoint
         self._nodes = nodes
-        self._bits = bits
-        self._block_size = block_size
+        self._layers = FittedLayers(checkpoint, bits, block_size)
+        self._tables: dict[str, list[str]] = {}  # what was stored of each
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        weight = self._read(names, self._bits, self._block_size)
+        weight = self._layers.take(names)
         inputs = [x, *self._store(names[0], weight)]
         if biases:
             bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
             inputs += [""] * (5 - len(inputs))  # no zero points, no group index
             inputs.append(self._nodes.weights.add(biases[0], bias))
-        return self._matmul(inputs, weight, names[0].removesuffix(".weight") + ".output")
+        shape = (len(weight.packed), weight.columns)
+        blocks = (weight.bits, weight.block_size)
+        return self._matmul(inputs, shape, blocks, names[0].removesuffix(".weight") + ".output")
 
     def embed(self, ids: str, output: str) -> None:
-        weight = self._read([EMBEDDING], 8, EMBEDDING_BLOCK)
-        inputs = self._store(EMBEDDING, weight)
-        flat = self._nodes.weights.add("embedding_shape", np.array([len(weight.packed), -1]))
+        inputs = [*self._store_table(EMBEDDING)]
+        size = self._checkpoint.config.vocab_size
+        flat = self._nodes.weights.add("embedding_shape", np.array([size, -1]))
         inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
         self._nodes.add(
             "GatherBlockQuantized",
@@ -74,16 +77,20 @@ class IntegerWeights:
         )
 
     def head(self, hidden: str, name: str, output: str) -> None:
-        weight = self._read([name], 8, EMBEDDING_BLOCK)
-        self._matmul([hidden, *self._store(name, weight)], weight, output)
+        config = self._checkpoint.config
+        self._matmul(
+            [hidden, *self._store_table(name)],
+            (config.vocab_size, config.hidden_size),
+            (8, EMBEDDING_BLOCK),
+            output,
+        )
 
-    def _read(self, names: Sequence[str], bits: int, block_size: int) -> BlockQuantized:
-        stored = [self._checkpoint.tensors[name] for name in names]
-        found = carried(stored, bits, block_size)
-        if found is not None:
-            return found
-        floats = np.concatenate([tensor.float32() for tensor in stored])
-        return quantize(floats, bits, block_size)
+    def _store_table(self, name: str) -> list[str]:
+        """Embedding or head, which may be one: read once."""
+        if name not in self._tables:
+            stored = [self._checkpoint.tensors[name]]
+            self._tables[name] = self._store(name, quantize_stored(stored, 8, EMBEDDING_BLOCK))
+        return self._tables[name]
 
     def _store(self, name: str, weight: BlockQuantized) -> list[str]:
         """Names of packed values, scales and, where there are any, zero points."""
@@ -95,16 +102,21 @@ class IntegerWeights:
             inputs.append(self._nodes.weights.add(name + ".zero_points", weight.zero_points))
         return inputs
 
-    def _matmul(self, inputs: list[str], weight: BlockQuantized, output: str) -> str:
+    def _matmul(
+        self, inputs: list[str], shape: tuple[int, int], blocks: tuple[int, int], output: str
+    ) -> str:
+        """shape: rows and columns; blocks: their bits and sizes."""
+        rows, columns = shape
+        bits, block_size = blocks
         return self._nodes.add(
             "MatMulNBits",
             inputs,
             output,
             domain=CONTRIB,
-            K=weight.columns,
-            N=len(weight.packed),
-            bits=weight.bits,
-            block_size=weight.block_size,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=block_size,
             accuracy_level=_ACCURACY_INT8,
         )
 

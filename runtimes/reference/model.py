@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from edge_spec.core.model import Capabilities, RuntimeOptions, Tensors
-from edge_spec.core.tree import TokenTree
+from edge_spec.core.export import Observe
+from edge_spec.core.model import Capabilities, RuntimeOptions, TensorRows, Tensors
 from edge_spec.errors import UsageError
 from edge_spec.placement.devices import Device, processor
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
+from edge_spec.runtimes.reference.layer_stream import ReferenceLayerStream
 from edge_spec.runtimes.reference.session import ReferenceSession
 
 
@@ -18,20 +17,6 @@ class ReferenceModel(Arithmetic):
     """Float32 weights, read from the checkpoint when a layer is first used and then kept."""
 
     capabilities = Capabilities(max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True)
-
-    def mean_square_inputs(self, tokens: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """See `edge_spec.core.export.ObservesInputs`. Raises ContextFullError."""
-        session = self.open_session()
-        self._squares = {}
-        try:
-            for start in range(0, len(tokens), MAX_ROWS):
-                chunk = TokenTree.chain(tokens[start], tokens[start + 1 : start + MAX_ROWS])
-                session.forward(chunk)
-                session.commit(range(len(chunk)))
-            return {name: sums / len(tokens) for name, sums in self._squares.items()}
-        finally:
-            self._squares = None
-            session.close()
 
     def open_session(self) -> ReferenceSession:
         return ReferenceSession(self)
@@ -54,6 +39,15 @@ class ReferenceRuntime:
                 remedy="It runs on the cpu; choose another --runtime for others.",
             )
         return ReferenceModel(source, options.context_length)
+
+    def open_layers(
+        self,
+        source: TensorRows,
+        sequences: Sequence[Sequence[int]],
+        observe: Observe | None = None,
+    ) -> ReferenceLayerStream:
+        """See `edge_spec.core.export.StreamsLayers`."""
+        return ReferenceLayerStream(source, sequences, observe)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         return [processor(self.name)]

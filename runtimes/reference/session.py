@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
+from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, mix
 
 
 class ReferenceSession:
@@ -69,47 +69,17 @@ class ReferenceSession:
 
         sees: [rows, rows] bool, which of the new rows each new row attends to.
         """
-        model = self._model
+        model, end = self._model, self.length + len(tokens)
         past = np.ones((len(tokens), self.length), bool)
         mask = np.concatenate([past, sees], axis=1)
-        x = model.weight("model.embed_tokens.weight")[tokens]
+
+        def attend(layer: int, heads: Heads) -> np.ndarray:
+            cache = self._cache[layer]
+            cache[0, :, self.length : end] = heads.keys
+            cache[1, :, self.length : end] = heads.values
+            return mix(Heads(heads.queries, *cache[:, :, :end]), mask)
+
+        x = model.embed(tokens)
         for layer in range(model.config.num_layers):
-            prefix = f"model.layers.{layer}."
-            normed = model.norm(x, prefix + "input_layernorm")
-            x = x + self._attention(normed, layer, self.length + depths, mask)
-            normed = model.norm(x, prefix + "post_attention_layernorm")
-            gate = model.linear(normed, prefix + "mlp.gate_proj")
-            up = model.linear(normed, prefix + "mlp.up_proj")
-            # SwiGLU (Shazeer 2020); the clip keeps exp within float32.
-            swish = gate / (1 + np.exp(-np.clip(gate, -80, None)))
-            x = x + model.linear(swish * up, prefix + "mlp.down_proj")
+            x = model.layer(x, layer, self.length + depths, attend)
         return model.norm(x, "model.norm")
-
-    def _attention(
-        self, x: np.ndarray, layer: int, positions: np.ndarray, mask: np.ndarray
-    ) -> np.ndarray:
-        """x: [rows, hidden]; mask: [rows, length + rows]."""
-        model, config = self._model, self._model.config
-        rows, end = len(x), self.length + len(x)
-        prefix = f"model.layers.{layer}.self_attn."
-
-        def heads(name: str, count: int) -> np.ndarray:
-            projected = model.linear(x, prefix + name + "_proj")
-            split = projected.reshape(rows, count, config.head_dim).swapaxes(0, 1)
-            if config.qk_norm and name in ("q", "k"):
-                split = model.norm(split, prefix + name + "_norm")
-            return split if name == "v" else model.rotate(split, positions)
-
-        cache = self._cache[layer]
-        cache[0, :, self.length : end] = heads("k", config.num_kv_heads)
-        cache[1, :, self.length : end] = heads("v", config.num_kv_heads)
-        keys, values = cache[:, :, None, :end]  # a group of query heads shares each
-        groups = config.num_heads // config.num_kv_heads
-        queries = heads("q", config.num_heads)
-        queries = queries.reshape(config.num_kv_heads, groups, rows, config.head_dim)
-        scores = queries @ keys.swapaxes(-1, -2) / np.float32(np.sqrt(config.head_dim))
-        scores = np.where(mask, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = (weights @ values).reshape(config.num_heads, rows, config.head_dim)
-        return model.linear(mixed.swapaxes(0, 1).reshape(rows, -1), prefix + "o_proj")

@@ -200,21 +200,46 @@ def test_a_longer_context_than_the_model_has_is_not_given(
     assert ReferenceRuntime().open(checkpoint(), options).config.context_length == 128
 
 
-def test_inputs_are_observed_where_a_matrix_reads_them(
-    model: ReferenceModel, tokens: Tokens, scores: Scores
+def test_layers_in_a_stream_score_as_the_opened_model(
+    checkpoint: Callable[..., StoredCheckpoint], model: ReferenceModel, tokens: Tokens
+) -> None:
+    """Each of several sequences as if it were alone."""
+    texts = [tokens(40), tokens(7, 1), tokens(23, 2)]
+    stream = ReferenceRuntime().open_layers(checkpoint("llama-llama3"), texts)
+    for _ in range(model.config.num_layers):
+        stream.advance()
+    found = stream.logits(np.arange(70))
+    start = 0
+    for text in texts:
+        expected = model.open_session().forward(TokenTree.chain(text[0], text[1:])).logits
+        own = found[start : start + len(text)]
+        tolerance.require_float32(own, expected, model.config, len(text))
+        start += len(text)
+    assert np.array_equal(stream.logits(np.array([3, 60])), found[[3, 60]])
+
+
+def test_inputs_are_observed_before_their_matrix_is_read(
+    checkpoint: Callable[..., StoredCheckpoint], model: ReferenceModel, tokens: Tokens
 ) -> None:
     """By hand for the first layer's queries, and for the head from the hidden states."""
-    text = tokens(120)
-    before = scores(model.open_session(), text)
-    found = model.mean_square_inputs(text)
+    text, source = tokens(120), checkpoint("llama-llama3")
+    seen: dict[str, np.ndarray] = {}
+    stream = ReferenceRuntime().open_layers(source, [text], seen.__setitem__)
+    for _ in range(model.config.num_layers):
+        stream.advance()
+    stream.logits(np.arange(len(text)))
     embedded = model.weight("model.embed_tokens.weight")[text]
     normed = model.norm(embedded, "model.layers.0.input_layernorm")
-    assert np.allclose(
-        found["model.layers.0.self_attn.q_proj.weight"], np.mean(normed**2, axis=0), rtol=1e-5
-    )
+    assert np.allclose(seen["model.layers.0.self_attn.q_proj.weight"], normed, rtol=1e-5)
     hidden = model.open_session().forward(TokenTree.chain(text[0], text[1:])).hidden
     assert hidden is not None
-    assert np.allclose(found["lm_head.weight"], np.mean(hidden**2, axis=0), rtol=1e-4)
-    matrices = {name for name in model._tensors.names() if name.endswith("_proj.weight")}
-    assert set(found) == matrices | {"lm_head.weight"}
-    assert np.array_equal(scores(model.open_session(), text), before)  # and nothing is changed
+    assert np.allclose(seen["lm_head.weight"], hidden, atol=1e-4)
+    matrices = {name for name in source.names() if name.endswith("_proj.weight")}
+    assert set(seen) == matrices | {"lm_head.weight"}
+
+
+def test_a_sequence_beyond_the_context_is_refused(
+    checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens
+) -> None:
+    with pytest.raises(ContextFullError):
+        ReferenceRuntime().open_layers(checkpoint(), [tokens(5), tokens(129)])

@@ -1,0 +1,73 @@
+"""Sequences on their way through the reference transformer, a layer at a time.
+
+A model that is opened keeps all of its weights in float32; here none is kept. All sequences pass a
+layer together, so that each matrix is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_spec.core.export import Observe
+from edge_spec.core.model import TensorRows, require_room
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, mix
+
+_HEAD_ROWS = 8192  # of the vocabulary at a time: 128 MB at a hidden size of 4096
+
+
+class ReferenceLayerStream(Arithmetic):
+    """See `edge_spec.core.export.LayerStream`."""
+
+    def __init__(
+        self,
+        source: TensorRows,
+        sequences: Sequence[Sequence[int]],
+        observe: Observe | None = None,
+    ) -> None:
+        """Raises ContextFullError for a sequence that is longer than the model's context."""
+        longest = max(map(len, sequences))
+        require_room(0, longest, source.config.context_length)
+        super().__init__(source, longest)
+        self.num_done = 0
+        self._source = source
+        self._observe = observe
+        ends = np.cumsum([len(tokens) for tokens in sequences])
+        self._spans = [
+            slice(end - len(each), end) for each, end in zip(sequences, ends, strict=True)
+        ]
+        self._positions = np.concatenate([np.arange(len(tokens)) for tokens in sequences])
+        self._x = source.float32_rows("model.embed_tokens.weight", np.concatenate(sequences))
+
+    def weight(self, name: str) -> np.ndarray:
+        return self._source.float32(name)
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        if self._observe is not None:
+            self._observe(name + ".weight", x)
+        return super().linear(x, name)
+
+    def advance(self) -> None:
+        self._x = self.layer(self._x, self.num_done, self._positions, self._attend)
+        self.num_done += 1
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """rows: which of all sequences' rows -> [len(rows), vocab]."""
+        hidden = self.norm(self._x[rows], "model.norm")
+        if self._observe is not None:
+            self._observe(self.head_name + ".weight", hidden)
+        size = self.config.vocab_size
+        scores = np.empty((len(hidden), size), np.float32)
+        for start in range(0, size, _HEAD_ROWS):
+            part = np.arange(start, min(start + _HEAD_ROWS, size))
+            head = self._source.float32_rows(self.head_name + ".weight", part)
+            scores[:, start : start + len(part)] = hidden @ head.T
+        return scores
+
+    def _attend(self, layer: int, heads: Heads) -> np.ndarray:
+        mixed = np.empty_like(heads.queries)
+        for span in self._spans:
+            own = Heads(*(part[:, span] for part in heads))
+            mixed[:, span] = mix(own, np.tri(own.keys.shape[1], dtype=bool))
+        return mixed

@@ -1,0 +1,27 @@
+"""Outside of a terminal long work is told of in a few lines, with what is left of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_spec.cli import progress
+from edge_spec.cli.progress import ProgressBar
+
+
+def test_what_is_left_is_told_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step every four seconds, ten in all: lines at once, after 16 and after 32 seconds."""
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with ProgressBar() as bar:
+        for step in range(11):
+            bar("Converting the weights", step / 10)
+            now += 4
+        bar("Comparing with the reference", 0.5)
+    assert capsys.readouterr().err.splitlines() == [
+        "Converting the weights ...",
+        "Converting the weights: 40%, about 24 s left",
+        "Converting the weights: 80%, about 8 s left",
+        "Comparing with the reference ...",
+    ]
