@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 _EVERY_S = 15.0  # outside of a terminal
+_TELLING = 0.02  # of the work: what is left cannot be told from less
 
 
 class ProgressBar:
@@ -38,7 +39,7 @@ class ProgressBar:
         if new:
             self._tasks[what] = now
             print(f"{what} ...", file=sys.stderr, flush=True)
-        elif now - self._told >= _EVERY_S and 0 < fraction < 1:
+        elif now - self._told >= _EVERY_S and _TELLING <= fraction < 1:
             left_s = (now - self._tasks[what]) * (1 - fraction) / fraction
             print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
         else:

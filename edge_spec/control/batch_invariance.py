@@ -16,6 +16,7 @@ from edge_spec.core.tree import TokenTree
 
 MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
 USUAL_WIDTHS = tuple(range(1, 17))
+_COMPARED_WIDTHS = (1, 2, 8)  # where only single rows are of interest
 _SPREAD = frozenset({1, 2, 3, 4, 6, 8, 12, 16})  # a step from 12 to 13 is no step from 1 to 2
 _WIDER = (24, 32, 48, 64)  # looked at only where more rows than usual are asked for
 _COMPARED_TOKENS = 16  # that the usual widths score; wider ones score more
@@ -105,15 +106,18 @@ def measure_batch_invariance(
     )
 
 
-def single_rows_agree(model: Model) -> bool:
-    """Whether they are scored as in a wider pass; ends at the first context where not."""
-    widths = measured_widths(model, MARGIN_WIDTHS)
+def agreeing_width(model: Model) -> int:
+    """The widest of a few passes that score their rows as single ones are scored, after all
+    contexts; 1 where none does. Matrices may have a kernel for a few rows and one for more."""
+    widths = measured_widths(model, _COMPARED_WIDTHS)
+    agreeing = set(widths[1:])
     for prompt_tokens in _prompts(model, widths[-1]):
+        if not agreeing:
+            break
         with closing(model.open_session()) as session:
             digests = _score_widths(model, session, prompt_tokens, widths).digests
-        if len(widths) < 2 or not _agree(digests[widths[0]], digests[widths[1]]):
-            return False
-    return True
+        agreeing = {width for width in agreeing if _agree(digests[1], digests[width])}
+    return max(agreeing, default=1)
 
 
 def _prompts(model: Model, widest: int) -> list[int]:

@@ -18,10 +18,10 @@ from pydantic import Field, TypeAdapter
 
 from edge_spec.control.batch_invariance import (
     BatchInvariance,
+    agreeing_width,
     is_large,
     measure_batch_invariance,
     measured_widths,
-    single_rows_agree,
 )
 from edge_spec.control.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.core.config import ModelConfig
@@ -35,6 +35,7 @@ from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
 
 _ATTEMPTS = 3
+_WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
 
 
@@ -166,19 +167,21 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
 
 
 def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> None:
-    """The first way that scores single rows as wider passes do; the first of all where none does.
-    A large model begins with the one that is likeliest to: to look at another takes seconds."""
+    """The way that scores single rows as the widest passes do, the first of equal ones. A large
+    model takes the one that is likeliest to, if it does: to look at another takes seconds."""
     assert isinstance(model, HasWays)
     if is_large(model.config):
         model.choose_way(model.likeliest_way)
         found = find_rows(model, replace(key, way=model.way), widths).batch_invariance
         if found.plain_width == 1 and len(found.invariant_widths) > 1:
             return
+    agreeing: dict[str, int] = {}
     for way in model.ways:
         model.choose_way(way)
-        if single_rows_agree(model):
+        agreeing[way] = agreeing_width(model)
+        if agreeing[way] >= _WIDE:
             return
-    model.choose_way(model.ways[0])
+    model.choose_way(max(agreeing, key=agreeing.__getitem__))
 
 
 def _keep(key: RowsKey, findings: RowFindings) -> None:

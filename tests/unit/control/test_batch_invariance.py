@@ -11,8 +11,8 @@ import pytest
 from edge_spec.control.batch_invariance import (
     MARGIN_WIDTHS,
     USUAL_WIDTHS,
+    agreeing_width,
     measure_batch_invariance,
-    single_rows_agree,
 )
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
@@ -258,11 +258,16 @@ def test_a_large_model_is_measured_in_few_passes_of_which_each_tells_more(noisy_
     found = measure_batch_invariance(model, USUAL_WIDTHS)
     expected = (1, 2, 3, 4, 6, 8, 12, 16)
     assert found.invariant_widths == tuple(width for width in expected if width >= noisy_below)
-    assert single_rows_agree(model) == (noisy_below == 0)
+    assert agreeing_width(model) == (1 if noisy_below else 8)
     large, rows_read = rows_read, 0
     model.config = replace(model.config, num_layers=2)
     measure_batch_invariance(model, USUAL_WIDTHS)
     assert large < rows_read / 3
+
+
+def test_kernels_for_a_few_rows_agree_with_a_single_one() -> None:
+    """As those of ggml's K-quants, of which wider passes have another."""
+    assert agreeing_width(NoisyModel(lambda width: 0.1 * (width > 3))) == 2
 
 
 def test_single_rows_that_differ_after_longer_texts_only_do_not_agree() -> None:
@@ -275,6 +280,6 @@ def test_single_rows_that_differ_after_longer_texts_only_do_not_agree() -> None:
 
     model: Any = NoisyModel(lambda width: 0)
     model.open_session = lambda: LongNoise(model)
-    assert single_rows_agree(model)
+    assert agreeing_width(model) == 8
     model.capabilities = replace(model.capabilities, settled_tokens=272)
-    assert not single_rows_agree(model)
+    assert agreeing_width(model) == 1

@@ -31,11 +31,13 @@ KEY = RowsKey(
 
 
 class Ways(ScriptedModel):
-    """Can compute in several ways: of each, the narrowest pass whose rows are like all others."""
+    """Can compute in several ways: of each, the narrowest pass whose rows are like all others.
+    agrees_below: of some, below which number of rows passes agree with each other, too."""
 
     def __init__(self, **from_width: int) -> None:
         super().__init__(random_logits(VOCAB, order=2, scale=1.0), VOCAB)
         self.from_width = from_width
+        self.agrees_below: dict[str, int] = {}
         self.way = next(iter(from_width))
         self.num_opened = 0
 
@@ -52,17 +54,18 @@ class Ways(ScriptedModel):
 
     def open_session(self) -> ScriptedSession:
         self.num_opened += 1
-        return OfWay(self, self.from_width[self.way])
+        return OfWay(self, self.from_width[self.way], self.agrees_below.get(self.way, 0))
 
 
 class OfWay(ScriptedSession):
-    def __init__(self, model: Ways, from_width: int) -> None:
+    def __init__(self, model: Ways, from_width: int, agrees_below: int) -> None:
         super().__init__(model)
         self._from_width = from_width
+        self._agrees_below = agrees_below
 
     def forward(self, tree: TokenTree) -> Forward:
         logits = super().forward(tree).logits
-        if len(tree) < self._from_width:
+        if self._agrees_below <= len(tree) < self._from_width:
             seed = [len(self.committed), len(tree)]
             logits = logits + np.random.default_rng(seed).uniform(-0.1, 0.1, logits.shape)
         return Forward(logits.astype(np.float32))
@@ -137,6 +140,16 @@ def test_a_large_model_begins_with_the_way_that_is_likeliest_to_agree() -> None:
     small = Ways(fast=1, slow=1, steady=1)
     key = replace(KEY, shapes=(4,))
     assert settle_rows(small, key, USUAL_WIDTHS, LosslessMode.AUTO).way == "fast"
+
+
+def test_a_way_that_agrees_in_narrow_passes_comes_before_one_that_agrees_in_none() -> None:
+    """K-quants on llama.cpp: up to three rows are scored as one where attention does so, too."""
+    model = Ways(fast=99, narrow=99, other=99)
+    model.agrees_below["narrow"] = 4
+    found = settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO)
+    assert model.way == found.way == "narrow"
+    assert found.batch_invariance.invariant_widths == (1, 2, 3)
+    assert found.lossless(LosslessMode.AUTO).promise is Promise.BIT_IDENTICAL
 
 
 def test_where_no_way_agrees_or_ties_are_allowed_the_fastest_is_taken() -> None:
