@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -229,10 +230,11 @@ def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
 
 
 def write_manifest(
-    path: Path, files: dict[str, FileEntry] | None = None, **fields: object
+    path: Path, hashed: Mapping[str, FileEntry] | None = None, **fields: object
 ) -> Manifest:
-    """Writes the manifest of the files below `path`, which are listed and hashed unless given."""
-    files = files or list_files(path, path)
+    """Writes the manifest of the files below `path`. hashed: what `list_files` says of them, where
+    that is known; nothing else in `fields` takes its place."""
+    files = list_files(path, path) if hashed is None else hashed
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
     )

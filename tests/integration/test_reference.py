@@ -215,7 +215,10 @@ def test_layers_in_a_stream_score_as_the_opened_model(
         own = found[start : start + len(text)]
         tolerance.require_float32(own, expected, model.config, len(text))
         start += len(text)
-    assert np.array_equal(stream.logits(np.array([3, 60])), found[[3, 60]])
+    some = stream.logits(
+        np.array([3, 60])
+    )  # fewer rows at once, whose sums may be in another order
+    tolerance.require_float32(some, found[[3, 60]], model.config, len(texts[0]))
 
 
 def test_inputs_are_observed_before_their_matrix_is_read(
