@@ -14,6 +14,7 @@ from edge_spec.core.export import Observe
 from edge_spec.core.model import TensorRows, require_room
 from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, mix
 
+_SERIAL_PRODUCT = 1 << 18  # multiplications, up to which OpenBLAS computes with one thread
 _HEAD_ROWS = 8192  # of the vocabulary at a time: 128 MB at a hidden size of 4096
 
 
@@ -66,8 +67,17 @@ class ReferenceLayerStream(Arithmetic):
         return scores
 
     def _attend(self, layer: int, heads: Heads) -> np.ndarray:
+        """Some rows at a time, which attend to what stands before them: products so small that a
+        matrix library takes one thread for each. With more it waits, for as long as other processes
+        have a core, thousands of times."""
         mixed = np.empty_like(heads.queries)
         for span in self._spans:
             own = Heads(*(part[:, span] for part in heads))
-            mixed[:, span] = mix(own, np.tri(own.keys.shape[1], dtype=bool))
+            length = own.keys.shape[1]
+            step = max(1, _SERIAL_PRODUCT // (length * self.config.head_dim))
+            for start in range(0, length, step):
+                end = min(start + step, length)
+                part = Heads(own.queries[:, start:end], own.keys[:, :end], own.values[:, :end])
+                seen = np.tri(end - start, end, start, dtype=bool)
+                mixed[:, span.start + start : span.start + end] = mix(part, seen)
         return mixed

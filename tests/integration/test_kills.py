@@ -62,4 +62,5 @@ def test_what_a_killed_writer_leaves_never_misloads(tmp_path: Path) -> None:
 
 def test_a_writer_that_does_not_care_is_found_out(tmp_path: Path) -> None:
     found, told = killed(["-c", PLAIN], 30, tmp_path / "kills.json")
-    assert found["misloads"] > 0 and "damaged" in told
+    # Which files were cut, and how each says so, follows from when the kills came.
+    assert found["misloads"] > 0 and "Error(" in told
