@@ -137,7 +137,7 @@ def is_large(config: ModelConfig) -> bool:
 def _num_compared(config: ModelConfig) -> int:
     """How many tokens are scored at each of the usual widths. A last bit that differs mostly goes
     under where activations are rounded to 8 bits; whether it shows grows with how many of these a
-    token has. (Of the demo model's 30 layers, 2 alone hid in 256 tokens what all show in 16.)"""
+    token has. (On ik, 2 of the demo model's 30 layers hid in 256 tokens what all show in 16.)"""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
     return max(_LEAST_COMPARED, min(_COMPARED_TOKENS, enough))
 
