@@ -17,11 +17,10 @@ from pydantic import Field, TypeAdapter
 
 from edge_spec.control.cost import RowCosts, costs_of
 from edge_spec.core.model import Model
-from edge_spec.errors import ModelFileError
 from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
 from edge_spec.placement.row_findings import RowsKey
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+from edge_spec.storage.json_store import KeptFile, require_sealed
 
 _MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy to keep it
 
@@ -47,10 +46,7 @@ def row_costs(model: Model, key: RowsKey) -> RowCosts:
     passes = quick_passes(model)
     seconds = median_seconds(passes)
     if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
-        try:
-            KeptFile(path, _FILE).update(lambda old: _File(1, key, seconds))
-        except OSError as error:
-            tell_unkept(path, error)
+        KeptFile(path, _FILE).keep(lambda old: _File(1, key, seconds))
     return costs_of(model.config, seconds)
 
 
@@ -61,9 +57,4 @@ def costs_path(key: RowsKey) -> Path:
 
 def read_costs(path: Path) -> RowsKey:
     """What the costs in a file hold for. Raises ModelFileError, OSError."""
-    try:
-        return read_sealed(path, _FILE).key
-    except DamagedError as error:
-        raise ModelFileError(
-            f"{path} holds no costs of this version: {error}", remedy="Delete it."
-        ) from None
+    return require_sealed(path, _FILE, "costs").key

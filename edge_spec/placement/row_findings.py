@@ -26,13 +26,12 @@ from edge_spec.control.batch_invariance import (
 from edge_spec.control.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import HasWays, Model
-from edge_spec.errors import ModelFileError
 from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
 from edge_spec.placement.machine import cpu_features
 from edge_spec.placement.profile import ProfileKey
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+from edge_spec.storage.json_store import KeptFile, require_sealed
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
@@ -111,12 +110,7 @@ def known_rows(key: RowsKey) -> RowFindings | None:
 
 def read_rows(path: Path) -> RowsKey:
     """What the findings in a file hold for. Raises ModelFileError, OSError."""
-    try:
-        return read_sealed(path, _FILE).key
-    except DamagedError as error:
-        raise ModelFileError(
-            f"{path} holds no findings of this version: {error}", remedy="Delete it."
-        ) from None
+    return require_sealed(path, _FILE, "findings").key
 
 
 def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
@@ -185,10 +179,7 @@ def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> No
 
 
 def _keep(key: RowsKey, findings: RowFindings) -> None:
-    try:
-        KeptFile(key.path, _FILE).update(lambda old: _File(1, key, findings))
-    except OSError as error:
-        tell_unkept(key.path, error)
+    KeptFile(key.path, _FILE).keep(lambda old: _File(1, key, findings))
 
 
 def _shapes(config: ModelConfig) -> tuple[int, ...]:

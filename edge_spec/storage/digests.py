@@ -15,9 +15,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from edge_spec.errors import ModelFileError
 from edge_spec.storage.atomic import cache_directory, sha256_file
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+from edge_spec.storage.json_store import KeptFile, require_sealed
 
 LARGE_BYTES = 16_000_000  # smaller files are hashed in less time than it takes to look them up
 _MAX_KEPT = 200
@@ -69,12 +68,7 @@ def known_sha256(path: Path) -> str:
 
 def check_digests(path: Path) -> None:
     """Raises ModelFileError for a file of digests that cannot be read, OSError."""
-    try:
-        read_sealed(path, _FILE)
-    except DamagedError as error:
-        raise ModelFileError(
-            f"{path} holds no digests of this version: {error}", remedy="Delete it."
-        ) from None
+    require_sealed(path, _FILE, "digests")
 
 
 def _state(path: Path) -> _State:
@@ -89,7 +83,4 @@ def _keep(kept: KeptFile[_File], known: _Known) -> None:
         others = tuple(each for each in others if each.state[:2] != same)
         return _File(1, (*others, known)[-_MAX_KEPT:])
 
-    try:
-        kept.update(with_it)
-    except OSError as error:
-        tell_unkept(kept.path, error)
+    kept.keep(with_it)

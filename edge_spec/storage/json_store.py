@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from edge_spec.errors import ModelFileError
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.locks import locked
 
@@ -70,6 +71,17 @@ def read_sealed(path: Path, kind: TypeAdapter[_Content], *, required: bool = Tru
         raise DamagedError(f"{where}: {first['msg']}") from None
 
 
+def require_sealed(path: Path, kind: TypeAdapter[_Content], what: str) -> _Content:
+    """Reads a file of the cache for a look at it. what: it holds, for the message. Raises
+    ModelFileError, OSError."""
+    try:
+        return read_sealed(path, kind)
+    except DamagedError as error:
+        raise ModelFileError(
+            f"{path} holds no {what} of this version: {error}", remedy="Delete it."
+        ) from None
+
+
 @dataclass(frozen=True)
 class KeptFile(Generic[_Content]):
     """One such file in the cache."""
@@ -96,6 +108,13 @@ class KeptFile(Generic[_Content]):
             content = change(self._checked())
             write_sealed(self.path, self.kind, content)
         return content
+
+    def keep(self, change: Callable[[_Content | None], _Content]) -> None:
+        """As `update`, of what costs only time where it cannot be kept, which one line says."""
+        try:
+            self.update(change)
+        except OSError as error:
+            tell_unkept(self.path, error)
 
     def _checked(self) -> _Content | None:
         """Under the lock: nobody else replaces a damaged file before it is removed."""

@@ -116,21 +116,30 @@ def _loops(total: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
-    header = [
-        *("the same prompts", "prompts", "plain tokens/s", "tokens/s", "speedup"),
-        *("tokens a round", "accepted", "in loops", "speedup without loops"),
+_SPEEDUP_HEADER = (
+    *("prompts", "plain tokens/s", "tokens/s", "speedup", "tokens a round", "accepted"),
+    *("in loops", "speedup without loops"),
+)
+
+
+def _speedup_cells(of: Mapping[str, Any]) -> list[str]:
+    return [
+        str(of["prompts"]),
+        _number(of["plain_per_second"], 1),
+        _number(of["predicted_per_second"], 1),
+        _interval(of, "speedup"),
+        _number(of["mean_accepted_length"], 2),
+        _share(of["acceptance_rate"]),
+        *_loop_cells(of),
     ]
+
+
+def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
+    header = ["the same prompts", *_SPEEDUP_HEADER]
     rows = [
         [
             name,
-            str(of["prompts"]),
-            _number(of["plain_per_second"], 1),
-            _number(of["predicted_per_second"], 1),
-            _interval(of, "speedup"),
-            _number(of["mean_accepted_length"], 2),
-            _share(of["acceptance_rate"]),
-            *_loop_cells(of),
+            *_speedup_cells(of),
         ]
         for name, of in (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
     ]
@@ -176,20 +185,11 @@ def _rows(report: Document) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _speedups(report: Document) -> list[str]:
-    header = [
-        *("category", "prompts", "plain tokens/s", "tokens/s", "speedup", "tokens a round"),
-        *("accepted", "in loops", "speedup without loops", "worst prompt"),
-    ]
+    header = ["category", *_SPEEDUP_HEADER, "worst prompt"]
     rows = [
         [
             category,
-            str(of["prompts"]),
-            _number(of["plain_per_second"], 1),
-            _number(of["predicted_per_second"], 1),
-            _interval(of, "speedup"),
-            _number(of["mean_accepted_length"], 2),
-            _share(of["acceptance_rate"]),
-            *_loop_cells(of),
+            *_speedup_cells(of),
             f"{_interval(of, 'worst_prompt_speedup')} {of['worst_prompt']}",
         ]
         for category, of in _rows(report)
