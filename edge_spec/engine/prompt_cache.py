@@ -31,6 +31,7 @@ SUFFIX = ".prompt"
 MAX_BYTES = 4_000_000_000  # of all prompts in a directory
 _TAIL_TOKENS = 64  # at the end of a prompt, which another one with the same beginning may not share
 _MAX_SEEN = 10_000  # beginnings that are remembered
+_MAX_WAITING_BYTES = 500_000_000  # of the states that wait for the disk
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ class _Taken:
     path: Path
     tokens: np.ndarray  # [length] int32
     state: Mapping[str, np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.state.values())
 
 
 class PromptCache:
@@ -56,7 +61,8 @@ class PromptCache:
         self._seen: dict[Path, None] = {}  # beginnings of the prompts of this process
         self._lock = Lock()
         self._writer = ThreadPoolExecutor(1, "prompt-cache")
-        self._writing: Future[None] | None = None
+        self._writing: Future[None] | None = None  # the last of them
+        self._waiting_bytes = 0
 
     def begin(self, prompt: Sequence[int]) -> PromptReading:
         """Before a prompt is read."""
@@ -106,10 +112,14 @@ class PromptCache:
             path.unlink()
 
     def write(self, taken: Sequence[_Taken]) -> None:
-        """In another thread. Where that is still at the prompts before, these are not kept."""
+        """In another thread, one after the other. Where the disk is so slow that too many bytes
+        would wait for it, these are not kept."""
+        size = sum(each.num_bytes for each in taken)
         with self._lock:
-            if self._writing is None or self._writing.done():
-                self._writing = self._writer.submit(self._write, taken)
+            if self._waiting_bytes and self._waiting_bytes + size > _MAX_WAITING_BYTES:
+                return
+            self._waiting_bytes += size
+            self._writing = self._writer.submit(self._write_waiting, taken, size)
 
     def flush(self) -> None:
         """Returns when everything is written."""
@@ -119,10 +129,16 @@ class PromptCache:
         if isinstance(error, Exception):
             tell_unkept(self._directory, error)
 
+    def _write_waiting(self, taken: Sequence[_Taken], size: int) -> None:
+        try:
+            self._write(taken)
+        finally:
+            with self._lock:
+                self._waiting_bytes -= size
+
     def _write(self, taken: Sequence[_Taken]) -> None:
         for each in taken:
-            size = sum(array.nbytes for array in each.state.values())
-            if size > self._max_bytes or each.path.is_file():
+            if each.num_bytes > self._max_bytes or each.path.is_file():
                 continue
             description = Description(
                 model="",

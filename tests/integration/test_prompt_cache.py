@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.core.model import Restorable
+from edge_spec.engine import prompt_cache
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, SUFFIX
 from edge_spec.engine.results import GenerationResult
@@ -144,13 +146,9 @@ def test_the_cache_afterwards_is_the_one_that_reading_writes(opened: Open, tmp_p
 def test_every_kept_state_is_that_of_reading_its_tokens(opened: Open, tmp_path: Path) -> None:
     """Also where a conversation went on, was rolled back, or an answer's own tokens were there."""
     with opened(tmp_path) as engine:
-        cache = engine.parts.prompts
-        assert cache is not None
 
         def asked(prompt: list[int]) -> list[int]:
-            found = answer(engine, prompt)
-            cache.flush()  # what is taken while the last ones are written is not kept
-            return [token.id for token in found.tokens]
+            return [token.id for token in answer(engine, prompt).tokens]
 
         text = DOCUMENT[:530]
         for seed in range(3):
@@ -262,6 +260,32 @@ def test_only_the_owner_can_read_it_and_short_prompts_are_not_kept(
     (file,) = kept(tmp_path)
     assert os.name == "nt" or file.stat().st_mode & 0o777 == 0o600
     assert once(reference, None, DOCUMENT).stats.cached_n == 0
+
+
+@pytest.mark.parametrize("bound, num_kept", [(None, 2), (1, 1)])
+def test_prompts_wait_for_a_slow_disk_up_to_a_bound(
+    reference: Open,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bound: int | None,
+    num_kept: int,
+) -> None:
+    if bound is not None:
+        monkeypatch.setattr(prompt_cache, "_MAX_WAITING_BYTES", bound)
+    disk = Event()
+    with reference(tmp_path) as engine:
+        cache = engine.parts.prompts
+        assert cache is not None
+        cache._writer.submit(disk.wait)
+        for seed in range(2):
+            answer(engine, tokens(seed, 400))
+        assert not kept(tmp_path)
+        disk.set()
+        cache.flush()
+        assert len(kept(tmp_path)) == num_kept
+        answer(engine, tokens(2, 400))  # nothing waits any more
+        cache.flush()
+        assert len(kept(tmp_path)) == num_kept + 1
 
 
 def test_those_that_were_not_used_for_longest_go_first(reference: Open, tmp_path: Path) -> None:
