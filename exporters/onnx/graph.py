@@ -18,11 +18,11 @@ total: cached tokens + attended):
 
 Models whose keys are large have a second form of attention, with two more inputs (stacked.py).
 
-In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for one row,
-whose last bits differ; int8 activations turn that into half a logit some layers later. With two
-rows attended, and blocks of 32, a row's logits are bit-identical at every width that was measured
-(edge_spec/control/numerics.py measures it again on each machine). It costs about 5 % of a plain
-step.
+In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
+one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
+With two rows attended, and blocks of 32, a row's logits are bit-identical at every width that was
+measured (edge_spec/control/batch_invariance.py measures it again on each machine). It costs about
+5 % of a plain step.
 """
 
 from __future__ import annotations

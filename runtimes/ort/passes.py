@@ -14,7 +14,7 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.runtimes.ort.cache import KvCache
-from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked
+from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
@@ -54,7 +54,7 @@ class Passes:
         self.runs = runs
         self._inference = inference
         self._has_stacked = has_stacked(inference)
-        self._takes_form = STACKED in {value.name for value in inference.get_inputs()}
+        self._takes_form = takes_form(inference)
         self._run_options = onnxruntime.RunOptions()
         self._config = config
         self._cache = cache

@@ -8,11 +8,15 @@ import onnxruntime
 STACKED = "stacked"  # the input that tells a graph with both forms of attention
 
 
+def takes_form(inference: onnxruntime.InferenceSession) -> bool:
+    """Returns whether the graph has both forms, and has to be told which to take."""
+    return STACKED in {value.name for value in inference.get_inputs()}
+
+
 def has_stacked(inference: onnxruntime.InferenceSession) -> bool:
-    """Returns whether the graph has the form; other devices than the CPU are left to the operator
-    that their providers know."""
-    names = {value.name for value in inference.get_inputs()}
-    return STACKED in names and inference.get_providers() == ["CPUExecutionProvider"]
+    """Returns whether passes of few rows are stacked: on the CPU alone, since providers of other
+    devices know the operator."""
+    return takes_form(inference) and inference.get_providers() == ["CPUExecutionProvider"]
 
 
 class StackedMask:

@@ -40,9 +40,7 @@ def model(
     directory = tmp_path_factory.mktemp("shared")
     quantization, shape = request.param
     longest = CONTEXT + 1
-    made = tiny.build(
-        "llama-llama3", num_hidden_layers=3, max_position_embeddings=longest, **shape
-    )
+    made = tiny.build("llama-llama3", num_hidden_layers=3, max_position_embeddings=longest, **shape)
     source = open_checkpoint(tiny.write_hf(made, directory / "hf"))
     options = ExportOptions(quantization, check=False)
     OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
