@@ -101,7 +101,7 @@ def resolve_model(
     elif chosen.reads == "gguf":
         file = gguf_file(source, options, progress)
         as_it_is = file == source.at(chosen.reads)
-        published = choice.info or runtimes.open_model_info(file)
+        published = source.header if as_it_is else runtimes.open_model_info(file)
         if choice.info is None and isinstance(chosen, ScreeningRuntime):
             chosen.require_runnable(published)
     else:

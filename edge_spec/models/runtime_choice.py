@@ -87,7 +87,7 @@ def _require_runnable(
 ) -> ModelInfo | None:
     """Returns the header of a file that the runtime opens as it is. Raises as `choose_runtime`."""
     if runtime.reads == "gguf" and _is_as_it_is(source, options):
-        info = runtimes.open_model_info(source.path)
+        info = source.header
         if isinstance(runtime, ScreeningRuntime):
             runtime.require_runnable(info)
         return info
@@ -107,7 +107,7 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
     """One error for all of them, which names what may help."""
     if source.path.is_file():
         try:
-            runtimes.open_model_info(source.path)
+            _ = source.header
         except EdgeSpecError as error:  # no runtime's own: it is of another kind
             return error
     for each in refusals:

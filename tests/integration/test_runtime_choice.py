@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,8 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
-from edge_spec.loader import load_engine
+from edge_spec.loader import load_engine, place
+from edge_spec.loader.place import place_models
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
@@ -227,6 +229,31 @@ def test_chat_without_a_template_is_refused_before_the_weights_are_read(
     assert run(["chat", str(base_model)]) == 1
     told = capfd.readouterr().err.splitlines()[-1]
     assert "has no chat template" in told and "generate --raw" in told
+
+
+def test_chat_without_a_template_is_refused_before_anything_that_takes_long(
+    base_model: Path, hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file before a runtime is asked or a tokenizer made, a directory before it is converted."""
+    directory = Path(shutil.copytree(hf(), tmp_path / "base"))
+    (directory / "tokenizer_config.json").unlink()
+    with pytest.raises(UnsupportedModelError, match="no chat template"):
+        place_models(Source(str(directory), quiet), LoadOptions(), needs_chat=True)
+    assert not list((tmp_path / "cache").rglob("model.onnx*"))
+    monkeypatch.setattr(place, "resolve_model", None)  # would be called
+    for runtime in ("auto", "llamacpp"):
+        with pytest.raises(UnsupportedModelError, match="no chat template"):
+            place_models(Source(str(base_model), quiet), LoadOptions(runtime=runtime), True)
+
+
+def test_a_header_is_read_once(gemma3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    open_info = runtimes.open_model_info
+    monkeypatch.setattr(
+        runtimes, "open_model_info", lambda path: read.append(path) or open_info(path)
+    )
+    place_models(Source(str(gemma3), quiet), LoadOptions(), needs_chat=True)
+    assert read == [gemma3]
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_weights_are_read(
