@@ -16,6 +16,7 @@ from edge_spec.models.source import Source
 from edge_spec.placement.fitting import require_fit, require_room_to_convert
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned, wants_plan
+from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.vocabulary import require_same_vocabulary
 
@@ -55,6 +56,9 @@ def place_models(source: Source, options: LoadOptions, needs_chat: bool = False)
         _require_chat(source.header)
     sources = tuple(Source(name, progress) for name in options.drafts)
     _require_runnable_drafts(source, sources, options)
+    order = runtime_order(source, options)
+    if order.seconds:
+        progress(str(order), 0.0)
     target = resolve_model(
         source,
         options.runtime,
@@ -62,6 +66,7 @@ def place_models(source: Source, options: LoadOptions, needs_chat: bool = False)
         progress,
         options.providers,
         before_conversion=_require_convertible_chat if needs_chat else require_room_to_convert,
+        order=order.names,
     )
     if needs_chat:
         target.text.template()

@@ -59,15 +59,19 @@ def compute_for(runtime: Runtime, providers: Sequence[str]) -> str | None:
 
 
 def choose_runtime(
-    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+    source: Source,
+    name: str,
+    options: ConversionOptions,
+    providers: Sequence[str] = (),
+    order: Sequence[str] = (),
 ) -> RuntimeChoice:
-    """Asks for "auto" the installed runtimes in their order, of a model that no format binds to
-    one. Nothing is converted, and weights stay unread.
+    """Asks for "auto" the installed runtimes in `order`, or the usual one, of a model that no
+    format binds to one. Nothing is converted, and weights stay unread.
 
     Raises UnsupportedModelError, MissingDependencyError where none can run it, with the command
     that installs one that may; for a file that is damaged, whatever reads it, ModelFileError.
     """
-    installed = runtimes.installed_runtimes()
+    installed = order or runtimes.installed_runtimes()
     if name != "auto" or source.is_demo or source.formats is not None or not installed:
         return RuntimeChoice(source.name, runtimes.load_runtime(name, source.formats))
     refusals: list[Refusal] = []
