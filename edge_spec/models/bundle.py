@@ -218,15 +218,18 @@ def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:
     return BundleError(f"{path} is not valid: {what}", remedy=remedy)
 
 
-def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
-    """The files at or below `start`, by their paths in `directory`, with sizes and hashes."""
+def list_files(
+    directory: Path, start: Path, digests: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, FileEntry]:
+    """The files at or below `start`, by their paths in `directory`, with sizes and hashes; digests:
+    the hashes that are known."""
     found = sorted(start.rglob("*")) if start.is_dir() else [start]
+    named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
     return {
-        file.relative_to(directory).as_posix(): FileEntry(
-            sha256=sha256_file(file), num_bytes=file.stat().st_size
+        name: FileEntry(
+            sha256=digests.get(name) or sha256_file(file), num_bytes=file.stat().st_size
         )
-        for file in found
-        if not file.is_dir()
+        for name, file in named.items()
     }
 
 
