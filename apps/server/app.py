@@ -150,7 +150,7 @@ def _add_descriptions(app: FastAPI, models: Models, options: ServerOptions) -> N
     async def plan(model: str | None = None) -> dict[str, Any]:
         """What `edge-spec plan` measured for this model, if it did."""
         served = models.find(model)
-        if served is models.first or served.on_demand is None:
+        if served.on_demand is None:
             return dict(options.plan)
         await describe(served)  # it is here
         return dict(await asyncio.to_thread(served.on_demand.plan) or NO_PLAN)

@@ -210,6 +210,7 @@ class Models:
 
         def screen(placed: PlacedModels) -> None:
             found = forecast_here(placed.target, placed.drafts, placed.options)
+            self._report("", 0.0)  # there may be no event loop any more
             asyncio.run_coroutine_threadsafe(self._make_room(model, found), loop).result()
             forecasts.append(found)
 

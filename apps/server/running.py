@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,7 +22,7 @@ from edge_spec.apps.server.connection import LimitedConnection
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
-from edge_spec.apps.server.options import NO_PLAN, ServerOptions
+from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import Running
 from edge_spec.errors import DeviceError
 from edge_spec.loader.on_demand import ModelOnDemand
@@ -116,15 +115,7 @@ def run(
 
     announce: called with the first model's name, the address and the port.
     """
-    options = ServerOptions(**settings)
-    forecasts: list[Forecast | None] = []
-
-    def screen(placed: PlacedModels) -> None:
-        forecasts.append(forecast_here(placed.target, placed.drafts, placed.options))
-
-    with models[0].open(report=None, screen=screen) as engine:
-        options = replace(options, plan=models[0].plan() or NO_PLAN)
-        _serve(_Site(engine, options, models, *forecasts), announce)
+    _serve(_Site(models, ServerOptions(**settings)), announce)
 
 
 def _serve(site: _Site, announce: Callable[[str, str, int], None]) -> None:
@@ -139,12 +130,9 @@ def _serve(site: _Site, announce: Callable[[str, str, int], None]) -> None:
 class RunningServer:
     """A server in a thread of this process, for as long as the block lasts."""
 
-    def __init__(
-        self, engine: Engine, options: ServerOptions, models: Sequence[ModelOnDemand] = ()
-    ) -> None:
-        """models: where there are several, the first of which is open as `engine`. It may then be
-        closed, and opened again; an engine alone is not closed."""
-        self._site = _Site(engine, options, models)
+    def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
+        """served: an engine, which is not closed, or models, of which the first is opened now."""
+        self._site = _Site(served, options)
         self._thread = threading.Thread(target=self._site.run, name="server")
 
     @property
@@ -174,29 +162,20 @@ class RunningServer:
 class _Site:
     """A socket that accepts connections, and what answers them."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        options: ServerOptions,
-        models: Sequence[ModelOnDemand] = (),
-        forecast: Forecast | None = None,
-    ) -> None:
-        """forecast: of the memory of `engine`; models: as `RunningServer` takes them."""
-        self._engine = engine
+    def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
+        self._served = served
         self._options = options
-        self._on_demand = models
-        self._forecast = forecast
 
     def __enter__(self) -> _Site:
         options = self._options
         with ExitStack() as opened:  # closes what is open already where the rest fails
+            models = self._open_models()
+            opened.callback(models.close)
             self._socket = _listen(options.host, options.port)
             opened.callback(self._socket.close)
             self.port: int = self._socket.getsockname()[1]
             host = f"[{options.host}]" if ":" in options.host else options.host
             self.url = f"http://{host}:{self.port}"
-            models = self._models()
-            opened.callback(models.close)
             self.model = models.first.name
             running = Running(models, Metrics(models, PATHS), options.request_timeout_s)
             config = self._config(build_app(running, options))
@@ -204,14 +183,22 @@ class _Site:
             self._opened = opened.pop_all()
         return self
 
-    def _models(self) -> Models:
-        """Of which the first is open."""
-        served = [ServedModel(each.name, each) for each in self._on_demand]
-        served = served or [ServedModel(self._engine.name, None)]
-        first, is_alone = served[0], len(served) == 1
-        opened = OpenModel(first.name, self._engine, self._options, is_owned=not is_alone)
-        first.take(opened, self._forecast)
-        return Models(served, self._options)
+    def _open_models(self) -> Models:
+        """Opens the first one."""
+        if isinstance(self._served, Engine):
+            alone = ServedModel(self._served.name, None)
+            alone.take(OpenModel(alone.name, self._served, self._options, is_owned=False), None)
+            return Models([alone], self._options)
+        models = [ServedModel(each.name, each) for each in self._served]
+        forecasts: list[Forecast | None] = []
+
+        def screen(placed: PlacedModels) -> None:
+            forecasts.append(forecast_here(placed.target, placed.drafts, placed.options))
+
+        engine = self._served[0].open(report=None, screen=screen)
+        opened = OpenModel(models[0].name, engine, self._options, is_owned=True)
+        models[0].take(opened, forecasts[0] if forecasts else None)
+        return Models(models, self._options)
 
     def _config(self, app: Any) -> uvicorn.Config:
         options = self._options

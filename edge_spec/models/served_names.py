@@ -34,16 +34,16 @@ def served_names(models: Sequence[str], asked: Sequence[str]) -> list[ServedName
         name, model = _read_alias(alias, models)
         given[_index(model, models, own)].append(name)
     names = [
-        [*aliases, name] if not aliases or own.count(name) == 1 else aliases
+        list(dict.fromkeys([*aliases, name] if not aliases or own.count(name) == 1 else aliases))
         for aliases, name in zip(given, own, strict=True)
     ]
-    every = [name for each in names for name in dict.fromkeys(each)]
+    every = [name for each in names for name in each]
     for name in every:
         if every.count(name) > 1:
             raise UsageError(
                 f"two models are called {name!r}", remedy=f"Give one another name. {_FORM}"
             )
-    return [ServedNames(each[0], tuple(dict.fromkeys(each[1:]))) for each in names]
+    return [ServedNames(each[0], tuple(each[1:])) for each in names]
 
 
 def _own_name(model: str) -> str:
