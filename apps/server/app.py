@@ -153,7 +153,8 @@ def _add_descriptions(app: FastAPI, models: Models, options: ServerOptions) -> N
         if served.on_demand is None:
             return dict(options.plan)
         await describe(served)  # it is here
-        return dict(await asyncio.to_thread(served.on_demand.plan) or NO_PLAN)
+        planned = await asyncio.to_thread(served.on_demand.plan)
+        return dict(planned or NO_PLAN)
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:

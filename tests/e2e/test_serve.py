@@ -57,6 +57,7 @@ def test_a_signal_cuts_the_answer_after_the_time_of_grace(edge_spec, command, nu
     assert (process.returncode, out, errors) == (status, "", "")
 
 
+@pytest.mark.slow  # beside tests/integration/test_server_models.py
 def test_several_models_answer_at_one_address(command, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))  # of their conversions
     one, two = (
