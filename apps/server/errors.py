@@ -9,6 +9,7 @@ from typing import Any
 from edge_spec import EdgeSpecError
 from edge_spec.errors import (
     ContextFullError,
+    DeviceMemoryError,
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
@@ -66,3 +67,25 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, UnicodeEncodeError):
         return ApiError(400, "The request has a string that is no Unicode text.")
     return ApiError(500, f"The server failed: {type(error).__name__}.")
+
+
+def overloaded(message: str) -> ApiError:
+    return ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"})
+
+
+def cannot_be_opened(name: str, error: Exception) -> ApiError:
+    """What clients are told of a model that cannot be opened: what whoever runs the server can do
+    about it is not theirs to do. OpenAI's client does not ask again on its own."""
+    told = error.shown if isinstance(error, EdgeSpecError) else type(error).__name__
+    return ApiError(
+        503 if isinstance(error, DeviceMemoryError) else 500,
+        f"Model {name!r} cannot be opened: {told}. Ask for another model; GET /v1/models lists "
+        "them.",
+        code="model_not_loaded",
+        param="model",
+        headers={"X-Should-Retry": "false"},
+    )

@@ -33,21 +33,12 @@ _ANY_ARGUMENTS = {"type": "object"}
 class Desk:
     """Reads requests for one model. Any thread may ask it: it changes nothing."""
 
-    def __init__(self, engine: Engine, options: ServerOptions, drafter: str) -> None:
-        self.model = engine.name
-        self.drafter = drafter
+    def __init__(self, model: str, engine: Engine, options: ServerOptions) -> None:
+        """model: its name, as answers have it."""
+        self.model = model
+        self.drafter = engine.drafter
         self._engine = engine
         self._options = options
-
-    def check_model(self, model: str | None) -> None:
-        """Raises ApiError."""
-        if model is not None and model != self.model:
-            raise ApiError(
-                404,
-                f"There is no model {model!r} here. There is {self.model!r}.",
-                code="model_not_found",
-                param="model",
-            )
 
     def chat(self, request: ChatRequest) -> tuple[Work, ChatReply]:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
