@@ -209,17 +209,22 @@ def test_json_object_is_any_object(client: httpx.Client) -> None:
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_required_call_is_one(client: httpx.Client, choice: Any) -> None:
-    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": choice, "max_tokens": 80}
+    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": choice, "max_tokens": 120}
+    body["parallel_tool_calls"] = False
     (answer,) = ask(client, CHAT, **body)["choices"]
     assert answer["finish_reason"] == "tool_calls"
     assert answer["message"]["content"] is None
     (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert 1 <= json.loads(call["function"]["arguments"])["days"] <= 9
-    *_, last = events(client, CHAT, **body)
-    (streamed,) = last["choices"][0]["delta"]["tool_calls"]
-    assert streamed["function"] == call["function"]
-    assert last["choices"][0]["finish_reason"] == "tool_calls"
+    told = [event["choices"][0] for event in events(client, CHAT, **body)]
+    first, *others = [one for each in told for one in each["delta"].get("tool_calls", ())]
+    assert (first["index"], first["type"]) == (0, "function") and first["id"]
+    assert first["function"]["name"] == "weather"
+    assert all(set(each) == {"index", "function"} for each in others)
+    arguments = "".join(each["function"]["arguments"] for each in (first, *others))
+    assert arguments == call["function"]["arguments"]
+    assert told[-1]["finish_reason"] == "tool_calls"
 
 
 def test_tools_go_to_the_template_unless_they_are_turned_off(client: httpx.Client) -> None:
