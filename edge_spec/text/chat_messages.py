@@ -99,7 +99,8 @@ def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Me
         return messages
     num_first = 0
     if traits.takes_system:
-        num_first = next((n for n, each in enumerate(messages) if each["role"] != "system"), 0)
+        others = (n for n, each in enumerate(messages) if each["role"] != "system")
+        num_first = next(others, len(messages))
     rest = [
         {**each, "role": "user"} if each["role"] == "system" else each
         for each in messages[num_first:]
