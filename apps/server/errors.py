@@ -77,6 +77,8 @@ def api_error(error: Exception) -> ApiError:
 def _for_client(error: EdgeSpecError, status: int) -> str:
     """The error in words of which each is about the request. What only those can change who run the
     server goes to its log."""
+    if isinstance(error, ContextFullError):  # in the words that clients look for
+        return f"This model's maximum context length is exceeded: {error}"
     if not _COMMAND.search(error.remedy):
         return str(error)
     if status < 500:

@@ -153,6 +153,7 @@ def test_what_the_engine_refuses_is_told(
     assert told in error["message"]
     if "context" in told:
         assert error["code"] == "context_length_exceeded"
+        assert "This model's maximum context length is" in error["message"]  # as LiteLLM looks for
     assert client.post(CHAT, json={"messages": HELLO, "max_tokens": 1}).status_code == 200
 
 
