@@ -213,7 +213,8 @@ def _invalid(first: Mapping[str, Any]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, "The body is no valid JSON.")
     where = [str(part) for part in first["loc"][1:]]
-    message = f"{'.'.join(where) or 'The body'}: {first['msg']}."
+    told = first.get("ctx", {}).get("error", first["msg"])  # of our own validators, or pydantic
+    message = f"{'.'.join(where) or 'The body'}: {told}."
     return ApiError(400, message, param=where[0] if where else None)
 
 
