@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
+_STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
 
 
@@ -49,7 +50,7 @@ class _Weights:
             for name, value in settings.items():
                 setattr(made, name, value)
             if options.takes_turns:  # waking them for each pass slows a model that runs alone
-                made.add_session_config_entry("session.force_spinning_stop", "1")
+                made.add_session_config_entry(_STOPS_SPINNING, "1")
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made
@@ -88,6 +89,7 @@ class _Weights:
             options.intra_op_num_threads = threads or options.intra_op_num_threads
         if made is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
+            options.add_session_config_entry(_STOPS_SPINNING, "1")
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
