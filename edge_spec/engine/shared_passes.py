@@ -137,8 +137,7 @@ class SharedPasses:
             self._arrivals_of(request.session).arrived(self._clock())
             request.arrived_s = self._clock()
             self._queue.append(request)
-            if len(self._queue) > 1:
-                self._turn.notify_all()  # who waits for company may go
+            self._turn.notify_all()  # who waits for company may go
             try:
                 while not request.is_done:
                     if self._is_running or self._queue[0] is not request:
