@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -21,6 +21,7 @@ def describe(
     format: str,
     quantization: str,
     check: Callable[[Bundle], Parity] | None,
+    kv_cache: Literal["shared", "whole"] = "shared",
 ) -> None:
     """Writes tokenizer and manifest beside a converted model, once more with what `check` finds of
     the bundle. Raises what `check` raises."""
@@ -36,6 +37,7 @@ def describe(
         "adds_bos": checkpoint.adds_bos,
         "sampling": checkpoint.sampling.stated,
         "quantization": quantization,
+        "kv_cache": kv_cache,
         "source_sha256": sha256_file(path) if path.is_file() else None,
         "parity": {},
     }

@@ -78,8 +78,9 @@ class Manifest(BaseModel):
     quantization: str
     source_sha256: str | None  # of the file it was made from, where it was one file
     parity: dict[str, float]  # distance from the source, on the packaged text
-    # "growing": an ONNX graph that takes the past and returns it with the pass after it
-    kv_cache: Literal["shared", "growing"] = "shared"
+    # "growing": an ONNX graph that takes the past and returns it with the pass after it. "whole":
+    # one that reads all of the cache in passes of few rows, in use or not.
+    kv_cache: Literal["shared", "whole", "growing"] = "shared"
     notes: tuple[str, ...] = ()  # what the exporter left out, and why; a line each
     files: dict[str, FileEntry]  # by its path in the bundle, with "/"
 

@@ -140,8 +140,11 @@ def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions
 
 
 def stored_weights(prepared: ResolvedModel) -> str:
+    """Returns what kernels are chosen by, of a model as it is stored."""
     if isinstance(prepared.source, Bundle):
-        return prepared.source.manifest.quantization
+        manifest = prepared.source.manifest
+        form = " stacked" if manifest.kv_cache == "whole" else ""  # other kernels, and other costs
+        return manifest.quantization + form
     return joined_types(prepared.source.weight_types)
 
 

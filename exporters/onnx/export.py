@@ -12,6 +12,7 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
+from edge_spec.exporters.onnx import stacked
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
@@ -79,6 +80,7 @@ class OnnxExporter:
                 format=self.format,
                 quantization=name if quantization.bits > 8 else f"{name} block {block_size}",
                 check=compared if options.check else None,
+                kv_cache="whole" if stacked.pays(checkpoint.config) else "shared",
             )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)

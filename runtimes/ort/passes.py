@@ -14,6 +14,7 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
@@ -29,7 +30,8 @@ class _Bound:
     binding: onnxruntime.IOBinding
     input_ids: np.ndarray  # [1, rows] int64
     position_ids: np.ndarray  # [1, attended] int64
-    bias: np.ndarray  # [attended * capacity] float32, zero between passes
+    bias: np.ndarray  # [attended * capacity] float32, zero between passes; empty where stacked
+    mask: StackedMask | None  # of a stacked pass
     logits: np.ndarray  # [scored, vocab] float32
     hidden: np.ndarray  # [scored, hidden] float32
 
@@ -51,11 +53,14 @@ class Passes:
     ) -> None:
         self.runs = runs
         self._inference = inference
+        self._has_stacked = has_stacked(inference)
+        self._takes_form = takes_form(inference)
         self._run_options = onnxruntime.RunOptions()
         self._config = config
         self.cache = cache
         self._last = np.zeros(1, np.int32)  # seqlens_k
         self._total = np.zeros((), np.int32)
+        self.cached = np.zeros(1, np.int64)  # cached_tokens
         # One for all widths, since scores are valid until the next pass. Rows that are never used
         # take no memory.
         self._logits = np.empty((MAX_ROWS, config.vocab_size), np.float32)
@@ -161,16 +166,18 @@ class Passes:
         bound.position_ids[0] = np.arange(start, start + len(tokens))
         self._run(bound, start)
 
-    def _bind(self, rows: int, scored: np.ndarray) -> _Bound:
+    def _bind(self, rows: int, scored: np.ndarray, is_stacked: bool = False) -> _Bound:
         binding = self._inference.io_binding()
         self.cache.bind(binding)
         config = self._config
-        attended = max(rows, MIN_ATTENDED)
+        attended = rows if is_stacked else max(rows, MIN_ATTENDED)
+        mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
         bound = _Bound(
             binding=binding,
             input_ids=np.zeros((1, rows), np.int64),
             position_ids=np.zeros((1, attended), np.int64),
-            bias=np.zeros(attended * self.cache.capacity, np.float32),
+            bias=np.zeros(0 if is_stacked else attended * self.cache.capacity, np.float32),
+            mask=mask,
             logits=self._logits[: len(scored)],
             hidden=self._hidden[: len(scored)],
         )
@@ -181,6 +188,11 @@ class Passes:
         binding.bind_cpu_input("logit_rows", scored.astype(np.int64))
         binding.bind_cpu_input("seqlens_k", self._last)
         binding.bind_cpu_input("total_sequence_length", self._total)
+        if self._takes_form:
+            binding.bind_cpu_input(STACKED, np.array([is_stacked]))
+            binding.bind_cpu_input("cached_tokens", self.cached)
+        if mask is not None:
+            binding.bind_cpu_input("attention_bias", mask.bias)
         if self.runs is not None:
             binding.bind_cpu_input("no_update", np.zeros((1, rows, config.hidden_size), np.float32))
             for sublayer in range(len(self.runs)):
@@ -196,7 +208,7 @@ class Passes:
         rows = len(tokens)
         bound = self._bound.get(rows)
         if bound is None:
-            bound = self._bound[rows] = self._bind(rows, np.arange(rows))
+            bound = self._bound[rows] = self._bind(rows, np.arange(rows), self._has_stacked)
         bound.input_ids[0] = tokens
         bound.position_ids[0] = positions
         self._run(bound, start, sees)
@@ -207,19 +219,28 @@ class Passes:
         total = start + rows
         self._last[0] = total - 1
         self._total[...] = total
+        self.cached[0] = start
+        self.cache.last_writer = self
+        if bound.mask is not None:
+            bound.mask.show(start, sees)
+            self._run_bound(bound, rows, start)
+            return
         # The operator masks causally by itself, so a chain needs no bias but zeros.
         bias = bound.bias[: rows * total].reshape(1, 1, rows, total)
-        self.cache.last_writer = self
         try:
             if sees is not None:
                 bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
             bound.binding.bind_cpu_input("attention_bias", bias)
-            self._inference.run_with_iobinding(bound.binding, self._run_options)
-        except Exception as error:
-            raise pass_error(error, rows, start) from error
+            self._run_bound(bound, rows, start)
         finally:
             if sees is not None:
                 bias[0, 0, :, start:] = 0.0
+
+    def _run_bound(self, bound: _Bound, rows: int, start: int) -> None:
+        try:
+            self._inference.run_with_iobinding(bound.binding, self._run_options)
+        except Exception as error:
+            raise pass_error(error, rows, start) from error
 
 
 def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
