@@ -23,7 +23,7 @@ from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import PassTimes
 from edge_spec.control.sharing import shares_alike, slices_alike, wider
-from edge_spec.core.model import Forward, Model, PassPart, Session, SharesPasses
+from edge_spec.core.model import Forward, Model, Session, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
 from edge_spec.engine.passes import OwnPasses, Scored
@@ -299,8 +299,11 @@ class SharedPasses:
         self._ratio += _WEIGHT * (seconds / one_by_one - self._ratio)
         self._num_shared += 1
         if self._num_shared >= _PATIENCE and self._ratio > 1:
-            _log.info("passes are not shared for a while: they took %.2f times as long as passes "
-                      "one by one", self._ratio)
+            _log.info(
+                "passes are not shared for a while: they took %.2f times as long as passes "
+                "one by one",
+                self._ratio,
+            )
             self._rest()
 
     def _rest(self) -> None:

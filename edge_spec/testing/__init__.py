@@ -1,8 +1,8 @@
 """Parts for tests of drafters, runtimes and applications; nothing here is used at run time.
 
 `ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
-runtime has to pass, `check_sharing` one for those whose sessions share passes. `FaultyModel` and `FaultyDrafter` fail at a chosen call, and `check_faults`
-has everything fail that an engine asks.
+runtime has to pass, `check_sharing` that of runtimes whose sessions share passes. `FaultyModel` and
+`FaultyDrafter` fail at a chosen call, and `check_faults` has everything fail that an engine asks.
 """
 
 from edge_spec.testing.faults import (

@@ -52,7 +52,9 @@ class _SharingCheck:
         for _ in range(_ROUNDS):
             taking = self._drawn.permutation(len(_HELD))[: self._drawn.integers(2, most + 1)]
             trees = [self._tree() for _ in taking]
-            parts = [PassPart(self._shared[each], tree) for each, tree in zip(taking, trees)]
+            parts = [
+                PassPart(self._shared[each], tree) for each, tree in zip(taking, trees, strict=True)
+            ]
             num_rows = sum(map(len, trees)) + int(self._drawn.integers(0, 3))
             lengths = [part.session.length for part in parts]
             outs = self._model.forward_together(parts, num_rows)
@@ -74,9 +76,10 @@ class _SharingCheck:
         for session, prompt in zip(self._own, prompts, strict=True):
             session.prefill(prompt)
         for start in range(0, len(_HELD), most):
+            reading = list(zip(self._shared, prompts, strict=True))[start : start + most]
             parts = [
                 PassPart(session, TokenTree.chain(prompt[0], prompt[1:]), scored=False)
-                for session, prompt in list(zip(self._shared, prompts))[start : start + most]
+                for session, prompt in reading
             ]
             outs = self._model.forward_together(parts, sum(len(part.tree) for part in parts))
             for part, out in zip(parts, outs, strict=True):

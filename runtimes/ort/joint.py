@@ -15,10 +15,12 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.ort.cache import KvCache
-from edge_spec.runtimes.ort.joint_graph import place_suffix
+from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes, bind_output, pass_error
+from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
 
 PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be
+_NOBODYS = (TokenTree.chain(0), True)
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 
 
@@ -69,15 +71,18 @@ class JointGraphs:
 
 class JointPasses:
     """One graph of `joint_graph`. Each place keeps the cache that it was bound to last; a place
-    that a pass has no session for attends to a cache of its own, of two tokens."""
+    that a pass has no session for attends to a cache of its own, which nobody reads."""
 
     def __init__(
         self, inference: onnxruntime.InferenceSession, num_places: int, config: ModelConfig
     ) -> None:
         self._inference = inference
         self._config = config
+        self._has_forms = OWN_ROWS + place_suffix(0) in {
+            value.name for value in inference.get_inputs()
+        }
         self._binding = inference.io_binding()
-        self._nobody = KvCache(config)
+        self._nobody = KvCache(config, self._has_forms)
         self._nobody.reserve(MIN_ATTENDED, 0)
         self._suffixes = [place_suffix(place) for place in range(num_places)]
         self._bound: list[tuple[KvCache, int] | None] = [None] * num_places
@@ -97,20 +102,17 @@ class JointPasses:
         logit_rows: list[int] = []
         row = attended = 0
         for place, at in enumerate(places):
-            rows = MIN_ATTENDED
             if at is None:
-                self._bind_attention(place, np.zeros(rows, np.int64), np.arange(rows), 0, None)
-            else:
-                _, start, part = parts[at]
-                tree, rows = part.tree, max(len(part.tree), MIN_ATTENDED)
-                own = np.minimum(np.arange(rows), len(tree) - 1)
-                self._bind_attention(place, row + own, start + tree.depths[own], start, tree)
-                here = slice(row, row + len(tree))
-                tokens[here] = tree.tokens
-                kept[here] = attended + np.arange(len(tree))
-                logit_rows += range(here.start, here.stop) if part.scored else ()
-                row = here.stop
-            attended += rows
+                attended += self._bind_attention(place, self._nobody, 0, 0, _NOBODYS)
+                continue
+            passes, start, part = parts[at]
+            tree = part.tree
+            here = slice(row, row + len(tree))
+            tokens[here] = tree.tokens
+            kept[here] = attended + np.arange(len(tree))
+            logit_rows += range(here.start, here.stop) if part.scored else ()
+            attended += self._bind_attention(place, passes.cache, row, start, part[1:])
+            row = here.stop
         return self._run(parts, places, tokens, kept, logit_rows or [row - 1])
 
     def _places(self, caches: Sequence[KvCache]) -> list[int | None]:
@@ -137,21 +139,37 @@ class JointPasses:
         return places
 
     def _bind_attention(
-        self, place: int, rows: np.ndarray, positions: np.ndarray, start: int, tree: TokenTree | None
-    ) -> None:
-        """rows: of the pass, that are attended; tree: of them, None where nobody reads them."""
-        bind, suffix = self._binding.bind_cpu_input, self._suffixes[place]
-        num_rows = len(rows)
+        self, place: int, cache: KvCache, row: int, start: int, part: tuple[TokenTree, bool]
+    ) -> int:
+        """row: of the pass, where the tree begins. Returns how many rows the place gives."""
+        tree, scored = part
+        count = len(tree)
+        is_stacked = self._has_forms and scored  # as in a pass of its own
+        num_rows = count if is_stacked else max(count, MIN_ATTENDED)
+        own = np.minimum(np.arange(num_rows), count - 1)
         total = start + num_rows
         bias = self._bias(num_rows * total).reshape(1, 1, num_rows, total)
-        if tree is not None and not tree.is_chain:
+        if is_stacked:
+            mask = StackedMask(count, cache.capacity)
+            mask.show(start, None if tree.is_chain else tree.ancestors)
+            bias = mask.bias
+        elif not tree.is_chain:
             bias = bias.copy()
             bias[0, 0, :, start:] = np.where(tree.ancestors, 0.0, -np.inf)
-        bind("attention_rows" + suffix, rows.astype(np.int64))
-        bind("position_ids" + suffix, positions.astype(np.int64)[None])
-        bind("attention_bias" + suffix, bias)
-        bind("seqlens_k" + suffix, np.array([total - 1], np.int32))
-        bind("total_sequence_length" + suffix, np.array(total, np.int32))
+        if self._has_forms:
+            self._bind(place, OWN_ROWS, np.arange(row, row + count))
+            self._bind(place, STACKED, np.array([is_stacked]))
+            self._bind(place, "cached_tokens", np.array([start]))
+            self._bind(place, "kept_rows", np.arange(count))
+        self._bind(place, "attention_rows", own if self._has_forms else row + own)
+        self._bind(place, "position_ids", (start + tree.depths[own]).astype(np.int64)[None])
+        self._bind(place, "attention_bias", bias)
+        self._bind(place, "seqlens_k", np.array([total - 1], np.int32))
+        self._bind(place, "total_sequence_length", np.array(total, np.int32))
+        return count if self._has_forms else num_rows
+
+    def _bind(self, place: int, name: str, values: np.ndarray) -> None:
+        self._binding.bind_cpu_input(name + self._suffixes[place], values)
 
     def _bias(self, size: int) -> np.ndarray:
         """[size] zeros: attention is causal by itself, so a chain needs no more."""

@@ -136,9 +136,7 @@ class OrtModel:
             return 1  # not measured on other devices than the CPU
         with self._lock:
             if self._joint is None:
-                self._joint = JointGraphs(
-                    self.config, self._open_joint, self._weights.count_bytes
-                )
+                self._joint = JointGraphs(self.config, self._open_joint, self._weights.count_bytes)
         return self._joint.prepare(num_sessions)
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import PassPart, RuntimeOptions, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError
+from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.loader import load_engine
+from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.ort.joint import PLACES
 from edge_spec.runtimes.ort.model import OrtModel
@@ -32,6 +36,23 @@ def test_onnxruntime_scores_rows_alike_whoever_shares_the_pass(
 ) -> None:
     model = OrtModel(exported(variant), RuntimeOptions(threads=1))
     # float32 on AVX-512, AVX2 and NEON: products of other widths may sum in another order.
+    assert check_sharing(model, 1e-3) <= 1e-3
+    model.close()
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_heads_that_are_stacked_as_rows_share_passes(
+    checkpoint: Callable[..., Any],
+    variant: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in models with large keys."""
+    monkeypatch.setattr(stacked, "_MIN_KV_SIZE", 1)
+    OnnxExporter().export(
+        checkpoint(variant), tmp_path / "out", ExportOptions("fp32"), lambda what, fraction: None
+    )
+    model = OrtModel(open_bundle(tmp_path / "out"), RuntimeOptions(threads=1))
     assert check_sharing(model, 1e-3) <= 1e-3
     model.close()
 
