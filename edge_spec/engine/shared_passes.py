@@ -77,7 +77,7 @@ class SharedPasses:
         """Conversations that may share a pass now."""
         return self._most
 
-    def _prepare_for(self, num_conversations: int) -> None:
+    def prepare_for(self, num_conversations: int) -> None:
         """Begins to make ready for so many conversations, in another thread."""
         if num_conversations <= self._prepared_for or not isinstance(self._model, SharesPasses):
             return
@@ -99,7 +99,7 @@ class SharedPasses:
             preparing.join()
 
     def forward(self, session: Session, tree: TokenTree, num_rows: int) -> Scored:
-        self._prepare_for(self._load.active)
+        self.prepare_for(self._load.active)
         if self._most < 2:
             return self._own.forward(session, tree, num_rows)
         request = TreeRequest(session, tree, num_rows)

@@ -132,7 +132,7 @@ def test_a_text_does_not_depend_on_who_else_is_served(
         model = engine.parts.model
         assert isinstance(model, SharesPasses)
         alone = [engine.generate(each, max_tokens=24, **sampling).text for each in QUESTIONS]
-        passes._prepare_for(len(QUESTIONS))
+        passes.prepare_for(len(QUESTIONS))
         passes.settle()
         engines = [engine, *(engine.fork() for _ in QUESTIONS[1:])]
         for _ in range(3):

@@ -71,7 +71,7 @@ class Served:
     def __init__(self, lossless: Losslessness | None = None, prepared: int = 4) -> None:
         self.model = Recording()
         self.passes = SharedPasses(self.model, lossless or Losslessness(), Concurrency())
-        self.passes._prepare_for(prepared)
+        self.passes.prepare_for(prepared)
         self.passes.settle()
         self.model.passes.clear()
         self.model.widths.clear()
@@ -253,7 +253,7 @@ def test_what_changes_a_bit_is_not_shared() -> None:
     lossless = Losslessness(LosslessMode.AUTO, widths=(1, 2, 4, 8, 16))
     for kind, most in ((Recording, 2), (Noisy, 1)):
         passes = SharedPasses(kind(), lossless, Concurrency())
-        passes._prepare_for(2)
+        passes.prepare_for(2)
         passes.settle()
         assert passes.most == most
 
