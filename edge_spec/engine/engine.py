@@ -47,7 +47,7 @@ class Engine:
         self.parts = parts
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
-        self._models = models or SharedModels([parts.model, *drafts], parts.idle_work)
+        self._models = models or SharedModels([parts.model, *drafts], parts.passes, parts.idle_work)
         self._session = parts.model.open_session()
         self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(

@@ -48,13 +48,13 @@ class KvCache:
         self._block = self._allocate(0)
         self.generation += 1
 
-    def bind(self, binding: onnxruntime.IOBinding) -> None:
-        """Binds each buffer as both past and present."""
+    def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
+        """Binds each buffer as both past and present. suffix: of the names."""
         for layer, parts in enumerate(self._block):
             for part, buffer in zip(("key", "value"), parts, strict=True):
                 shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-                binding.bind_ortvalue_input(f"past.{layer}.{part}", shared)
-                binding.bind_ortvalue_output(f"present.{layer}.{part}", shared)
+                binding.bind_ortvalue_input(f"past.{layer}.{part}{suffix}", shared)
+                binding.bind_ortvalue_output(f"present.{layer}.{part}{suffix}", shared)
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ..."""

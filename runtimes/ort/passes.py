@@ -57,10 +57,10 @@ class Passes:
         self._takes_form = takes_form(inference)
         self._run_options = onnxruntime.RunOptions()
         self._config = config
-        self._cache = cache
+        self.cache = cache
         self._last = np.zeros(1, np.int32)  # seqlens_k
         self._total = np.zeros((), np.int32)
-        self._cached = np.zeros(1, np.int64)  # cached_tokens
+        self.cached = np.zeros(1, np.int64)  # cached_tokens
         # One for all widths, since scores are valid until the next pass. Rows that are never used
         # take no memory.
         self._logits = np.empty((MAX_ROWS, config.vocab_size), np.float32)
@@ -96,15 +96,25 @@ class Passes:
             np.concatenate([first[0], rest.logits]), np.concatenate([first[1], rest.hidden])
         )
 
+    def prepare_joint(self, rows: int, start: int) -> None:
+        """Before a pass that other sessions share: makes room, and nothing can be kept until it has
+        succeeded. Raises ContextFullError."""
+        self._reserve(rows, start)
+        self.cache.last_writer = None
+
+    def joined(self) -> None:
+        """That pass has written its rows after the cached tokens: `keep` is of them."""
+        self.cache.last_writer = self
+
     def keep(self, rows: Sequence[int], start: int) -> None:
         """Moves these rows of the last pass together.
 
         Raises ValueError where another session has written to the cache since.
         """
-        if self._cache.last_writer is not self:
+        if self.cache.last_writer is not self:
             raise ValueError("the rows to commit are gone: the cache was written to since")
         if rows[-1] != len(rows) - 1:  # not simply the first rows
-            self._cache.compact(start, rows)
+            self.cache.compact(start, rows)
 
     def updates(self, tokens: Sequence[int], start: int) -> Iterator[list[np.ndarray]]:
         """Gives for each pass over a part of `tokens`: the embedded rows, then what each sublayer
@@ -116,9 +126,9 @@ class Passes:
             bound = self._bind_reading(len(chunk))
             found = [np.empty((1, len(chunk), self._config.hidden_size), np.float32) for _ in names]
             for name, buffer in zip(names, found, strict=True):
-                _bind_output(bound.binding, name, buffer)
+                bind_output(bound.binding, name, buffer)
             self._read(bound, chunk, start + done)
-            self._cache.last_writer = None  # none of these rows can be committed
+            self.cache.last_writer = None  # none of these rows can be committed
             yield [buffer[0] for buffer in found]
 
     def interrupt(self) -> None:
@@ -141,11 +151,11 @@ class Passes:
 
     def _reserve(self, rows: int, start: int) -> None:
         require_room(start, rows, self._config.context_length)
-        self._cache.reserve(start + max(rows, MIN_ATTENDED), start)
-        if self._generation != self._cache.generation:  # this session or another has grown it
+        self.cache.reserve(start + max(rows, MIN_ATTENDED), start)
+        if self._generation != self.cache.generation:  # this session or another has grown it
             self._bound.clear()
             self._others.clear()
-            self._generation = self._cache.generation
+            self._generation = self.cache.generation
 
     def _bind_reading(self, rows: int) -> _Bound:
         """The head has to score something: the last row, whose scores are not used."""
@@ -158,15 +168,15 @@ class Passes:
 
     def _bind(self, rows: int, scored: np.ndarray, is_stacked: bool = False) -> _Bound:
         binding = self._inference.io_binding()
-        self._cache.bind(binding)
+        self.cache.bind(binding)
         config = self._config
         attended = rows if is_stacked else max(rows, MIN_ATTENDED)
-        mask = StackedMask(rows, self._cache.capacity) if is_stacked else None
+        mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
         bound = _Bound(
             binding=binding,
             input_ids=np.zeros((1, rows), np.int64),
             position_ids=np.zeros((1, attended), np.int64),
-            bias=np.zeros(0 if is_stacked else attended * self._cache.capacity, np.float32),
+            bias=np.zeros(0 if is_stacked else attended * self.cache.capacity, np.float32),
             mask=mask,
             logits=self._logits[: len(scored)],
             hidden=self._hidden[: len(scored)],
@@ -180,15 +190,15 @@ class Passes:
         binding.bind_cpu_input("total_sequence_length", self._total)
         if self._takes_form:
             binding.bind_cpu_input(STACKED, np.array([is_stacked]))
-            binding.bind_cpu_input("cached_tokens", self._cached)
+            binding.bind_cpu_input("cached_tokens", self.cached)
         if mask is not None:
             binding.bind_cpu_input("attention_bias", mask.bias)
         if self.runs is not None:
             binding.bind_cpu_input("no_update", np.zeros((1, rows, config.hidden_size), np.float32))
             for sublayer in range(len(self.runs)):
                 binding.bind_cpu_input(f"runs.{sublayer}", self.runs[sublayer : sublayer + 1])
-        _bind_output(binding, "logits", bound.logits)
-        _bind_output(binding, "hidden", bound.hidden)
+        bind_output(binding, "logits", bound.logits)
+        bind_output(binding, "hidden", bound.hidden)
         return bound
 
     def _score(
@@ -209,8 +219,8 @@ class Passes:
         total = start + rows
         self._last[0] = total - 1
         self._total[...] = total
-        self._cached[0] = start
-        self._cache.last_writer = self
+        self.cached[0] = start
+        self.cache.last_writer = self
         if bound.mask is not None:
             bound.mask.show(start, sees)
             self._run_bound(bound, rows, start)
@@ -243,5 +253,5 @@ def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
     return SessionError(what, remedy=remedy)
 
 
-def _bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
+def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
     binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))

@@ -56,6 +56,12 @@ class OrtSession:
                 self._passes.use(self._fewer.inference(threads))
         return out
 
+    @property
+    def passes(self) -> Passes:
+        """Before a pass that other sessions share."""
+        self._move(self.length)
+        return self._passes
+
     def commit(self, rows: Sequence[int]) -> None:
         self._passes.keep(rows, self.length)
         self._move(self.length + len(rows))
