@@ -16,8 +16,8 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.passes import OwnPasses
+from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.shared_models import SharedModels
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import EdgeSpecError
