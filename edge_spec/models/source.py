@@ -19,7 +19,7 @@ from edge_spec.models.pair_bundle import PairMember, find_member
 from edge_spec.storage.atomic import cache_directory, expanded, recover
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
-EXPORT_VERSION = 4
+EXPORT_VERSION = 5
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
+SEGMENT_FILE = "segment.{}.onnx"  # from 0: the whole model in pieces, which load at the same time
 
 
 class _Weights:
@@ -38,6 +41,9 @@ class _Weights:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
+        self._on_cpu = all(device.name == CPU for device in self._devices)
+        self._segments = segment_files(bundle) if self._on_cpu else []
+        takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
 
         def chosen() -> Any:
             """SessionOptions, whose number of threads may still be changed."""
@@ -45,7 +51,7 @@ class _Weights:
             made.log_severity_level = 3
             for name, value in settings.items():
                 setattr(made, name, value)
-            if options.takes_turns:  # waking them for each pass slows a model that runs alone
+            if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry("session.force_spinning_stop", "1")
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
@@ -67,13 +73,28 @@ class _Weights:
     @property
     def threads(self) -> int | None:
         """Of a pass on the CPU alone; None where others compute, too."""
-        on_cpu = all(device.name == CPU for device in self._devices)
-        return (self._options.intra_op_num_threads or available_cores()) if on_cpu else None
+        if not self._on_cpu:
+            return None
+        return self._options.intra_op_num_threads or available_cores()
 
     def count_bytes(self) -> int:
         """Of the bundle's files."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         return sum(file.stat().st_size for file in files)
+
+    def open_whole(self, threads: int | None = None) -> Any:
+        """The whole model as `open` gives it, its segments at the same time, where it has some.
+
+        With another number of threads, one after the other: that is for a machine that is busy.
+        Raises BundleError, DeviceError.
+        """
+        if not self._segments:
+            return self.open(GRAPH_FILE, threads)
+        from edge_spec.runtimes.ort.segments import SegmentedInference
+
+        open_one = partial(self.open, threads=threads)
+        with ThreadPoolExecutor(len(self._segments) if threads is None else 1) as loaders:
+            return SegmentedInference(self.bundle, list(loaders.map(open_one, self._segments)))
 
     def open(self, name: str, threads: int | None = None) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. Raises BundleError,
@@ -94,6 +115,12 @@ class _Weights:
         return session
 
 
+def segment_files(bundle: Bundle) -> list[str]:
+    """Returns the names of a bundle's segments, in their order; a small model has none."""
+    names = map(SEGMENT_FILE.format, count())
+    return list(takewhile(bundle.manifest.files.__contains__, names))
+
+
 class OrtModel:
     """One InferenceSession, and a second one once a session opens a part of the model.
 
@@ -108,7 +135,7 @@ class OrtModel:
             max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
         )
         self.config = self._weights.config
-        self._inference: Any = self._weights.open(GRAPH_FILE)
+        self._inference: Any = self._weights.open_whole()
         _require_described(self._inference, bundle)
         self._partial: Any = None
         self._lock = Lock()  # sessions may be used by threads of their own
@@ -126,7 +153,7 @@ class OrtModel:
         self._inference = self._partial = None
 
     def _reopen(self, threads: int) -> Any:
-        return self._weights.open(GRAPH_FILE, threads)
+        return self._weights.open_whole(threads)
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none."""

@@ -161,7 +161,7 @@ def bundle(path: Path, quantization: str, stored: int, **changes: Any) -> Any:
     config = replace(
         config, num_layers=2, hidden_size=32, intermediate_size=64, head_dim=16, **changes
     )
-    manifest = SimpleNamespace(quantization=quantization, kv_cache="shared")
+    manifest = SimpleNamespace(quantization=quantization, kv_cache="shared", files={})
     found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
     return found
 
