@@ -122,7 +122,8 @@ def _vocabulary(source: ModelInfo) -> int:
     tensors = _tensors(source).values()
     if not tensors:
         return source.config.vocab_size * _TOKEN_BYTES
-    described = source.path.stat().st_size - sum(tensor.data.nbytes for tensor in tensors)
+    stored: int = sum(tensor.data.nbytes for tensor in tensors)
+    described = source.path.stat().st_size - stored
     return _VOCABULARY * max(0, described)
 
 
