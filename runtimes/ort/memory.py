@@ -15,7 +15,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.memory import Memory, context_tokens
-from edge_spec.runtimes.ort.model import segment_files
+from edge_spec.runtimes.ort.segments import segment_files
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use

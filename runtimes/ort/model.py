@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import count, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from edge_spec.runtimes.ort.devices import (
     require_started,
 )
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
+from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
-SEGMENT_FILE = "segment.{}.onnx"  # from 0: the whole model in pieces, which load at the same time
 
 
 class _Weights:
@@ -90,8 +89,6 @@ class _Weights:
         """
         if not self._segments:
             return self.open(GRAPH_FILE, threads)
-        from edge_spec.runtimes.ort.segments import SegmentedInference
-
         open_one = partial(self.open, threads=threads)
         with ThreadPoolExecutor(len(self._segments) if threads is None else 1) as loaders:
             return SegmentedInference(self.bundle, list(loaders.map(open_one, self._segments)))
@@ -113,12 +110,6 @@ class _Weights:
             ) from error
         require_started(session, self._devices)
         return session
-
-
-def segment_files(bundle: Bundle) -> list[str]:
-    """Returns the names of a bundle's segments, in their order; a small model has none."""
-    names = map(SEGMENT_FILE.format, count())
-    return list(takewhile(bundle.manifest.files.__contains__, names))
 
 
 class OrtModel:

@@ -7,16 +7,26 @@ through buffers that are bound once for passes of one width, as all others are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any
+from itertools import chain, count, takewhile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 
 from edge_spec.errors import BundleError
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.ort.devices import import_onnxruntime
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+SEGMENT_FILE = "segment.{}.onnx"  # from 0: the whole model in pieces, which load at the same time
 
 _Values = Mapping[str, Any]  # of a signature, by name
+
+
+def segment_files(bundle: Bundle) -> list[str]:
+    """Returns the names of a bundle's segments, in their order; a small model has none."""
+    return list(takewhile(bundle.manifest.files.__contains__, map(SEGMENT_FILE.format, count())))
 
 
 class SegmentedInference:
@@ -102,7 +112,7 @@ class SegmentedBinding:
 
     def _bind_stream(self, name: str, rows: int) -> None:
         array = np.empty((1, rows, self._inference.hidden_size), np.float32)
-        buffer = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        buffer = import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
         self.bind_ortvalue_output(name, buffer)
         self.bind_ortvalue_input(name, buffer)
 

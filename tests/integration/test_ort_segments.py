@@ -25,7 +25,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, list_files, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime, memory
 from edge_spec.runtimes.ort import model as runtime
-from edge_spec.runtimes.ort.segments import SegmentedInference
+from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 
 LAYERS = 4
 VARIANTS = ("llama", "llama-bias", "qwen3")
@@ -50,7 +50,7 @@ def export(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Export
             patched.setattr(segments, "MAX_SEGMENTS", count)
             OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
         bundle = open_bundle(directory / "out")
-        assert len(runtime.segment_files(bundle)) == (count if count > 1 else 0)
+        assert len(segment_files(bundle)) == (count if count > 1 else 0)
         return bundle
 
     return made
@@ -75,7 +75,7 @@ def without(bundle: Bundle, names: Sequence[str]) -> Bundle:
 
 
 def whole(bundle: Bundle) -> OrtModel:
-    return opened(without(bundle, runtime.segment_files(bundle)))
+    return opened(without(bundle, segment_files(bundle)))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_small_model_is_one_graph(tiny: ModuleType, tmp_path: Path) -> None:
     options = ExportOptions("int4", check=False)
     OnnxExporter().export(source, tmp_path / "out", options, lambda what, part: None)
     bundle = open_bundle(tmp_path / "out")
-    assert not runtime.segment_files(bundle)
+    assert not segment_files(bundle)
     assert not isinstance(opened(bundle)._inference, SegmentedInference)
 
 
@@ -183,7 +183,7 @@ def test_segments_hold_each_node_once_and_about_as_many_bytes(export: Export) ->
     whole_graph = onnx.load(bundle.file("model.onnx"), load_external_data=False).graph
     parts = [
         onnx.load(bundle.file(name), load_external_data=False).graph
-        for name in runtime.segment_files(bundle)
+        for name in segment_files(bundle)
     ]
     assert [node for part in parts for node in part.node] == list(whole_graph.node)
     counts = [sum(node.op_type == "MatMulNBits" for node in part.node) for part in parts]
@@ -224,7 +224,7 @@ def test_segments_that_do_not_fit_are_refused_in_one_line(
 
 
 def test_segments_in_another_order_are_refused(copy: Bundle) -> None:
-    first, second = (copy.file(name).read_bytes() for name in runtime.segment_files(copy))
+    first, second = (copy.file(name).read_bytes() for name in segment_files(copy))
     for name, content in (("segment.0.onnx", second), ("segment.1.onnx", first)):
         copy.file(name).write_bytes(content)
     with pytest.raises(BundleError, match="do not follow each other"):
@@ -240,7 +240,7 @@ def test_each_segment_has_buffers_of_its_own(export: Export) -> None:
     bundle = export()
     segmented, one = (
         memory.bundle_memory(each, RuntimeOptions(), 512)
-        for each in (bundle, without(bundle, runtime.segment_files(bundle)))
+        for each in (bundle, without(bundle, segment_files(bundle)))
     )
     assert one.work < segmented.work < 2 * one.work  # scores and masks are there once
     assert replace(segmented, work=one.work) == one
