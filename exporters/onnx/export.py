@@ -17,6 +17,7 @@ from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
 from edge_spec.exporters.onnx.partial import PARTIAL_FILE, partial_model
+from edge_spec.exporters.onnx.segments import SEGMENT_FILE, segment_models
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
@@ -146,3 +147,5 @@ def _write_graph(
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())
+    for number, segment in enumerate(segment_models(model, graph.sublayers, checkpoint.config)):
+        (work / SEGMENT_FILE.format(number)).write_bytes(segment.SerializeToString())

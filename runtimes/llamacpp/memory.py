@@ -26,7 +26,9 @@ SMALLER, _OUTER = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
 _CELLS = 256  # a cache has a multiple of these
-_TOKEN_BYTES = 380  # of the vocabulary: texts, merges and the maps to them
+_TOKEN_BYTES = 380  # of a vocabulary that is not known: texts, merges and the maps to them
+_VOCABULARY = 7  # times what a file has beside its tensors, nearly all of it texts and merges
+_SCORED_ROWS = 16  # that are written: there is room for MAX_ROWS, but few passes are so wide
 _FLOAT = 4  # bytes
 _MASK = 2
 _LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
@@ -38,7 +40,7 @@ def gguf_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | No
     cells = _cells(source.config, options, num_tokens)
     copied = 0 if options.mmap is False else _repacked_bytes(source)
     return Memory(
-        weights=source.path.stat().st_size + copied + _vocabulary(source.config),
+        weights=source.path.stat().st_size + copied + _vocabulary(source),
         cache=_cache(source.config, options, _padded(cells)),
         work=_work(source.config, _padded(cells)) + _CONTEXT_BYTES,
         library=_LIBRARY_BYTES,
@@ -53,7 +55,7 @@ def ik_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
     is_copied = source.config.tied_embeddings and not options.mmap
     copied = embedding.data.nbytes if embedding and is_copied else 0
     return Memory(
-        weights=source.path.stat().st_size + copied + _vocabulary(source.config),
+        weights=source.path.stat().st_size + copied + _vocabulary(source),
         cache=_cache(source.config, options, cells),
         work=_work(source.config, cells) + _IK_CONTEXT_BYTES,
         library=_LIBRARY_BYTES,
@@ -116,8 +118,13 @@ def _tensors(source: ModelInfo) -> Mapping[str, Any]:
     return tensors
 
 
-def _vocabulary(config: ModelConfig) -> int:
-    return config.vocab_size * _TOKEN_BYTES
+def _vocabulary(source: ModelInfo) -> int:
+    tensors = _tensors(source).values()
+    if not tensors:
+        return source.config.vocab_size * _TOKEN_BYTES
+    stored: int = sum(tensor.data.nbytes for tensor in tensors)
+    described = source.path.stat().st_size - stored
+    return _VOCABULARY * max(0, described)
 
 
 def _cache(config: ModelConfig, options: RuntimeOptions, cells: int) -> int:
@@ -126,8 +133,8 @@ def _cache(config: ModelConfig, options: RuntimeOptions, cells: int) -> int:
 
 
 def _work(config: ModelConfig, cells: int) -> int:
-    """Scores of the most rows, and activations and mask of a prefill."""
-    scores = MAX_ROWS * (config.vocab_size + config.hidden_size)
+    """Scores of narrow passes, and activations and mask of a prefill."""
+    scores = _SCORED_ROWS * (config.vocab_size + config.hidden_size)
     rows = min(PREFILL_TOKENS, cells)
     activations = rows * (2 * config.hidden_size + 3 * config.intermediate_size)
     return _FLOAT * (scores + activations) + _MASK * rows * cells

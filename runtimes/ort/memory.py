@@ -1,9 +1,10 @@
 """What a bundle will take in onnxruntime, from its manifest alone.
 
-Measured with onnxruntime 1.31 on x86-64: every integer matrix is copied in its kernel's own order
-and its packed original unmapped, while scales and zero points stay mapped beside copies of the
-scales and the sums of blocks. A tied embedding stays beside the copy that the head reads. Float16
-is widened to float32 once; the embedding, from which rows are taken, is not.
+Measured with onnxruntime 1.31 and 1.32 on x86-64: every integer matrix is copied in its kernel's
+own order and its packed original unmapped, while scales and zero points stay mapped beside copies
+of the scales and the sums of blocks. A tied embedding stays beside the copy that the head reads.
+Float16 is widened to float32 once; the embedding, from which rows are taken, is not. Each segment
+of a large model has an arena of its own for the activations of a prefill.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.memory import Memory, context_tokens
+from edge_spec.runtimes.ort.segments import segment_files
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use
@@ -39,7 +41,7 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     return Memory(
         weights=_weights(bundle, config),
         cache=2 * config.num_layers * config.kv_size * capacity * _FLOAT,
-        work=_work(config, capacity)
+        work=_work(config, capacity, max(1, len(segment_files(bundle))))
         + (_stacked(config, capacity) if bundle.manifest.kv_cache == "whole" else 0),
         library=LIBRARY_BYTES,
     )
@@ -83,10 +85,10 @@ def _stacked(config: ModelConfig, capacity: int) -> int:
     return _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
 
 
-def _work(config: ModelConfig, capacity: int) -> int:
+def _work(config: ModelConfig, capacity: int, num_arenas: int) -> int:
     """Activations of a prefill, its mask three times, and the scores of narrow passes."""
     inner = 4 * config.intermediate_size + 4 * config.hidden_size
     activations = PREFILL_ROWS * (inner + config.query_size + 2 * config.kv_size)
     masks = 3 * PREFILL_ROWS * capacity
     scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size)
-    return _FLOAT * (_ARENA * activations + masks + scores)
+    return _FLOAT * (num_arenas * _ARENA * activations + masks + scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from edge_spec.runtimes.ort.devices import (
     require_started,
 )
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
+from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class _Weights:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
+        self._on_cpu = all(device.name == CPU for device in self._devices)
+        self._segments = segment_files(bundle) if self._on_cpu else []
+        takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
 
         def chosen() -> Any:
             """SessionOptions, whose number of threads may still be changed."""
@@ -49,7 +54,7 @@ class _Weights:
             made.log_severity_level = 3
             for name, value in settings.items():
                 setattr(made, name, value)
-            if options.takes_turns:  # waking them for each pass slows a model that runs alone
+            if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
@@ -71,13 +76,26 @@ class _Weights:
     @property
     def threads(self) -> int | None:
         """Of a pass on the CPU alone; None where others compute, too."""
-        on_cpu = all(device.name == CPU for device in self._devices)
-        return (self._options.intra_op_num_threads or available_cores()) if on_cpu else None
+        if not self._on_cpu:
+            return None
+        return self._options.intra_op_num_threads or available_cores()
 
     def count_bytes(self) -> int:
         """Of the bundle's files."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         return sum(file.stat().st_size for file in files)
+
+    def open_whole(self, threads: int | None = None) -> Any:
+        """The whole model as `open` gives it, its segments at the same time, where it has some.
+
+        With another number of threads, one after the other: that is for a machine that is busy.
+        Raises BundleError, DeviceError.
+        """
+        if not self._segments:
+            return self.open(GRAPH_FILE, threads)
+        open_one = partial(self.open, threads=threads)
+        with ThreadPoolExecutor(len(self._segments) if threads is None else 1) as loaders:
+            return SegmentedInference(self.bundle, list(loaders.map(open_one, self._segments)))
 
     def open(self, name: str, threads: int | None = None, made: bytes | None = None) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
@@ -115,7 +133,7 @@ class OrtModel:
             max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
         )
         self.config = self._weights.config
-        self._inference: Any = self._weights.open(GRAPH_FILE)
+        self._inference: Any = self._weights.open_whole()
         _require_described(self._inference, bundle)
         self._partial: Any = None
         self._lock = Lock()  # sessions may be used by threads of their own
@@ -157,7 +175,7 @@ class OrtModel:
         return self._weights.open(GRAPH_FILE, made=joint_graph(graph, num_places))
 
     def _reopen(self, threads: int) -> Any:
-        return self._weights.open(GRAPH_FILE, threads)
+        return self._weights.open_whole(threads)
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none."""

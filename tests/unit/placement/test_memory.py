@@ -163,7 +163,7 @@ def bundle(
     config = replace(
         config, num_layers=2, hidden_size=32, intermediate_size=64, head_dim=16, **changes
     )
-    manifest = SimpleNamespace(quantization=quantization, kv_cache=kv_cache)
+    manifest = SimpleNamespace(quantization=quantization, kv_cache=kv_cache, files={})
     found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
     return found
 
@@ -247,9 +247,26 @@ def test_what_a_library_copies_of_the_weights_is_counted(
 ) -> None:
     sizing: Any = load_runtime(runtime)
     source, other = gguf_source(tmp_path, kind), gguf_source(tmp_path, "F32")
-    other.tensors = {}
+    uncopied = SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(300, np.uint8))
+    other.tensors = {"norm": uncopied}  # as many bytes
     options = RuntimeOptions(mmap=mmap)
     assert sizing.memory(source, options).weights - sizing.memory(other, options).weights == copied
+
+
+@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
+def test_a_vocabulary_takes_what_the_file_has_of_it_and_not_what_it_counts(
+    runtime: str, tmp_path: Path
+) -> None:
+    """One without merges has less for as many tokens. The parts of both files are as large."""
+    sizing: Any = load_runtime(runtime)
+    described, bare = gguf_source(tmp_path), gguf_source(tmp_path)
+    bare.tensors = bare.tensors | {
+        "norm": SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(4000, np.uint8))
+    }
+    found, less = (sizing.memory(each, RuntimeOptions()).weights for each in (described, bare))
+    assert 4000 < found - less < 10 * 4000
+    bare.config = replace(bare.config, vocab_size=10_000)
+    assert sizing.memory(bare, RuntimeOptions()).weights == less
 
 
 def test_of_an_unknown_architecture_all_may_be_copied(tmp_path: Path) -> None:
