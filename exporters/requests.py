@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models.bundle import may_replace
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
@@ -52,6 +53,16 @@ def require_replaceable(out: Path) -> None:
     if out.exists() and not may_replace(out):
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
+        )
+
+
+def require_plain(checkpoint: StoredCheckpoint, writer: str, remedy: str) -> None:
+    """Raises UnsupportedModelError for what Llama does not have, which not every writer writes."""
+    features = checkpoint.config.features()
+    if features:
+        named = ", ".join(name.replace("_", " ") for name in features)
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the {writer} exporter does not write its {named}", remedy=remedy
         )
 
 

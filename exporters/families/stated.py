@@ -1,0 +1,199 @@
+"""What a model's files state, in the forms that families have in common."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edge_spec.core.config import LayerKind
+from edge_spec.core.rope import Rope, RopeScaling
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.gguf_metadata import Metadata
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+_ACTIVATIONS = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+    }
+)
+# Keys of config.json for what no family here has; a model that sets one is another model.
+_LACKED = MappingProxyType(
+    {
+        "kv_lora_rank": "multi-head latent attention",
+        "q_lora_rank": "multi-head latent attention",
+        "mlp_bias": "biases in its MLPs",
+        "num_local_experts": "a mixture of experts",
+        "num_experts": "a mixture of experts",
+        "n_routed_experts": "a mixture of experts",
+        "attention_chunk_size": "attention in chunks",
+        "clip_qkv": "clipped queries, keys and values",
+        "use_parallel_residual": "parallel residuals",
+    }
+)
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def lacked_feature(values: Mapping[str, Any]) -> str | None:
+    """Returns what config.json names that is not computed here, in words; None: nothing known."""
+    named = (feature for key, feature in _LACKED.items() if values.get(key))
+    types = values.get("layer_types")
+    types = types if isinstance(types, list) else []
+    others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in _LAYER_TYPES]
+    activation = _activation(values)
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        others.append(f"the activation {reprlib.repr(activation)}")
+    return next(named, others[0] if others else None)
+
+
+def _activation(values: Mapping[str, Any]) -> Any:
+    return values.get("hidden_activation") or values.get("hidden_act") or "silu"
+
+
+class StatedConfig:
+    """A config.json. What it lacks raises KeyError, what is of another type TypeError, ValueError
+    or AttributeError."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values = values
+        self.path = path
+
+    @property
+    def context_length(self) -> int:
+        return int(self.values["max_position_embeddings"])
+
+    @property
+    def head_dim(self) -> int:
+        stated = self.values.get("head_dim")
+        return int(stated or int(self.values["hidden_size"]) // int(self.num_heads))
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.values["num_attention_heads"])
+
+    @property
+    def activation(self) -> str:
+        return _ACTIVATIONS[_activation(self.values)]
+
+    @property
+    def rotary_dim(self) -> int | None:
+        """None: all of a head is rotated."""
+        nested = self.values.get("rope_parameters") or {}
+        part = self.values.get("partial_rotary_factor", nested.get("partial_rotary_factor"))
+        rotated = self.head_dim if part is None else int(self.head_dim * float(part))
+        return None if rotated == self.head_dim else rotated
+
+    def refuse(self, feature: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.path} asks for {feature}, which this version does not compute",
+            remedy="Use a model without it, or convert it to GGUF with llama.cpp's "
+            "convert_hf_to_gguf.py and give --runtime llamacpp.",
+        )
+
+    def rope(self, layer_type: str = "") -> Rope:
+        """layer_type: whose, where config.json states one for each type.
+
+        Raises UnsupportedModelError for a scaling that is not known.
+        """
+        nested = self.values.get("rope_parameters") or {}  # where transformers 5 keeps it
+        nested = nested.get(layer_type) or nested
+        theta = self.values.get("rope_theta") or nested.get("rope_theta") or 10000.0
+        return Rope(float(theta), self.scaling(self.values.get("rope_scaling") or nested))
+
+    def scaling(self, stated: Mapping[str, Any]) -> RopeScaling | None:
+        kind = stated.get("rope_type", stated.get("type", "default"))
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return RopeScaling("linear", factor=float(stated["factor"]))
+        if kind == "llama3":
+            return RopeScaling(
+                "llama3",
+                factor=float(stated["factor"]),
+                low_freq_factor=float(stated["low_freq_factor"]),
+                high_freq_factor=float(stated["high_freq_factor"]),
+                original_context_length=int(stated["original_max_position_embeddings"]),
+            )
+        raise UnsupportedModelError(
+            f"{self.path} scales its rotary embedding by {reprlib.repr(kind)}",
+            remedy="Supported: default, linear and llama3.",
+        )
+
+
+class StatedMetadata:
+    """The metadata of a GGUF file, by keys without their architecture."""
+
+    def __init__(self, metadata: Metadata, architecture: str) -> None:
+        self.metadata = metadata
+        self.architecture = architecture
+
+    def get(self, key: str, kind: type) -> Any:
+        """None where it is not stated. Raises ModelFileError for a value of another type."""
+        return self.metadata.get(f"{self.architecture}.{key}", kind)
+
+    def require(self, key: str, kind: type) -> Any:
+        return self.metadata.require(f"{self.architecture}.{key}", kind)
+
+    @property
+    def context_length(self) -> int:
+        return int(self.require("context_length", int))
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.require("block_count", int))
+
+    def head_dim(self, otherwise: int) -> int:
+        """Raises UnsupportedModelError unless keys and values are of one size."""
+        stated: int | None = self.get("attention.key_length", int)
+        head_dim = otherwise if stated is None else stated
+        if self.get("attention.value_length", int) not in (None, head_dim):
+            raise UnsupportedModelError(
+                f"{self.metadata.path} has keys of {head_dim} elements and values of another size",
+                remedy="Use a model whose keys and values are of one size.",
+            )
+        return head_dim
+
+    def rotary_dim(self, head_dim: int, is_permuted: bool) -> int | None:
+        """None: all of a head is rotated. is_permuted: whether it has to be, as the rows of q and k
+        stand. Raises UnsupportedModelError."""
+        rotated: int | None = self.get("rope.dimension_count", int)
+        if rotated in (None, head_dim):
+            return None
+        if is_permuted:
+            raise UnsupportedModelError(
+                f"{self.metadata.path} rotates {rotated} of the {head_dim} elements of a head",
+                remedy="Use a model that rotates all of them.",
+            )
+        return rotated
+
+    def rope(self, tensors: Mapping[str, StoredTensor]) -> Rope:
+        """Raises UnsupportedModelError for a scaling that is not known."""
+        return Rope(self.get("rope.freq_base", float) or 10000.0, self._scaling(tensors))
+
+    def _scaling(self, tensors: Mapping[str, StoredTensor]) -> RopeScaling | None:
+        factors = tensors.get("rope_freqs.weight")
+        if factors is not None:
+            return RopeScaling("factors", factors=tuple(map(float, factors.float32().ravel())))
+        kind = self.get("rope.scaling.type", str)
+        if kind in (None, "none"):
+            return None
+        if kind != "linear":
+            raise UnsupportedModelError(
+                f"{self.metadata.path} scales its rotary embedding by {reprlib.repr(kind)}",
+                remedy="Supported: none, linear and llama3.",
+            )
+        return RopeScaling("linear", factor=self.require("rope.scaling.factor", float))
+
+
+def by_type(kinds: Mapping[str, LayerKind], types: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a description whose layers are of these types."""
+    names = list(kinds)
+    return {
+        "layer_kinds": tuple(kinds.values()),
+        "kind_of_layer": tuple(names.index(kind) for kind in types),
+    }
