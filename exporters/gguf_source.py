@@ -57,7 +57,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     if family is None:
         raise _unsupported(file.path, architecture)
     stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
-    stated = StatedMetadata(metadata, architecture)
+    stated = StatedMetadata(metadata, architecture, stored)
     config = _config(stated, family, stored)
     tensors = apart(config, stored)
     if family.is_permuted:
@@ -133,12 +133,10 @@ def _config(
             f"{path} has a vocabulary and no weights",
             remedy="Give the file that has them.",
         )
-    num_heads = stated.require("attention.head_count", int)
-    hidden_size = stated.require("embedding_length", int)
     embeddings = tensors.get("model.embed_tokens.weight")
-    if embeddings is None or num_heads < 1:
+    if embeddings is None:
         raise ModelFileError(
-            f"{path} lacks token_embd.weight or attention heads",
+            f"{path} lacks token_embd.weight",
             remedy="Convert the model again.",
         )
     tokens = stated.metadata.get("tokenizer.ggml.tokens", list)
@@ -147,23 +145,22 @@ def _config(
             f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
             remedy="Convert the model again.",
         )
-    head_dim = stated.head_dim(hidden_size // num_heads)
-    rope = stated.rope(tensors)
+    rope = stated.rope()
     fields: dict[str, Any] = {
         "architecture": stated.architecture,
         "num_layers": stated.num_layers,
-        "hidden_size": hidden_size,
+        "hidden_size": stated.require("embedding_length", int),
         "intermediate_size": stated.require("feed_forward_length", int),
-        "num_heads": num_heads,
-        "num_kv_heads": stated.get("attention.head_count_kv", int) or num_heads,
-        "head_dim": head_dim,
+        "num_heads": stated.num_heads,
+        "num_kv_heads": stated.get("attention.head_count_kv", int) or stated.num_heads,
+        "head_dim": stated.head_dim(),
         "vocab_size": embeddings.shape[0],
         "context_length": stated.context_length,
         "norm_epsilon": stated.require("attention.layer_norm_rms_epsilon", float),
         "rope_theta": rope.theta,
         "rope_scaling": rope.scaling,
         "tied_embeddings": "lm_head.weight" not in tensors,
-        "rotary_dim": stated.rotary_dim(head_dim, family.is_permuted),
+        "rotary_dim": stated.rotary_dim(family.is_permuted),
         **biases_and_norms(tensors),
     }
     return ModelConfig(**{**fields, **family.of_metadata(stated)})

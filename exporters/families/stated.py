@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edge_spec.core.config import LayerKind
+import numpy as np
+
 from edge_spec.core.rope import Rope, RopeScaling
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -33,10 +35,10 @@ _LACKED = MappingProxyType(
         "n_routed_experts": "a mixture of experts",
         "attention_chunk_size": "attention in chunks",
         "clip_qkv": "clipped queries, keys and values",
+        "use_bidirectional_attention": "attention to later tokens",
         "use_parallel_residual": "parallel residuals",
     }
 )
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def lacked_feature(values: Mapping[str, Any]) -> str | None:
@@ -44,7 +46,7 @@ def lacked_feature(values: Mapping[str, Any]) -> str | None:
     named = (feature for key, feature in _LACKED.items() if values.get(key))
     types = values.get("layer_types")
     types = types if isinstance(types, list) else []
-    others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in _LAYER_TYPES]
+    others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in (FULL, SLIDING)]
     activation = _activation(values)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         others.append(f"the activation {reprlib.repr(activation)}")
@@ -76,6 +78,20 @@ class StatedConfig:
     def num_heads(self) -> int:
         return int(self.values["num_attention_heads"])
 
+    def optional(self, key: str) -> float | None:
+        value = self.values.get(key)
+        return None if value is None else float(value)
+
+    def layer_types(self, period: int) -> list[str]:
+        """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
+        stated."""
+        stated = self.values.get("layer_types")
+        if stated:
+            return list(stated)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            period = int(self.values.get(key) or period)
+        return last_of(period, int(self.values["num_hidden_layers"]))
+
     @property
     def activation(self) -> str:
         return _ACTIVATIONS[_activation(self.values)]
@@ -95,15 +111,17 @@ class StatedConfig:
             "convert_hf_to_gguf.py and give --runtime llamacpp.",
         )
 
-    def rope(self, layer_type: str = "") -> Rope:
-        """layer_type: whose, where config.json states one for each type.
+    def rope(self, layer_type: str = "", key: str = "rope_theta") -> Rope:
+        """layer_type: whose, where config.json states one for each type; key: of its base, where it
+        is stated by itself and without a scaling.
 
         Raises UnsupportedModelError for a scaling that is not known.
         """
         nested = self.values.get("rope_parameters") or {}  # where transformers 5 keeps it
         nested = nested.get(layer_type) or nested
-        theta = self.values.get("rope_theta") or nested.get("rope_theta") or 10000.0
-        return Rope(float(theta), self.scaling(self.values.get("rope_scaling") or nested))
+        theta = nested.get("rope_theta") or self.values.get(key) or 10000.0
+        own = self.values.get("rope_scaling") if key == "rope_theta" else None
+        return Rope(float(theta), self.scaling(own or nested))
 
     def scaling(self, stated: Mapping[str, Any]) -> RopeScaling | None:
         kind = stated.get("rope_type", stated.get("type", "default"))
@@ -128,9 +146,13 @@ class StatedConfig:
 class StatedMetadata:
     """The metadata of a GGUF file, by keys without their architecture."""
 
-    def __init__(self, metadata: Metadata, architecture: str) -> None:
+    def __init__(
+        self, metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
+    ) -> None:
+        """tensors: the file's, by our names."""
         self.metadata = metadata
         self.architecture = architecture
+        self.tensors = tensors
 
     def get(self, key: str, kind: type) -> Any:
         """None where it is not stated. Raises ModelFileError for a value of another type."""
@@ -147,10 +169,31 @@ class StatedMetadata:
     def num_layers(self) -> int:
         return int(self.require("block_count", int))
 
-    def head_dim(self, otherwise: int) -> int:
+    @property
+    def num_heads(self) -> int:
+        """Raises ModelFileError for less than 1."""
+        found = int(self.require("attention.head_count", int))
+        if found < 1:
+            raise ModelFileError(
+                f"{self.metadata.path} has {found} attention heads",
+                remedy="Convert the model again.",
+            )
+        return found
+
+    def layer_types(self, period: int) -> list[str]:
+        """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
+        stated."""
+        key = f"{self.architecture}.attention.sliding_window_pattern"
+        stated = self.metadata.values.get(key)
+        if isinstance(stated, np.ndarray):
+            return [SLIDING if slides else FULL for slides in stated[: self.num_layers]]
+        return last_of(self.metadata.get(key, int) or period, self.num_layers)
+
+    def head_dim(self) -> int:
         """Raises UnsupportedModelError unless keys and values are of one size."""
         stated: int | None = self.get("attention.key_length", int)
-        head_dim = otherwise if stated is None else stated
+        hidden_size = int(self.require("embedding_length", int))
+        head_dim = hidden_size // self.num_heads if stated is None else stated
         if self.get("attention.value_length", int) not in (None, head_dim):
             raise UnsupportedModelError(
                 f"{self.metadata.path} has keys of {head_dim} elements and values of another size",
@@ -158,9 +201,10 @@ class StatedMetadata:
             )
         return head_dim
 
-    def rotary_dim(self, head_dim: int, is_permuted: bool) -> int | None:
+    def rotary_dim(self, is_permuted: bool) -> int | None:
         """None: all of a head is rotated. is_permuted: whether it has to be, as the rows of q and k
         stand. Raises UnsupportedModelError."""
+        head_dim = self.head_dim()
         rotated: int | None = self.get("rope.dimension_count", int)
         if rotated in (None, head_dim):
             return None
@@ -171,12 +215,12 @@ class StatedMetadata:
             )
         return rotated
 
-    def rope(self, tensors: Mapping[str, StoredTensor]) -> Rope:
+    def rope(self) -> Rope:
         """Raises UnsupportedModelError for a scaling that is not known."""
-        return Rope(self.get("rope.freq_base", float) or 10000.0, self._scaling(tensors))
+        return Rope(self.get("rope.freq_base", float) or 10000.0, self._scaling())
 
-    def _scaling(self, tensors: Mapping[str, StoredTensor]) -> RopeScaling | None:
-        factors = tensors.get("rope_freqs.weight")
+    def _scaling(self) -> RopeScaling | None:
+        factors = self.tensors.get("rope_freqs.weight")
         if factors is not None:
             return RopeScaling("factors", factors=tuple(map(float, factors.float32().ravel())))
         kind = self.get("rope.scaling.type", str)
@@ -188,12 +232,3 @@ class StatedMetadata:
                 remedy="Supported: none, linear and llama3.",
             )
         return RopeScaling("linear", factor=self.require("rope.scaling.factor", float))
-
-
-def by_type(kinds: Mapping[str, LayerKind], types: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a description whose layers are of these types."""
-    names = list(kinds)
-    return {
-        "layer_kinds": tuple(kinds.values()),
-        "kind_of_layer": tuple(names.index(kind) for kind in types),
-    }
