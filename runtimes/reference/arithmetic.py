@@ -96,7 +96,7 @@ class Arithmetic:
         normed = self.norm(x, prefix + "post_attention_layernorm")
         gate = self.linear(normed, prefix + "mlp.gate_proj")
         up = self.linear(normed, prefix + "mlp.up_proj")
-        activated = _ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
+        activated = ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
         update = self.linear(activated * up, prefix + "mlp.down_proj")
         updated: np.ndarray = x + self._update(update, prefix + "mlp.")
         return updated
@@ -178,11 +178,11 @@ def _silu(gate: np.ndarray) -> np.ndarray:
     return activated
 
 
-def _gelu_tanh(gate: np.ndarray) -> np.ndarray:
+def gelu_tanh(gate: np.ndarray) -> np.ndarray:
     """Hendrycks and Gimpel 2016."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
     activated: np.ndarray = np.float32(0.5) * gate * (1 + np.tanh(inner))
     return activated
 
 
-_ACTIVATIONS = MappingProxyType({"silu": _silu, "gelu_tanh": _gelu_tanh})
+ACTIVATIONS = MappingProxyType({"silu": _silu, "gelu_tanh": gelu_tanh})

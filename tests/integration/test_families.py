@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import open_bundle
+from edge_spec.runtimes.reference import arithmetic
 from edge_spec.testing import check_session
 from fixtures import families
+from fixtures.family_gguf import FORMS, write_gguf
 from fixtures.tolerance import float32_tolerance
 
 FAMILIES = tuple(families.CONFIGS)
@@ -108,6 +111,62 @@ def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: O
     opened = model(name, runtime)
     magnitude = float(np.abs(families.load(name).logits).max())
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_gguf_file_is_the_model_that_its_directory_is(
+    name: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    stored = open_checkpoint(write_gguf(name, tmp_path / "model.gguf"))
+    expected = checkpoint(name)
+    for tensor in expected.names():
+        np.testing.assert_allclose(stored.float32(tensor), expected.float32(tensor), rtol=1e-6)
+    found = replace(stored.config, architecture=expected.config.architecture)
+    if "query_pre_attn_scalar" in families.load(name).config:  # which GGUF has no key for
+        found = replace(found, attention_scale=expected.config.attention_scale)
+    assert rounded(found.to_dict()) == rounded(expected.config.to_dict())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_llama_cpp_scores_a_gguf_file_as_the_reference_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    known = arithmetic.ACTIVATIONS | {"gelu_tanh": gelu_of_a_table}
+    monkeypatch.setattr(arithmetic, "ACTIVATIONS", known)
+    path = write_gguf(name, tmp_path / "model.gguf")
+    options = RuntimeOptions(context_length=64, kv_type="f32", flash_attention=False)
+    exact = runtimes.load_runtime("reference").open(open_checkpoint(path), RuntimeOptions())
+    llama = runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(path), options)
+    chain = families.texts()[0].tolist()
+    scores = []
+    for model in (exact, llama):
+        session = model.open_session()
+        session.prefill(chain[:10])
+        scores.append(session.forward(TokenTree.chain(chain[10], chain[11:])).logits.copy())
+        session.close()
+    bound = float32_tolerance(exact.config, len(chain), float(np.abs(scores[0]).max()))
+    if exact.config.activation == "gelu_tanh":  # whose rounding to float16 is on an edge for some
+        bound *= 10
+    np.testing.assert_allclose(scores[1], scores[0], atol=bound, rtol=0)
+    print(f"{name}: {np.abs(scores[1] - scores[0]).max():.1e}, allowed {bound:.1e}")
+    llama.close()
+
+
+def gelu_of_a_table(gate: np.ndarray) -> np.ndarray:
+    """As ggml has it on processors: of float16, and rounded to it, between -10 and 10."""
+    looked_up = arithmetic.gelu_tanh(gate.astype(np.float16).astype(np.float32))
+    table = looked_up.astype(np.float16).astype(np.float32)
+    return np.where(gate <= -10, np.float32(0), np.where(gate >= 10, gate, table))
+
+
+def rounded(described: Any) -> Any:
+    """Numbers as float32 has them, as GGUF does."""
+    if isinstance(described, dict):
+        return {key: rounded(value) for key, value in described.items()}
+    if isinstance(described, list | tuple):
+        return [rounded(value) for value in described]
+    return float(np.float32(described)) if isinstance(described, float) else described
 
 
 def require_near(found: np.ndarray, name: str, opened: Model) -> None:
