@@ -17,7 +17,12 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
 _MAX_COUNT = 1 << 40  # of anything; a number of thousands of digits cannot even be shown
 # Tensors from which nothing is computed that a description does not state.
-_ROTATIONS = ("rotary_emb.inv_freq", "rope_freqs.weight")
+_ROTATIONS = (
+    "rotary_emb.inv_freq",
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
 
 
 @dataclass(frozen=True, eq=False)

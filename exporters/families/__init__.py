@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edge_spec.exporters.families import gemma, llama
+from edge_spec.exporters.families import gemma, granite, llama, minicpm, phi, smollm3
 from edge_spec.exporters.families.family import Family
 
-_FAMILIES = (llama.PERMUTED, llama.PLAIN, gemma.GEMMA)
+_FAMILIES = (
+    llama.PERMUTED,
+    llama.PLAIN,
+    gemma.GEMMA,
+    granite.GRANITE,
+    granite.GRANITE4,
+    smollm3.SMOLLM3,
+    minicpm.MINICPM,
+    phi.PHI,
+)
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.
 BY_MODEL_TYPE: Mapping[str, Family] = MappingProxyType(

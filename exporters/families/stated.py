@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,12 +34,14 @@ _LACKED = MappingProxyType(
         "num_local_experts": "a mixture of experts",
         "num_experts": "a mixture of experts",
         "n_routed_experts": "a mixture of experts",
+        "sparse_config": "sparse attention",
         "attention_chunk_size": "attention in chunks",
         "clip_qkv": "clipped queries, keys and values",
         "use_bidirectional_attention": "attention to later tokens",
         "use_parallel_residual": "parallel residuals",
     }
 )
+_LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
 
 
 def lacked_feature(values: Mapping[str, Any]) -> str | None:
@@ -46,7 +49,7 @@ def lacked_feature(values: Mapping[str, Any]) -> str | None:
     named = (feature for key, feature in _LACKED.items() if values.get(key))
     types = values.get("layer_types")
     types = types if isinstance(types, list) else []
-    others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in (FULL, SLIDING)]
+    others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in _LAYER_TYPES]
     activation = _activation(values)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         others.append(f"the activation {reprlib.repr(activation)}")
@@ -137,10 +140,23 @@ class StatedConfig:
                 high_freq_factor=float(stated["high_freq_factor"]),
                 original_context_length=int(stated["original_max_position_embeddings"]),
             )
+        if kind in ("longrope", "su"):
+            return self._long_scaling(stated)
         raise UnsupportedModelError(
             f"{self.path} scales its rotary embedding by {reprlib.repr(kind)}",
-            remedy="Supported: default, linear and llama3.",
+            remedy="Supported: default, linear, llama3 and longrope.",
         )
+
+    def _long_scaling(self, stated: Mapping[str, Any]) -> RopeScaling:
+        """LongRoPE (Ding et al. 2024) for texts of the original length."""
+        factors = tuple(map(float, stated["short_factor"]))
+        magnitude = stated.get("attention_factor")
+        if magnitude is None:
+            original = self.values.get("original_max_position_embeddings")
+            original = int(original or stated["original_max_position_embeddings"])
+            grown = max(self.context_length / original, 1.0)
+            magnitude = math.sqrt(1 + math.log(grown) / math.log(original))
+        return RopeScaling("factors", factors=factors, magnitude=float(magnitude))
 
 
 class StatedMetadata:
@@ -220,9 +236,11 @@ class StatedMetadata:
         return Rope(self.get("rope.freq_base", float) or 10000.0, self._scaling())
 
     def _scaling(self) -> RopeScaling | None:
-        factors = self.tensors.get("rope_freqs.weight")
-        if factors is not None:
-            return RopeScaling("factors", factors=tuple(map(float, factors.float32().ravel())))
+        for name in ("rope_freqs.weight", "rope_factors_short.weight"):
+            if (factors := self.tensors.get(name)) is not None:
+                divisors = tuple(map(float, factors.float32().ravel()))
+                magnitude = self.get("rope.scaling.attn_factor", float) or 1.0
+                return RopeScaling("factors", factors=divisors, magnitude=magnitude)
         kind = self.get("rope.scaling.type", str)
         if kind in (None, "none"):
             return None

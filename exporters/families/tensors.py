@@ -13,6 +13,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.family import Family
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -32,6 +33,7 @@ LAYER_NAMES = MappingProxyType(
         "attn_output": "self_attn.o_proj",
         "attn_q_norm": "self_attn.q_norm",
         "attn_k_norm": "self_attn.k_norm",
+        "attn_qkv": "self_attn.qkv_proj",
         "ffn_norm": "post_attention_layernorm",
         "ffn_gate": "mlp.gate_proj",
         "ffn_up": "mlp.up_proj",
@@ -77,14 +79,39 @@ def biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
     """Returns the fields of a description that the first layer's tensors show."""
     return {
         "qk_norm": f"{LAYER}0.self_attn.q_norm.weight" in tensors,
-        "qkv_bias": f"{LAYER}0.self_attn.q_proj.bias" in tensors,
+        "qkv_bias": any(f"{LAYER}0.self_attn.{part}_proj.bias" in tensors for part in ("q", "qkv")),
         "output_bias": f"{LAYER}0.self_attn.o_proj.bias" in tensors,
     }
 
 
 def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors with those apart that some families store as one."""
-    return dict(tensors)
+    """Returns the tensors with those apart that some families store as one, rows above rows."""
+    found = {}
+    fused_rows = _fused(config)
+    for name, tensor in tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        sublayer, _, fused = stem.rpartition(".")
+        start = 0
+        for part, rows in fused_rows.get(fused, {}).items():
+            found[f"{sublayer}.{part}.{suffix}"] = tensor.rows(slice(start, start + rows))
+            start += rows
+        if start not in (0, tensor.shape[0]):
+            raise ModelFileError(
+                f"tensor {name} has {tensor.shape[0]} rows, expected {start}",
+                remedy="Download or convert the model again.",
+            )
+        if not start:
+            found[name] = tensor
+    return found
+
+
+def _fused(config: ModelConfig) -> dict[str, dict[str, int]]:
+    """The rows of each part of what may be stored as one."""
+    inner, kv_size = config.intermediate_size, config.kv_size
+    return {
+        "qkv_proj": {"q_proj": config.query_size, "k_proj": kv_size, "v_proj": kv_size},
+        "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
+    }
 
 
 def whole_norms(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
