@@ -111,12 +111,10 @@ def test_a_tensor_too_many_or_of_another_shape_is_named(
     assert name in str(refused.value) and problem in str(refused.value)
 
 
-@pytest.mark.parametrize(("format", "named"), [("coreml", "layer kinds"), ("gguf", "norm places")])
-def test_a_writer_names_what_it_does_not_write(format: str, named: str, tmp_path: Path) -> None:
-    pytest.importorskip({"coreml": "coremltools", "gguf": "gguf"}[format])
+def test_the_gguf_exporter_names_what_it_does_not_write(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(families.write_hf("gemma3", tmp_path / "model"))
-    exporter = runtimes.load_exporter(format)
-    with pytest.raises(UnsupportedModelError, match=named):
+    exporter = runtimes.load_exporter("gguf")
+    with pytest.raises(UnsupportedModelError, match=r"layer kinds, .*norm places"):
         exporter.export(checkpoint, tmp_path / "out", ExportOptions(), lambda what, done: None)
     assert not (tmp_path / "out").exists()
 

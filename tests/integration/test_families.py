@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.core.model import Model, RuntimeOptions, SelfDrafting
 from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
@@ -64,6 +64,7 @@ def model(
 
 
 RUNTIMES = ("reference", "ort")
+LOSSY = ("int4", "fp16")
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -106,12 +107,39 @@ def test_token_by_token_scores_as_transformers_scores_it(
     require_near(np.array(found), name, model(name, runtime))
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", ["ort", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: Opened) -> None:
     opened = model(name, runtime)
     magnitude = float(np.abs(families.load(name).logits).max())
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "smollm3"])
+def test_a_part_of_a_model_drafts_with_its_windows_and_positions(name: str, model: Opened) -> None:
+    """With nothing left out, it is the whole model."""
+    target = model(name, "ort").open_session()
+    assert isinstance(target, SelfDrafting)
+    text = families.texts()[0].tolist()
+    target.prefill(text[:12])
+    part = target.open_skipping(frozenset())
+    chain = TokenTree.chain(text[12], text[13:])
+    expected = target.forward(chain).logits.copy()
+    np.testing.assert_array_equal(part.forward(chain).logits, expected)
+    part.close()
+    target.close()
+
+
+@pytest.mark.parametrize(
+    "quantization", ["int8", *(pytest.param(bits, marks=pytest.mark.slow) for bits in LOSSY)]
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fewer_bits_stay_within_their_bound(
+    name: str, quantization: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    options = ExportOptions(quantization=quantization)
+    report = OnnxExporter().export(checkpoint(name), tmp_path / "out", options, lambda *_: None)
+    assert 0 < report.parity["kl_divergence"] < 1
 
 
 @pytest.mark.parametrize("name", FORMS)
