@@ -132,9 +132,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         attention = prefix + "self_attn."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        if config.norm_places == "around":
+        if config.norm_places != "after":
+            shapes[prefix + "input_layernorm.weight"] = (hidden,)
+            shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if config.norm_places != "before":
             shapes[attention + "post_norm.weight"] = (hidden,)
             shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
         shapes[attention + "q_proj.weight"] = (config.query_size, hidden)
@@ -151,6 +152,6 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.output_bias:
             shapes[attention + "o_proj.bias"] = (hidden,)
         if config.qk_norm:
-            shapes[attention + "q_norm.weight"] = (config.head_dim,)
-            shapes[attention + "k_norm.weight"] = (config.head_dim,)
+            for part, size in zip("qk", config.qk_norm_sizes, strict=True):
+                shapes[f"{attention}{part}_norm.weight"] = (size,)
     return shapes

@@ -15,7 +15,8 @@ import numpy as np
 from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu_tanh")  # of the gate of an MLP
-NORM_PLACES = ("before", "around")  # of a sublayer: its input, or its input and its update
+# Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone.
+NORM_PLACES = ("before", "around", "after")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class ModelConfig:
     kind_of_layer: tuple[int, ...] = ()  # of each layer, by index; (): all have the first
     rotary_dim: int | None = None  # elements of a head that are rotated; None: all
     norm_places: str = "before"  # one of NORM_PLACES
+    qk_norm_whole: bool = False  # over all heads at once
     activation: str = "silu"  # one of ACTIVATIONS
     embedding_scale: float = 1.0  # what embeddings are multiplied with,
     residual_scale: float = 1.0  # what each sublayer adds,
@@ -129,6 +131,12 @@ class ModelConfig:
     def rotated(self) -> int:
         """Returns how many elements of a head are rotated."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Returns how many elements the norms of queries and of keys take."""
+        whole = (self.query_size, self.kv_size)
+        return whole if self.qk_norm_whole else (self.head_dim, self.head_dim)
 
     def rope_frequencies(self) -> np.ndarray:
         """[rotated / 2] float64; radians a position for each rotated pair, of `rope_theta`."""

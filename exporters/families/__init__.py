@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edge_spec.exporters.families import gemma, granite, llama, minicpm, phi, smollm3
+from edge_spec.exporters.families import gemma, granite, llama, minicpm, olmo, phi, smollm3
 from edge_spec.exporters.families.family import Family
 
 _FAMILIES = (
@@ -17,6 +17,8 @@ _FAMILIES = (
     smollm3.SMOLLM3,
     minicpm.MINICPM,
     phi.PHI,
+    olmo.OLMO,
+    olmo.EXAONE4,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

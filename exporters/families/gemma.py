@@ -7,7 +7,7 @@ from types import MappingProxyType
 from edge_spec.core.config import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.layers import FULL, SLIDING, of_types
+from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types
 from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
 
 _LOCAL_THETA = 10000.0
@@ -18,7 +18,6 @@ _PARTS = {
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp.post_norm",
 }
-_GGUF_PARTS = {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
 _DEFAULTS = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -35,7 +34,7 @@ def _of_config(stated: StatedConfig) -> Fields:
     values = stated.values
     is_third = values["model_type"] != "gemma2"
     full = stated.rope(FULL)
-    local = stated.rope(SLIDING, "rope_local_base_freq") if is_third else full
+    local = stated.rope(SLIDING, "rope_local_base_freq", scaled=False) if is_third else full
     types = stated.layer_types(_PERIODS["gemma3" if is_third else "gemma2"])
     return {
         **_common(int(values["hidden_size"]), full, local, int(values["sliding_window"]), types),
@@ -80,7 +79,7 @@ GEMMA = Family(
     of_metadata=_of_metadata,
     defaults=MappingProxyType(_DEFAULTS),
     parts=MappingProxyType(_PARTS),
-    gguf_parts=MappingProxyType(_GGUF_PARTS),
+    gguf_parts=GGUF_POST_NORMS,
     norm_offset=1.0,
     prefixes=("language_model.model.", "model.language_model."),
     ignored=(

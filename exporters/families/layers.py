@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from edge_spec.core.config import LayerKind
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
 MAX_LAYERS = 10_000
+# What GGUF calls the norms of what sublayers add, and we do.
+GGUF_POST_NORMS = MappingProxyType(
+    {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
+)
 
 
 def last_of(period: int, num_layers: int) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
+from edge_spec.exporters.families.yarn import Yarn
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -114,16 +115,16 @@ class StatedConfig:
             "convert_hf_to_gguf.py and give --runtime llamacpp.",
         )
 
-    def rope(self, layer_type: str = "", key: str = "rope_theta") -> Rope:
-        """layer_type: whose, where config.json states one for each type; key: of its base, where it
-        is stated by itself and without a scaling.
+    def rope(self, layer_type: str = "", key: str = "rope_theta", scaled: bool = True) -> Rope:
+        """layer_type: whose, where config.json states one for each type; else key: of its base, and
+        scaled: whether it has the scaling that is stated for all.
 
         Raises UnsupportedModelError for a scaling that is not known.
         """
         nested = self.values.get("rope_parameters") or {}  # where transformers 5 keeps it
         nested = nested.get(layer_type) or nested
         theta = nested.get("rope_theta") or self.values.get(key) or 10000.0
-        own = self.values.get("rope_scaling") if key == "rope_theta" else None
+        own = self.values.get("rope_scaling") if scaled else None
         return Rope(float(theta), self.scaling(own or nested))
 
     def scaling(self, stated: Mapping[str, Any]) -> RopeScaling | None:
@@ -142,10 +143,32 @@ class StatedConfig:
             )
         if kind in ("longrope", "su"):
             return self._long_scaling(stated)
+        if kind == "yarn":
+            return self._yarn(stated)
         raise UnsupportedModelError(
             f"{self.path} scales its rotary embedding by {reprlib.repr(kind)}",
-            remedy="Supported: default, linear, llama3 and longrope.",
+            remedy="Supported: default, linear, llama3, longrope and yarn.",
         )
+
+    def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
+        rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        original = stated.get("original_max_position_embeddings") or self.context_length
+        factor = float(stated.get("factor") or self.context_length / int(original))
+        theta = float(stated.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
+        yarn = Yarn(
+            factor,
+            int(original),
+            fast_turns=float(stated.get("beta_fast") or 32),
+            slow_turns=float(stated.get("beta_slow") or 1),
+            in_whole_steps=bool(stated.get("truncate", True)),
+        )
+        magnitude = stated.get("attention_factor")
+        if magnitude is None:
+            scale, overall = stated.get("mscale"), stated.get("mscale_all_dim")
+            magnitude = yarn.magnitude()
+            if scale and overall:
+                magnitude = yarn.magnitude(float(scale)) / yarn.magnitude(float(overall))
+        return RopeScaling("factors", factors=yarn.factors(theta, rotated), magnitude=magnitude)
 
     def _long_scaling(self, stated: Mapping[str, Any]) -> RopeScaling:
         """LongRoPE (Ding et al. 2024) for texts of the original length."""

@@ -121,6 +121,7 @@ def _require_runnable(checkpoint: StoredCheckpoint) -> None:
         "its rotary frequencies are scaled one by one": architecture != "llama"
         and scaling is not None
         and scaling.kind != "linear",
+        "its rotations are scaled, too": scaling is not None and scaling.magnitude != 1.0,
         "its attention output has a bias": architecture != "llama" and config.output_bias,
         "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
         "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,

@@ -71,7 +71,9 @@ class GraphBuilder:
         self.biases: dict[int | None, str] = {None: "attention_bias"}
         self.biases |= {window: window_bias(nodes, window) for window in config.windows}
         residual = self._embed()
-        normed = self._norm(residual, "model.layers.0.input_layernorm")
+        normed = residual
+        if config.norm_places != "after":
+            normed = self._norm(residual, "model.layers.0.input_layernorm")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             start = len(nodes.protos)
@@ -147,15 +149,15 @@ class GraphBuilder:
 
     def _update(self, update: str, prefix: str) -> str:
         """What a sublayer adds to the residual stream, of what its last matrix makes."""
-        if self.config.norm_places == "around":
+        if self.config.norm_places != "before":
             update = self._norm(update, prefix + "post_norm")
         return times(self.nodes, update, self.config.residual_scale, prefix + "update")
 
-    def _norm(self, x: str, name: str) -> str:
+    def _norm(self, x: str, name: str, output: str = "") -> str:
         return self.nodes.add(
             "SimplifiedLayerNormalization",
             [x, self._vector(name + ".weight")],
-            name + ".output",
+            output or name + ".output",
             axis=-1,
             epsilon=self.config.norm_epsilon,
         )
@@ -166,19 +168,21 @@ class GraphBuilder:
         sizes = np.array([config.query_size, config.kv_size, config.kv_size])
         parts = [f"{prefix}{part}.split" for part in "qkv"]
         nodes.add("Split", [packed, nodes.weights.add("qkv_sizes", sizes)], parts, axis=-1)
-        heads = nodes.weights.add("head_shape", np.array([1, 0, -1, config.head_dim]))
-        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
         for i, part in enumerate("qk"):
-            split = nodes.add("Reshape", [parts[i], heads], f"{prefix}{part}.heads")
-            normed = nodes.add(
-                "SimplifiedLayerNormalization",
-                [split, self._vector(f"{prefix}{part}_norm.weight")],
-                f"{prefix}{part}.normed",
-                axis=-1,
-                epsilon=config.norm_epsilon,
-            )
-            parts[i] = nodes.add("Reshape", [normed, flat], f"{prefix}{part}.flat")
+            name = f"{prefix}{part}"
+            if config.qk_norm_whole:
+                parts[i] = self._norm(parts[i], name + "_norm", name + ".normed")
+            else:
+                parts[i] = self._norm_each_head(parts[i], name)
         return parts
+
+    def _norm_each_head(self, x: str, name: str) -> str:
+        nodes = self.nodes
+        heads = nodes.weights.add("head_shape", np.array([1, 0, -1, self.config.head_dim]))
+        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
+        split = nodes.add("Reshape", [x, heads], name + ".heads")
+        normed = self._norm(split, name + "_norm", name + ".normed")
+        return nodes.add("Reshape", [normed, flat], name + ".flat")
 
     def _mlp(self, x: str, prefix: str) -> str:
         nodes = self.nodes
@@ -193,7 +197,10 @@ class GraphBuilder:
         return self._update(update, prefix)
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
-        """The norm of x + residual, and that sum."""
+        """What the next sublayer reads, the norm of x + residual or this itself, and that sum."""
+        if self.config.norm_places == "after":
+            both = self.nodes.add("Add", [x, residual], name + ".sum")
+            return both, both
         outputs = [name + ".output", "", "", name + ".sum"]
         self.nodes.add(
             "SkipSimplifiedLayerNormalization",

@@ -89,11 +89,11 @@ class Arithmetic:
     def layer(self, x: np.ndarray, layer: int, positions: np.ndarray, attend: Attend) -> np.ndarray:
         """The residual stream [rows, hidden] after a layer; positions: [rows]."""
         prefix = f"model.layers.{layer}."
-        heads = self._heads(self.norm(x, prefix + "input_layernorm"), layer, positions)
+        heads = self._heads(self._read(x, prefix + "input_layernorm"), layer, positions)
         mixed = attend(layer, heads).swapaxes(0, 1).reshape(len(x), -1)
         update = self.linear(mixed, prefix + "self_attn.o_proj")
         x = x + self._update(update, prefix + "self_attn.")
-        normed = self.norm(x, prefix + "post_attention_layernorm")
+        normed = self._read(x, prefix + "post_attention_layernorm")
         gate = self.linear(normed, prefix + "mlp.gate_proj")
         up = self.linear(normed, prefix + "mlp.up_proj")
         activated = ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
@@ -101,9 +101,13 @@ class Arithmetic:
         updated: np.ndarray = x + self._update(update, prefix + "mlp.")
         return updated
 
+    def _read(self, x: np.ndarray, norm: str) -> np.ndarray:
+        """What a sublayer makes of the residual stream."""
+        return x if self.config.norm_places == "after" else self.norm(x, norm)
+
     def _update(self, update: np.ndarray, sublayer: str) -> np.ndarray:
         """What a sublayer adds to the residual stream, [rows, hidden]."""
-        if self.config.norm_places == "around":
+        if self.config.norm_places != "before":
             update = self.norm(update, sublayer + "post_norm")
         return _times(update, self.config.residual_scale)
 
@@ -112,13 +116,13 @@ class Arithmetic:
         config, prefix = self.config, f"model.layers.{layer}."
 
         def heads(name: str, count: int) -> np.ndarray:
+            norm = f"{prefix}self_attn.{name}_norm" if config.qk_norm and name != "v" else None
             projected = self.linear(x, f"{prefix}self_attn.{name}_proj")
+            if norm and config.qk_norm_whole:
+                projected, norm = self.norm(projected, norm), None
             split = projected.reshape(len(x), count, config.head_dim).swapaxes(0, 1)
-            if name == "v":
-                return split
-            if config.qk_norm:
-                split = self.norm(split, f"{prefix}self_attn.{name}_norm")
-            return self.rotate(split, layer, positions)
+            split = self.norm(split, norm) if norm else split
+            return split if name == "v" else self.rotate(split, layer, positions)
 
         keys, values = (heads(name, config.num_kv_heads) for name in "kv")
         return Heads(heads("q", config.num_heads), keys, values)

@@ -32,7 +32,7 @@ def change(path: Path, **values: Any) -> None:
 BAD_CONFIG = {
     "another architecture": {"model_type": "internlm2"},
     "no architecture": {"model_type": None},
-    "another scaling": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "another scaling": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     "an mlp bias": {"mlp_bias": True},
     "fewer layers than there are": {"num_hidden_layers": 1},
     "more layers than there are": {"num_hidden_layers": 3},
