@@ -16,7 +16,7 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE, SUPPORTED_ARCHITECTURES
 from edge_spec.exporters.families.family import Family
-from edge_spec.exporters.families.stated import StatedMetadata
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.families.tensors import apart, biases_and_norms, hf_name, in_halves
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata

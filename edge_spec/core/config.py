@@ -60,6 +60,7 @@ class ModelConfig:
     rotary_dim: int | None = None  # elements of a head that are rotated; None: all
     norm_places: str = "before"  # one of NORM_PLACES
     qk_norm_whole: bool = False  # over all heads at once
+    qk_norm_after_rope: bool = False
     activation: str = "silu"  # one of ACTIVATIONS
     embedding_scale: float = 1.0  # what embeddings are multiplied with,
     residual_scale: float = 1.0  # what each sublayer adds,

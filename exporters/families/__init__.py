@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edge_spec.exporters.families import gemma, granite, llama, minicpm, olmo, phi, smollm3
+from edge_spec.exporters.families import (
+    gemma,
+    granite,
+    hunyuan,
+    llama,
+    minicpm,
+    ministral,
+    olmo,
+    phi,
+    smollm3,
+)
 from edge_spec.exporters.families.family import Family
 
 _FAMILIES = (
     llama.PERMUTED,
     llama.PLAIN,
-    gemma.GEMMA,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
     granite.GRANITE,
     granite.GRANITE4,
     smollm3.SMOLLM3,
     minicpm.MINICPM,
     phi.PHI,
-    olmo.OLMO,
+    olmo.OLMO2,
+    olmo.OLMO3,
     olmo.EXAONE4,
+    hunyuan.HUNYUAN,
+    ministral.MINISTRAL,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

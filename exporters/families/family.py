@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 Fields = Mapping[str, Any]  # of a ModelConfig
 Parts = Mapping[str, str]
+# Of the text model's tensors, and of those that are left, in models that read pictures too.
+TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+_PICTURES = ("vision_tower.", "multi_modal_projector.")
+PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
 
 
 def no_fields(stated: Any) -> Fields:

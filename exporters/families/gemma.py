@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from edge_spec.core.config import LayerKind
 from edge_spec.core.rope import Rope
-from edge_spec.exporters.families.family import Family, Fields
+from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 _LOCAL_THETA = 10000.0
 _LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}  # whose scale is not of a head: GGUF lacks it
@@ -27,6 +29,12 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
+}
+_THIRD = {
+    "max_position_embeddings": 131072,
+    "rope_local_base_freq": 10000.0,
+    "rope_theta": 1e6,
+    "vocab_size": 262208,
 }
 
 
@@ -72,20 +80,21 @@ def _common(hidden_size: int, full: Rope, local: Rope, window: int, types: list[
     }
 
 
-GEMMA = Family(
-    model_types=("gemma2", "gemma3_text", "gemma3"),
-    architectures=("gemma2", "gemma3"),
+GEMMA2 = Family(
+    model_types=("gemma2",),
+    architectures=("gemma2",),
     of_config=_of_config,
     of_metadata=_of_metadata,
     defaults=MappingProxyType(_DEFAULTS),
     parts=MappingProxyType(_PARTS),
     gguf_parts=GGUF_POST_NORMS,
     norm_offset=1.0,
-    prefixes=("language_model.model.", "model.language_model."),
-    ignored=(
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ),
+)
+GEMMA3 = replace(
+    GEMMA2,
+    model_types=("gemma3_text", "gemma3"),
+    architectures=("gemma3",),
+    defaults=MappingProxyType(_DEFAULTS | _THIRD),
+    prefixes=TEXT_PREFIXES,
+    ignored=PICTURES,
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 
-def _of_config(stated: StatedConfig) -> Fields:
+def of_config(stated: StatedConfig) -> Fields:
+    """Returns the context that the window leaves."""
     window = stated.values.get("sliding_window")
     if not window or not stated.values.get("use_sliding_window", True):
         return {}
@@ -28,13 +30,13 @@ def _within(window: int, context_length: int) -> Fields:
 PERMUTED = Family(
     model_types=("llama", "mistral"),
     architectures=("llama",),
-    of_config=_of_config,
+    of_config=of_config,
     of_metadata=_of_metadata,
     is_permuted=True,
 )
 PLAIN = Family(
     model_types=("qwen2", "qwen3"),
     architectures=("qwen2", "qwen3"),
-    of_config=_of_config,
+    of_config=of_config,
     of_metadata=_of_metadata,
 )

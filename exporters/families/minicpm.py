@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 
 def _of_config(stated: StatedConfig) -> Fields:

@@ -9,7 +9,8 @@ from edge_spec.core.config import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 _PERIOD = 4  # of layers, of which the last sees all
 _PARTS = {
@@ -26,7 +27,7 @@ def _fields(full: Rope | None, local: Rope, window: int | None, types: list[str]
 def _olmo(stated: StatedConfig) -> Fields:
     window = stated.values.get("sliding_window")
     types = stated.layer_types(_PERIOD) if window else []
-    local = stated.rope(SLIDING, scaled=SLIDING in (stated.values.get("rope_parameters") or {}))
+    local = stated.rope(SLIDING, scaled=False)
     fields = _fields(stated.rope(FULL), local, window and int(window), types)
     return {**fields, "qk_norm_whole": True}
 
@@ -50,5 +51,6 @@ def _exaone_metadata(stated: StatedMetadata) -> Fields:
 
 
 _NAMES: Any = {"parts": MappingProxyType(_PARTS), "gguf_parts": GGUF_POST_NORMS}
-OLMO = Family(("olmo2", "olmo3"), ("olmo2",), _olmo, _olmo_metadata, **_NAMES)
+OLMO2 = Family(("olmo2",), ("olmo2",), _olmo, _olmo_metadata, **_NAMES)
+OLMO3 = Family(("olmo3",), (), _olmo, _olmo_metadata, {"rope_theta": 5e5}, **_NAMES)
 EXAONE4 = Family(("exaone4",), ("exaone4",), _exaone, _exaone_metadata, **_NAMES)

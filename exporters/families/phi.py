@@ -5,29 +5,23 @@ from __future__ import annotations
 from edge_spec.core.config import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 
 def _of_config(stated: StatedConfig) -> Fields:
-    window = stated.values.get("sliding_window")
-    original = stated.values.get("original_max_position_embeddings")
-    return _fields(stated.rope(), stated.context_length, window, original)
+    return _fields(stated.rope(), stated.context_length, stated.values.get("sliding_window"))
 
 
 def _of_metadata(stated: StatedMetadata) -> Fields:
     window = stated.get("attention.sliding_window", int)
-    original = stated.get("rope.scaling.original_context_length", int)
-    return _fields(stated.rope(), stated.context_length, window, original)
+    return _fields(stated.rope(), stated.context_length, window)
 
 
-def _fields(rope: Rope, length: int, window: int | None, original: int | None) -> Fields:
-    """The factors for short texts hold for those of the original length, which are all that run:
-    with the others a text would have to be read again at that length."""
-    is_scaled = rope.scaling is not None and original is not None
-    length = min(length, int(original)) if is_scaled and original else length
-    if not window or int(window) >= length:
-        return {"context_length": length}
-    return {"context_length": length, "layer_kinds": (LayerKind(rope, int(window)),)}
+def _fields(rope: Rope, context_length: int, window: int | None) -> Fields:
+    if not window or int(window) >= context_length:
+        return {}
+    return {"layer_kinds": (LayerKind(rope, int(window)),)}
 
 
 PHI = Family(

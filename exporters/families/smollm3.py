@@ -8,7 +8,8 @@ from edge_spec.core.config import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import MAX_LAYERS, of_types
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 _INTERVAL = 4
 
@@ -42,6 +43,6 @@ SMOLLM3 = Family(
     architectures=("smollm3",),
     of_config=_of_config,
     of_metadata=_of_metadata,
-    defaults={"tie_word_embeddings": True},
+    defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
     is_permuted=True,
 )

@@ -1,4 +1,4 @@
-"""What a model's files state, in the forms that families have in common."""
+"""What a config.json states, in the forms that families have in common."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from edge_spec.core.rope import Rope, RopeScaling
-from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
 from edge_spec.exporters.families.yarn import Yarn
-from edge_spec.exporters.gguf_metadata import Metadata
-from edge_spec.exporters.stored_tensor import StoredTensor
 
 _ACTIVATIONS = MappingProxyType(
     {
@@ -42,6 +38,8 @@ _LACKED = MappingProxyType(
         "use_parallel_residual": "parallel residuals",
     }
 )
+_LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
+_ORIGINAL = "original_max_position_embeddings"
 _LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
 
 
@@ -71,7 +69,24 @@ class StatedConfig:
 
     @property
     def context_length(self) -> int:
+        """LongRoPE has other factors for long texts: with those, a text would have to be read again
+        when it reaches them, so that it ends before."""
+        return self._original_length if self._is_long else self._stretched_length
+
+    @property
+    def _stretched_length(self) -> int:
         return int(self.values["max_position_embeddings"])
+
+    @property
+    def _is_long(self) -> bool:
+        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
+        return _kind(scaling) in _LONG
+
+    @property
+    def _original_length(self) -> int:
+        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters")
+        original = self.values.get(_ORIGINAL) or scaling.get(_ORIGINAL)
+        return int(original or self._stretched_length)
 
     @property
     def head_dim(self) -> int:
@@ -124,11 +139,14 @@ class StatedConfig:
         nested = self.values.get("rope_parameters") or {}  # where transformers 5 keeps it
         nested = nested.get(layer_type) or nested
         theta = nested.get("rope_theta") or self.values.get(key) or 10000.0
-        own = self.values.get("rope_scaling") if scaled else None
-        return Rope(float(theta), self.scaling(own or nested))
+        stated = (self.values.get("rope_scaling") if scaled else None) or nested
+        alpha = stated.get("alpha") if _kind(stated) == "dynamic" else None
+        if alpha:  # which stretches by its base alone, at any length
+            return Rope(float(theta) * float(alpha) ** (self.head_dim / (self.head_dim - 2)))
+        return Rope(float(theta), self.scaling(stated))
 
     def scaling(self, stated: Mapping[str, Any]) -> RopeScaling | None:
-        kind = stated.get("rope_type", stated.get("type", "default"))
+        kind = _kind(stated)
         if kind == "default":
             return None
         if kind == "linear":
@@ -141,7 +159,7 @@ class StatedConfig:
                 high_freq_factor=float(stated["high_freq_factor"]),
                 original_context_length=int(stated["original_max_position_embeddings"]),
             )
-        if kind in ("longrope", "su"):
+        if kind in _LONG:
             return self._long_scaling(stated)
         if kind == "yarn":
             return self._yarn(stated)
@@ -152,7 +170,7 @@ class StatedConfig:
 
     def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        original = stated.get("original_max_position_embeddings") or self.context_length
+        original = stated.get(_ORIGINAL) or self.context_length
         factor = float(stated.get("factor") or self.context_length / int(original))
         theta = float(stated.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
         yarn = Yarn(
@@ -175,101 +193,10 @@ class StatedConfig:
         factors = tuple(map(float, stated["short_factor"]))
         magnitude = stated.get("attention_factor")
         if magnitude is None:
-            original = self.values.get("original_max_position_embeddings")
-            original = int(original or stated["original_max_position_embeddings"])
-            grown = max(self.context_length / original, 1.0)
-            magnitude = math.sqrt(1 + math.log(grown) / math.log(original))
+            grown = max(self._stretched_length / self._original_length, 1.0)
+            magnitude = math.sqrt(1 + math.log(grown) / math.log(self._original_length))
         return RopeScaling("factors", factors=factors, magnitude=float(magnitude))
 
 
-class StatedMetadata:
-    """The metadata of a GGUF file, by keys without their architecture."""
-
-    def __init__(
-        self, metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
-    ) -> None:
-        """tensors: the file's, by our names."""
-        self.metadata = metadata
-        self.architecture = architecture
-        self.tensors = tensors
-
-    def get(self, key: str, kind: type) -> Any:
-        """None where it is not stated. Raises ModelFileError for a value of another type."""
-        return self.metadata.get(f"{self.architecture}.{key}", kind)
-
-    def require(self, key: str, kind: type) -> Any:
-        return self.metadata.require(f"{self.architecture}.{key}", kind)
-
-    @property
-    def context_length(self) -> int:
-        return int(self.require("context_length", int))
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.require("block_count", int))
-
-    @property
-    def num_heads(self) -> int:
-        """Raises ModelFileError for less than 1."""
-        found = int(self.require("attention.head_count", int))
-        if found < 1:
-            raise ModelFileError(
-                f"{self.metadata.path} has {found} attention heads",
-                remedy="Convert the model again.",
-            )
-        return found
-
-    def layer_types(self, period: int) -> list[str]:
-        """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
-        stated."""
-        key = f"{self.architecture}.attention.sliding_window_pattern"
-        stated = self.metadata.values.get(key)
-        if isinstance(stated, np.ndarray):
-            return [SLIDING if slides else FULL for slides in stated[: self.num_layers]]
-        return last_of(self.metadata.get(key, int) or period, self.num_layers)
-
-    def head_dim(self) -> int:
-        """Raises UnsupportedModelError unless keys and values are of one size."""
-        stated: int | None = self.get("attention.key_length", int)
-        hidden_size = int(self.require("embedding_length", int))
-        head_dim = hidden_size // self.num_heads if stated is None else stated
-        if self.get("attention.value_length", int) not in (None, head_dim):
-            raise UnsupportedModelError(
-                f"{self.metadata.path} has keys of {head_dim} elements and values of another size",
-                remedy="Use a model whose keys and values are of one size.",
-            )
-        return head_dim
-
-    def rotary_dim(self, is_permuted: bool) -> int | None:
-        """None: all of a head is rotated. is_permuted: whether it has to be, as the rows of q and k
-        stand. Raises UnsupportedModelError."""
-        head_dim = self.head_dim()
-        rotated: int | None = self.get("rope.dimension_count", int)
-        if rotated in (None, head_dim):
-            return None
-        if is_permuted:
-            raise UnsupportedModelError(
-                f"{self.metadata.path} rotates {rotated} of the {head_dim} elements of a head",
-                remedy="Use a model that rotates all of them.",
-            )
-        return rotated
-
-    def rope(self) -> Rope:
-        """Raises UnsupportedModelError for a scaling that is not known."""
-        return Rope(self.get("rope.freq_base", float) or 10000.0, self._scaling())
-
-    def _scaling(self) -> RopeScaling | None:
-        for name in ("rope_freqs.weight", "rope_factors_short.weight"):
-            if (factors := self.tensors.get(name)) is not None:
-                divisors = tuple(map(float, factors.float32().ravel()))
-                magnitude = self.get("rope.scaling.attn_factor", float) or 1.0
-                return RopeScaling("factors", factors=divisors, magnitude=magnitude)
-        kind = self.get("rope.scaling.type", str)
-        if kind in (None, "none"):
-            return None
-        if kind != "linear":
-            raise UnsupportedModelError(
-                f"{self.metadata.path} scales its rotary embedding by {reprlib.repr(kind)}",
-                remedy="Supported: none, linear and llama3.",
-            )
-        return RopeScaling("linear", factor=self.require("rope.scaling.factor", float))
+def _kind(scaling: Mapping[str, Any]) -> Any:
+    return scaling.get("rope_type", scaling.get("type", "default"))

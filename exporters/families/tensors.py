@@ -68,6 +68,8 @@ def _our_name(name: str, family: Family) -> str:
     for prefix in family.prefixes:
         if name.startswith(prefix):
             name = f"model.{name.removeprefix(prefix)}"
+    if family.prefixes:
+        name = name.removeprefix("language_model.")  # of a head
     number, _, rest = name.removeprefix(LAYER).partition(".")
     part, _, suffix = rest.rpartition(".")
     if name.startswith(LAYER) and part in family.parts:

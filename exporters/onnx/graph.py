@@ -118,7 +118,10 @@ class GraphBuilder:
         attended = nodes.add("Gather", [packed, "attention_rows"], prefix + "attended", axis=1)
         inputs = [attended, "", ""]
         if config.qk_norm:
-            inputs = self._normed_heads(inputs[0], prefix)
+            inputs = self._normed_heads(inputs[0], layer, prefix)
+        rotation = ["", "", ""]
+        if kind.rope is not None and not config.qk_norm_after_rope:
+            rotation = [*self.ropes[kind.rope], "position_ids"]
         mixed = nodes.add(
             "GroupQueryAttention",
             [
@@ -127,14 +130,14 @@ class GraphBuilder:
                 f"past.{layer}.value",
                 "seqlens_k",
                 "total_sequence_length",
-                *(["", "", ""] if kind.rope is None else [*self.ropes[kind.rope], "position_ids"]),
+                *rotation,
                 self.biases[kind.window],
             ],
             [prefix + "mixed", f"present.{layer}.key", f"present.{layer}.value"],
             domain=CONTRIB,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
-            do_rotary=int(kind.rope is not None),
+            do_rotary=int(rotation[0] != ""),
             **self._score_attributes(),
         )
         output = nodes.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
@@ -162,19 +165,28 @@ class GraphBuilder:
             epsilon=self.config.norm_epsilon,
         )
 
-    def _normed_heads(self, packed: str, prefix: str) -> list[str]:
-        """Splits q, k and v and normalizes each head of q and k (Qwen3)."""
+    def _normed_heads(self, packed: str, layer: int, prefix: str) -> list[str]:
+        """Splits q, k and v and normalizes q and k, in some models once they are rotated."""
         config, nodes = self.config, self.nodes
         sizes = np.array([config.query_size, config.kv_size, config.kv_size])
         parts = [f"{prefix}{part}.split" for part in "qkv"]
         nodes.add("Split", [packed, nodes.weights.add("qkv_sizes", sizes)], parts, axis=-1)
         for i, part in enumerate("qk"):
             name = f"{prefix}{part}"
+            if config.qk_norm_after_rope:
+                parts[i] = self._rotated(parts[i], layer, name)
             if config.qk_norm_whole:
                 parts[i] = self._norm(parts[i], name + "_norm", name + ".normed")
             else:
                 parts[i] = self._norm_each_head(parts[i], name)
         return parts
+
+    def _rotated(self, x: str, layer: int, name: str) -> str:
+        rope = self.config.kind(layer).rope
+        if rope is None:
+            return x
+        inputs = [x, "position_ids", *self.ropes[rope]]
+        return self.nodes.add("RotaryEmbedding", inputs, name + ".rotated", domain=CONTRIB)
 
     def _norm_each_head(self, x: str, name: str) -> str:
         nodes = self.nodes

@@ -121,8 +121,12 @@ class Arithmetic:
             if norm and config.qk_norm_whole:
                 projected, norm = self.norm(projected, norm), None
             split = projected.reshape(len(x), count, config.head_dim).swapaxes(0, 1)
+            if name == "v":
+                return split
+            if config.qk_norm_after_rope:
+                split = self.rotate(split, layer, positions)
             split = self.norm(split, norm) if norm else split
-            return split if name == "v" else self.rotate(split, layer, positions)
+            return split if config.qk_norm_after_rope else self.rotate(split, layer, positions)
 
         keys, values = (heads(name, config.num_kv_heads) for name in "kv")
         return Heads(heads("q", config.num_heads), keys, values)

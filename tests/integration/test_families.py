@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.config import LayerKind
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Model, RuntimeOptions, SelfDrafting
+from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.families import BY_MODEL_TYPE
+from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
@@ -24,6 +28,7 @@ from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.reference import arithmetic
 from edge_spec.testing import check_session
 from fixtures import families
+from fixtures import tiny_models as tiny
 from fixtures.family_gguf import FORMS, write_gguf
 from fixtures.tolerance import float32_tolerance
 
@@ -140,6 +145,65 @@ def test_fewer_bits_stay_within_their_bound(
     options = ExportOptions(quantization=quantization)
     report = OnnxExporter().export(checkpoint(name), tmp_path / "out", options, lambda *_: None)
     assert 0 < report.parity["kl_divergence"] < 1
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_model_of_one_that_reads_pictures_is_taken(
+    prefix: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    alone, directory = families.load("gemma3"), tmp_path / "model"
+    families.write_hf("gemma3", directory)
+    config = {"model_type": "gemma3", "text_config": alone.config, "vision_config": {}}
+    tiny.write_json(directory / "config.json", config)
+    stored = {
+        name.replace("model.", prefix, 1): ("F32", values) for name, values in alone.weights.items()
+    }
+    picture = np.ones((2, 2), np.float32)
+    stored[prefix.replace("language_model", "vision_tower") + "weight"] = ("F32", picture)
+    (directory / "model.safetensors").write_bytes(tiny.safetensors(stored))
+    found, expected = open_checkpoint(directory), checkpoint("gemma3")
+    assert found.config == expected.config
+    for name in expected.names():
+        np.testing.assert_array_equal(found.float32(name), expected.float32(name))
+
+
+OLDER = {  # how transformers 4 writes the same
+    "gemma3": {
+        "rope_parameters": None,
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 70.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "smollm3": {"rope_parameters": None, "rope_theta": None, "no_rope_layers": None},
+}
+
+
+def test_what_a_published_gemma_leaves_out_is_what_transformers_has() -> None:
+    """All that config.json of the 4B model says of its text model."""
+    hub = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    family = BY_MODEL_TYPE["gemma3"]
+    stated = StatedConfig({**family.defaults, **hub}, Path("config.json"))
+    fields = family.of_config(stated)
+    sliding, full = fields["layer_kinds"]
+    assert sliding == LayerKind(Rope(10000.0), 1024)
+    assert full == LayerKind(Rope(1e6, RopeScaling("linear", 8.0)))
+    assert [layer for layer in range(34) if fields["kind_of_layer"][layer]] == [5, 11, 17, 23, 29]
+    assert (stated.head_dim, stated.num_heads, stated.context_length) == (256, 8, 131072)
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_an_older_config_says_the_same(
+    name: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    directory = families.write_hf(name, tmp_path / "model", **OLDER[name])
+    assert open_checkpoint(directory).config == checkpoint(name).config
 
 
 @pytest.mark.parametrize("name", FORMS)
