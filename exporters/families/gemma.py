@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from edge_spec.core.config import LayerKind
@@ -12,9 +13,20 @@ from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, 
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
-_LOCAL_THETA = 10000.0
-_LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}  # whose scale is not of a head: GGUF lacks it
-_PERIODS = {"gemma2": 2, "gemma3": 6}  # of layers, of which the last sees all
+_LOCAL_THETA = 10000.0  # of Gemma 3, where GGUF does not state it
+
+
+@dataclass(frozen=True)
+class _Generation:
+    period: int  # of layers, of which the last sees all
+    layers_of_27b: int  # whose queries are scaled by a width that GGUF does not state
+    has_local_rope: bool  # of the layers that do not see all
+    attention_softcap: float | None = None  # where GGUF does not state it
+    logit_softcap: float | None = None
+
+
+_SECOND = _Generation(2, 46, False, attention_softcap=50.0, logit_softcap=30.0)
+_THIRD = _Generation(6, 62, True)
 _PARTS = {
     "post_attention_layernorm": "self_attn.post_norm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
@@ -30,7 +42,7 @@ _DEFAULTS = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-_THIRD = {
+_DEFAULTS_OF_THIRD = {
     "max_position_embeddings": 131072,
     "rope_local_base_freq": 10000.0,
     "rope_theta": 1e6,
@@ -38,12 +50,12 @@ _THIRD = {
 }
 
 
-def _of_config(stated: StatedConfig) -> Fields:
+def _of_config(generation: _Generation, stated: StatedConfig) -> Fields:
     values = stated.values
-    is_third = values["model_type"] != "gemma2"
-    full = stated.rope(FULL)
-    local = stated.rope(SLIDING, "rope_local_base_freq", scaled=False) if is_third else full
-    types = stated.layer_types(_PERIODS["gemma3" if is_third else "gemma2"])
+    full = local = stated.rope(FULL)
+    if generation.has_local_rope:
+        local = stated.rope(SLIDING, "rope_local_base_freq", scaled=False)
+    types = stated.layer_types(generation.period)
     return {
         **_common(int(values["hidden_size"]), full, local, int(values["sliding_window"]), types),
         "attention_scale": float(values["query_pre_attn_scalar"]) ** -0.5,
@@ -52,20 +64,21 @@ def _of_config(stated: StatedConfig) -> Fields:
     }
 
 
-def _of_metadata(stated: StatedMetadata) -> Fields:
-    architecture, hidden = stated.architecture, int(stated.require("embedding_length", int))
-    full = stated.rope()
-    local = Rope(stated.get("rope.freq_base_swa", float) or _LOCAL_THETA)
+def _of_metadata(generation: _Generation, stated: StatedMetadata) -> Fields:
+    hidden = int(stated.require("embedding_length", int))
+    full = local = stated.rope()
+    if generation.has_local_rope:
+        local = Rope(stated.get("rope.freq_base_swa", float) or _LOCAL_THETA)
     window = int(stated.require("attention.sliding_window", int))
-    types = stated.layer_types(_PERIODS[architecture])
     width = stated.head_dim()
-    if stated.num_layers == _LARGEST_LAYERS[architecture]:
+    if stated.num_layers == generation.layers_of_27b:
         width = hidden // stated.num_heads
     return {
-        **_common(hidden, full, local if architecture == "gemma3" else full, window, types),
+        **_common(hidden, full, local, window, stated.layer_types(generation.period)),
         "attention_scale": width**-0.5,
-        "attention_softcap": stated.get("attn_logit_softcapping", float),
-        "logit_softcap": stated.get("final_logit_softcapping", float),
+        "attention_softcap": stated.get("attn_logit_softcapping", float)
+        or generation.attention_softcap,
+        "logit_softcap": stated.get("final_logit_softcapping", float) or generation.logit_softcap,
     }
 
 
@@ -83,9 +96,11 @@ def _common(hidden_size: int, full: Rope, local: Rope, window: int, types: list[
 GEMMA2 = Family(
     model_types=("gemma2",),
     architectures=("gemma2",),
-    of_config=_of_config,
-    of_metadata=_of_metadata,
-    defaults=MappingProxyType(_DEFAULTS),
+    of_config=partial(_of_config, _SECOND),
+    of_metadata=partial(_of_metadata, _SECOND),
+    defaults=MappingProxyType(
+        {**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    ),
     parts=MappingProxyType(_PARTS),
     gguf_parts=GGUF_POST_NORMS,
     norm_offset=1.0,
@@ -94,7 +109,9 @@ GEMMA3 = replace(
     GEMMA2,
     model_types=("gemma3_text", "gemma3"),
     architectures=("gemma3",),
-    defaults=MappingProxyType(_DEFAULTS | _THIRD),
+    of_config=partial(_of_config, _THIRD),
+    of_metadata=partial(_of_metadata, _THIRD),
+    defaults=MappingProxyType(_DEFAULTS | _DEFAULTS_OF_THIRD),
     prefixes=TEXT_PREFIXES,
     ignored=PICTURES,
 )

@@ -84,7 +84,7 @@ class StatedConfig:
 
     @property
     def _original_length(self) -> int:
-        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters")
+        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
         original = self.values.get(_ORIGINAL) or scaling.get(_ORIGINAL)
         return int(original or self._stretched_length)
 
