@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,15 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.config import LLAMA_FAMILY, ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-SUPPORTED_ARCHITECTURES = LLAMA_FAMILY
 MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
 _MAX_COUNT = 1 << 40  # of anything; a number of thousands of digits cannot even be shown
-_LAYER_PREFIXES = ("model.layers.", "blk.")  # "blk.": a GGUF name that has no counterpart
+# Tensors from which nothing is computed that a description does not state.
+_ROTATIONS = (
+    "rotary_emb.inv_freq",
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +30,7 @@ class StoredCheckpoint:
     """A model as published; weights stay on disk until they are asked for.
 
     Raises ModelFileError when it is made unless every tensor that `config` implies is there in
-    its shape, UnsupportedModelError if there are layers' weights that `config` does not imply.
+    its shape, UnsupportedModelError if there are weights that `config` does not imply.
     """
 
     path: Path
@@ -47,12 +51,11 @@ class StoredCheckpoint:
                 f"{self.path}: {problem}", remedy="Download or convert the model again."
             )
         expected = expected_shapes(self.config)
-        extra = [n for n in self.tensors if n.startswith(_LAYER_PREFIXES) and n not in expected]
-        extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
+        extra = [n for n in self.tensors if n not in expected and not n.endswith(_ROTATIONS)]
         if extra:
             raise UnsupportedModelError(
                 f"{self.path} has weights that this version does not use, such as {extra[0]}",
-                remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
+                remedy="Use a model without them (docs/models.md lists what is computed).",
             )
         for name, shape in expected.items():
             tensor = self.tensors.get(name)
@@ -112,20 +115,13 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
             f"{config.num_heads} attention heads of {config.head_dim} do not share "
             f"{config.num_kv_heads} of keys and values"
         )
-    scaling = config.rope_scaling
-    factors = scaling.factors if scaling else ()
-    if factors and len(factors) != config.head_dim // 2:
-        return f"it scales {len(factors)} rotary frequencies, expected {config.head_dim // 2}"
-    divisors = (config.rope_theta, scaling.factor if scaling else 1.0, *factors)
-    if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
-        return "its rotary frequencies are not positive numbers"
     if not 0 < config.norm_epsilon < 1:
         return f"its norm epsilon is {config.norm_epsilon}"
-    return None
+    return config.problem()
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a model of this family: name -> shape."""
+    """The tensors of a model of this description: name -> shape."""
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -136,8 +132,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         attention = prefix + "self_attn."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if config.norm_places != "after":
+            shapes[prefix + "input_layernorm.weight"] = (hidden,)
+            shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if config.norm_places != "before":
+            shapes[attention + "post_norm.weight"] = (hidden,)
+            shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
         shapes[attention + "q_proj.weight"] = (config.query_size, hidden)
         shapes[attention + "k_proj.weight"] = (config.kv_size, hidden)
         shapes[attention + "v_proj.weight"] = (config.kv_size, hidden)
@@ -152,6 +152,6 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.output_bias:
             shapes[attention + "o_proj.bias"] = (hidden,)
         if config.qk_norm:
-            shapes[attention + "q_norm.weight"] = (config.head_dim,)
-            shapes[attention + "k_norm.weight"] = (config.head_dim,)
+            for part, size in zip("qk", config.qk_norm_sizes, strict=True):
+                shapes[f"{attention}{part}_norm.weight"] = (size,)
     return shapes

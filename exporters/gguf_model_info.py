@@ -15,14 +15,13 @@ from gguf.constants import GGMLQuantizationType
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import (
-    MAX_CONTEXT_TOKENS,
-    SUPPORTED_ARCHITECTURES,
-    StoredCheckpoint,
-)
+from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
+from edge_spec.exporters.families import BY_ARCHITECTURE
+from edge_spec.exporters.families.tensors import hf_name
 from edge_spec.exporters.gguf_kind import require_language_model
+from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.gguf_source import Metadata, checkpoint_of, hf_name, text_fields
+from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Keys that the library asserts for these architectures.
@@ -74,8 +73,8 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     _check_vocabulary(file)
     _check_vectors(file)
     metadata = Metadata(file.metadata, path)
-    architecture = file.metadata.get("general.architecture")
-    if architecture in SUPPORTED_ARCHITECTURES and not _is_beyond_ours(metadata, architecture):
+    architecture = metadata.require("general.architecture", str)
+    if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
         return checkpoint_of(file)
     _check_architecture(metadata)
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}

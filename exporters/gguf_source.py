@@ -1,47 +1,28 @@
-"""A GGUF file of the Llama family as a checkpoint in Hugging Face's names and layout."""
+"""A GGUF file as a checkpoint in Hugging Face's names and layout."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
 import numpy as np
 
-from edge_spec.core.config import ModelConfig, RopeScaling
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.families import BY_ARCHITECTURE, SUPPORTED_ARCHITECTURES
+from edge_spec.exporters.families.family import Family
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
+from edge_spec.exporters.families.tensors import apart, biases_and_norms, hf_name, in_halves
 from edge_spec.exporters.gguf_kind import require_language_model
+from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
 from edge_spec.exporters.gguf_tokenizer import tokenizer_digest, tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
-
-MODEL_NAMES = MappingProxyType(
-    {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-    }
-)
-LAYER_NAMES = MappingProxyType(
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-)
 
 # llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
 SAMPLING_KEYS = MappingProxyType(
@@ -61,7 +42,7 @@ STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a mess
 def open_gguf(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
     architecture = first_architecture(path)
-    if architecture is not None and architecture not in SUPPORTED_ARCHITECTURES:
+    if architecture is not None and architecture not in BY_ARCHITECTURE:
         raise _unsupported(path, architecture)  # without reading a vocabulary of any size
     file = GgufFile(path)
     require_language_model(file)
@@ -70,23 +51,22 @@ def open_gguf(path: Path) -> StoredCheckpoint:
 
 def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     """Raises as `open_gguf`."""
-    path = file.path
-    metadata = Metadata(file.metadata, path)
-    config = _config(metadata, file.tensors)
-    # llama.cpp stores q and k of "llama" for its interleaved rotation (convert_hf_to_gguf,
-    # LlamaModel.permute); the Qwen families keep Hugging Face's order.
-    interleaved = config.architecture == "llama"
-    tensors = {}
-    for name, tensor in file.tensors.items():
-        if interleaved and (".attn_q." in name or ".attn_k." in name):
-            tensor = _in_halves(tensor, config.head_dim)
-        tensors[hf_name(name)] = tensor
-    return StoredCheckpoint(
-        path=path,
-        config=config,
-        tensors=tensors,
-        **text_fields(file),
-    )
+    metadata = Metadata(file.metadata, file.path)
+    architecture = metadata.require("general.architecture", str)
+    family = BY_ARCHITECTURE.get(architecture)
+    if family is None:
+        raise _unsupported(file.path, architecture)
+    stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
+    stated = StatedMetadata(metadata, architecture, stored)
+    config = _config(stated, family, stored)
+    tensors = apart(config, stored)
+    if family.is_permuted:
+        tensors |= {
+            name: in_halves(tensor, config.head_dim)
+            for name, tensor in tensors.items()
+            if ".q_proj." in name or ".k_proj." in name
+        }
+    return StoredCheckpoint(file.path, config, tensors, **text_fields(file))
 
 
 def text_fields(file: GgufFile) -> TextFields:
@@ -144,89 +124,46 @@ class TextFields(TypedDict):
     tokenizer_digest: str
 
 
-class Metadata:
-    """Typed look-ups that name the file when a value is missing or of another type."""
-
-    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
-        self.values = values
-        self.path = path
-
-    def get(self, key: str, kind: type) -> Any:
-        value = self.values.get(key)
-        if kind is float and isinstance(value, int):
-            value = float(value)
-        if value is not None and not isinstance(value, kind):
-            raise ModelFileError(
-                f"{self.path}: {_cut(key)} is {reprlib.repr(value)}, expected {kind.__name__}",
-                remedy="Convert the model again.",
-            )
-        return value
-
-    def require(self, key: str, kind: type) -> Any:
-        value = self.get(key, kind)
-        if value is None:
-            raise ModelFileError(
-                f"{self.path} lacks {_cut(key)}", remedy="Convert the model again."
-            )
-        return value
-
-
-def _cut(key: str) -> str:
-    """A key has the architecture's name in it, which may be any text."""
-    return key if len(key) < 80 else reprlib.repr(key)
-
-
-def _config(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
-    architecture = metadata.require("general.architecture", str)
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise _unsupported(metadata.path, architecture)
-
+def _config(
+    stated: StatedMetadata, family: Family, tensors: Mapping[str, StoredTensor]
+) -> ModelConfig:
+    path = stated.metadata.path
     if not tensors:
         raise UnsupportedModelError(
-            f"{metadata.path} has a vocabulary and no weights",
+            f"{path} has a vocabulary and no weights",
             remedy="Give the file that has them.",
         )
-
-    def value(key: str, kind: type = int) -> Any:
-        return metadata.get(f"{architecture}.{key}", kind)
-
-    def needed(key: str, kind: type = int) -> Any:
-        return metadata.require(f"{architecture}.{key}", kind)
-
-    num_heads = needed("attention.head_count")
-    hidden_size = needed("embedding_length")
-    embeddings = tensors.get("token_embd.weight")
-    if embeddings is None or num_heads < 1:
+    embeddings = tensors.get("model.embed_tokens.weight")
+    if embeddings is None:
         raise ModelFileError(
-            f"{metadata.path} lacks token_embd.weight or attention heads",
+            f"{path} lacks token_embd.weight",
             remedy="Convert the model again.",
         )
-    tokens = metadata.get("tokenizer.ggml.tokens", list)
+    tokens = stated.metadata.get("tokenizer.ggml.tokens", list)
     if tokens is not None and len(tokens) > embeddings.shape[0]:
         raise ModelFileError(
-            f"{metadata.path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
+            f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
             remedy="Convert the model again.",
         )
-    window = value("attention.sliding_window")
-    context_length = needed("context_length")
-    return ModelConfig(
-        architecture=architecture,
-        num_layers=needed("block_count"),
-        hidden_size=hidden_size,
-        intermediate_size=needed("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=value("attention.head_count_kv") or num_heads,
-        head_dim=_head_dim(metadata, architecture, hidden_size // num_heads),
-        vocab_size=embeddings.shape[0],
-        context_length=min(context_length, window) if window else context_length,
-        norm_epsilon=needed("attention.layer_norm_rms_epsilon", float),
-        rope_theta=value("rope.freq_base", float) or 10000.0,
-        rope_scaling=_rope_scaling(metadata, architecture, tensors),
-        tied_embeddings="output.weight" not in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        output_bias="blk.0.attn_output.bias" in tensors,
-    )
+    rope = stated.rope()
+    fields: dict[str, Any] = {
+        "architecture": stated.architecture,
+        "num_layers": stated.num_layers,
+        "hidden_size": stated.require("embedding_length", int),
+        "intermediate_size": stated.require("feed_forward_length", int),
+        "num_heads": stated.num_heads,
+        "num_kv_heads": stated.get("attention.head_count_kv", int) or stated.num_heads,
+        "head_dim": stated.head_dim(),
+        "vocab_size": embeddings.shape[0],
+        "context_length": stated.context_length,
+        "norm_epsilon": stated.require("attention.layer_norm_rms_epsilon", float),
+        "rope_theta": rope.theta,
+        "rope_scaling": rope.scaling,
+        "tied_embeddings": "lm_head.weight" not in tensors,
+        "rotary_dim": stated.rotary_dim(family.is_permuted),
+        **biases_and_norms(tensors),
+    }
+    return ModelConfig(**{**fields, **family.of_metadata(stated)})
 
 
 def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
@@ -234,59 +171,3 @@ def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
         f"{path} is a {reprlib.repr(architecture)} model",
         remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
     )
-
-
-def _head_dim(metadata: Metadata, architecture: str, otherwise: int) -> int:
-    """Raises UnsupportedModelError unless keys, values and what is rotated are of one size."""
-    head_dim: int | None = metadata.get(f"{architecture}.attention.key_length", int)
-    if head_dim is None:
-        head_dim = otherwise
-    if metadata.get(f"{architecture}.attention.value_length", int) not in (None, head_dim):
-        raise UnsupportedModelError(
-            f"{metadata.path} has keys of {head_dim} elements and values of another size",
-            remedy="Use a model whose keys and values are of one size.",
-        )
-    rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
-    if rotated not in (None, head_dim):
-        raise UnsupportedModelError(
-            f"{metadata.path} rotates {rotated} of the {head_dim} elements of a head",
-            remedy="Use a model that rotates all of them.",
-        )
-    return head_dim
-
-
-def _rope_scaling(
-    metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
-) -> RopeScaling | None:
-    factors = tensors.get("rope_freqs.weight")
-    if factors is not None:
-        return RopeScaling("factors", factors=tuple(map(float, factors.float32().ravel())))
-    kind = metadata.get(f"{architecture}.rope.scaling.type", str)
-    if kind in (None, "none"):
-        return None
-    if kind != "linear":
-        raise UnsupportedModelError(
-            f"{metadata.path} scales its rotary embedding by {reprlib.repr(kind)}",
-            remedy="Supported: none, linear and llama3.",
-        )
-    return RopeScaling(
-        "linear", factor=metadata.require(f"{architecture}.rope.scaling.factor", float)
-    )
-
-
-def _in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
-    """Reads rows as two halves a head that are stored as interleaved pairs."""
-    rows = tensor.shape[0]
-    if head_dim < 2 or rows % head_dim or head_dim % 2:
-        return tensor  # Checkpoint refuses its shape
-    stored = np.arange(rows).reshape(-1, head_dim // 2, 2)
-    return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
-
-
-def hf_name(name: str) -> str:
-    if name in MODEL_NAMES:
-        return MODEL_NAMES[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
-    return name

@@ -1,4 +1,4 @@
-"""A Hugging Face model directory of the Llama family as a checkpoint."""
+"""A Hugging Face model directory as a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_spec.core.config import ModelConfig, RopeScaling
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
-from edge_spec.errors import (
-    ModelFileError,
-    UnknownArchitectureError,
-    UnsupportedModelError,
+from edge_spec.errors import ModelFileError, UnknownArchitectureError
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.families import BY_MODEL_TYPE, SUPPORTED_ARCHITECTURES
+from edge_spec.exporters.families.family import Family
+from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
+from edge_spec.exporters.families.tensors import (
+    apart,
+    biases_and_norms,
+    named_as_ours,
+    whole_norms,
 )
-from edge_spec.exporters.checkpoint import SUPPORTED_ARCHITECTURES, StoredCheckpoint
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models.bundle import is_below, regular_size
@@ -30,9 +35,15 @@ def open_directory(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for missing or damaged files, UnknownArchitectureError for a family,
     UnsupportedModelError for what of a known one is not supported."""
     values = read_json(path / "config.json")
-    _require_known(path, values)
-    tensors = _read_tensors(path)
-    config = _config(path, values, tensors)
+    family = _known_family(path, values)
+    values = {**family.defaults, **values, **_of_text(path, values)}
+    stated = StatedConfig(values, path / "config.json")
+    lacked = lacked_feature(values)
+    if lacked is not None:
+        raise stated.refuse(lacked)
+    stored = named_as_ours(family, _read_tensors(path))
+    config = _config(stated, family, stored)
+    tensors = apart(config, stored) | whole_norms(family, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
     return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(path, values))
@@ -171,75 +182,58 @@ def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | Non
     return template if isinstance(template, str) else None
 
 
-def _require_known(path: Path, values: Mapping[str, Any]) -> None:
+def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
     architecture = str(values.get("model_type"))
-    if architecture not in SUPPORTED_ARCHITECTURES:
+    family = BY_MODEL_TYPE.get(architecture)
+    if family is None:
+        lacked = lacked_feature(values)
         raise UnknownArchitectureError(
-            f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}",
+            f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
+            + (f", which has {lacked}" if lacked else ""),
             remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}. For many "
             "others: edge-spec export MODEL OUT --format optimum.",
         )
+    return family
+
+
+def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is stated of the text model alone, where other models stand beside it."""
+    found = values.get("text_config", {})
+    if not isinstance(found, dict):
+        raise ModelFileError(
+            f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object",
+            remedy="Download the file again.",
+        )
+    return found
 
 
 def _config(
-    path: Path, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    stated: StatedConfig, family: Family, tensors: Mapping[str, StoredTensor]
 ) -> ModelConfig:
-    if values.get("mlp_bias"):
-        raise UnsupportedModelError(
-            f"{path / 'config.json'}: mlp_bias is set", remedy="Use a model without it."
-        )
+    values = stated.values
     try:
-        num_heads = int(values["num_attention_heads"])
-        hidden_size = int(values["hidden_size"])
-        context_length = int(values["max_position_embeddings"])
-        window = values.get("sliding_window") if values.get("use_sliding_window", True) else None
-        return ModelConfig(
-            architecture=str(values["model_type"]),
-            num_layers=int(values["num_hidden_layers"]),
-            hidden_size=hidden_size,
-            intermediate_size=int(values["intermediate_size"]),
-            num_heads=num_heads,
-            num_kv_heads=int(values.get("num_key_value_heads") or num_heads),
-            head_dim=int(values.get("head_dim") or hidden_size // num_heads),
-            vocab_size=int(values["vocab_size"]),
-            # Within its window, sliding-window attention is full attention.
-            context_length=min(context_length, int(window)) if window else context_length,
-            norm_epsilon=float(values["rms_norm_eps"]),
-            rope_theta=_rope_theta(values),
-            rope_scaling=_rope_scaling(path, values),
-            tied_embeddings=bool(values.get("tie_word_embeddings", False)),
-            qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
-            qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
-            output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
-        )
+        rope = stated.rope()
+        fields: dict[str, Any] = {
+            "architecture": str(values["model_type"]),
+            "num_layers": int(values["num_hidden_layers"]),
+            "hidden_size": int(values["hidden_size"]),
+            "intermediate_size": int(values["intermediate_size"]),
+            "num_heads": stated.num_heads,
+            "num_kv_heads": int(values.get("num_key_value_heads") or stated.num_heads),
+            "head_dim": stated.head_dim,
+            "vocab_size": int(values["vocab_size"]),
+            "context_length": stated.context_length,
+            "norm_epsilon": float(values["rms_norm_eps"]),
+            "rope_theta": rope.theta,
+            "rope_scaling": rope.scaling,
+            "tied_embeddings": bool(values.get("tie_word_embeddings", False)),
+            "activation": stated.activation,
+            "rotary_dim": stated.rotary_dim,
+            **biases_and_norms(tensors),
+        }
+        return ModelConfig(**{**fields, **family.of_config(stated)})
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelFileError(
-            f"{path / 'config.json'} lacks a valid value: {error}",
+            f"{stated.path} lacks a valid value: {error}",
             remedy="Download the file again.",
         ) from None
-
-
-def _rope_theta(values: Mapping[str, Any]) -> float:
-    nested = values.get("rope_parameters") or {}  # where transformers 5 keeps it
-    return float(values.get("rope_theta") or nested.get("rope_theta") or 10000.0)
-
-
-def _rope_scaling(path: Path, values: Mapping[str, Any]) -> RopeScaling | None:
-    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling("linear", factor=float(scaling["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_context_length=int(scaling["original_max_position_embeddings"]),
-        )
-    raise UnsupportedModelError(
-        f"{path / 'config.json'} scales its rotary embedding by {reprlib.repr(kind)}",
-        remedy="Supported: default, linear and llama3.",
-    )

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import may_replace
 from edge_spec.models.source import EXPORT_VERSION
@@ -60,6 +61,16 @@ def require_replaceable(out: Path) -> None:
     if out.exists() and not may_replace(out):
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
+        )
+
+
+def require_plain(checkpoint: StoredCheckpoint, writer: str, remedy: str) -> None:
+    """Raises UnsupportedModelError for what Llama does not have, which not every writer writes."""
+    features = checkpoint.config.features()
+    if features:
+        named = ", ".join(name.replace("_", " ") for name in features)
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the {writer} exporter does not write its {named}", remedy=remedy
         )
 
 

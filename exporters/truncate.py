@@ -23,4 +23,6 @@ def first_layers(checkpoint: StoredCheckpoint, num_layers: int) -> StoredCheckpo
     tensors = {
         name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(prefixes)
     }
-    return replace(checkpoint, config=replace(config, num_layers=num_layers), tensors=tensors)
+    kinds = config.kind_of_layer[:num_layers]
+    shorter = replace(config, num_layers=num_layers, kind_of_layer=kinds)
+    return replace(checkpoint, config=shorter, tensors=tensors)

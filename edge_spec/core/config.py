@@ -1,51 +1,42 @@
-"""The shape of a model of the Llama family, as exporters read it and runtimes need it."""
+"""The description of a decoder, as exporters read it from a model's files and runtimes need it.
+
+What is stated here is all that tells one family of models from another: whoever computes a model
+or writes one reads this, and never asks for a family's name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
-# Architectures that every part of edge-spec knows: attention in all layers, a gated MLP.
-LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")  # SmolLM is "llama"
+from edge_spec.core.rope import Rope, RopeScaling
+
+ACTIVATIONS = ("silu", "gelu_tanh")  # of the gate of an MLP
+# Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone.
+NORM_PLACES = ("before", "around", "after")
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """How the rotary frequencies differ from theta ** (-2i / head_dim).
+class LayerKind:
+    """What the attention of some layers has for itself."""
 
-    `linear` divides all of them by `factor`; `llama3` divides only the slow ones and blends in
-    between (Llama 3.1, "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each
-    by its own entry, as GGUF files store it.
-    """
+    rope: Rope | None  # None: nothing is rotated (NoPE)
+    window: int | None = None  # the last positions that a row sees, itself one; None: all
 
-    kind: str  # "linear" | "llama3" | "factors"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context_length: int = 8192
-    factors: tuple[float, ...] = ()
-
-    def divisors(self, frequencies: np.ndarray) -> np.ndarray:
-        """What each of the unscaled frequencies is divided by."""
-        if self.kind == "linear":
-            return np.full_like(frequencies, self.factor)
-        if self.kind == "factors":
-            return np.array(self.factors)
-        turns = self.original_context_length * frequencies / (2 * np.pi)
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        smooth = np.clip(smooth, 0.0, 1.0)
-        divisors: np.ndarray = 1 / (smooth + (1 - smooth) / self.factor)
-        return divisors
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LayerKind:
+        rope = values["rope"]
+        return cls(**{**values, "rope": rope and Rope.from_dict(rope)})
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Dimensions of one model; counts are of elements, lengths of tokens."""
 
-    architecture: str  # of LLAMA_FAMILY, or one that only a runtime knows
+    architecture: str  # as its files name it
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -63,17 +54,45 @@ class ModelConfig:
     output_bias: bool = False  # a bias on the attention's output projection
     num_experts: int = 0  # of each layer; 0: one dense MLP
     experts_used: int = 0  # by each token
+    # From here on, `to_dict` leaves out what a model has not.
+    layer_kinds: tuple[LayerKind, ...] = ()  # (): all layers see everything, by `rope_theta`
+    kind_of_layer: tuple[int, ...] = ()  # of each layer, by index; (): all have the first
+    rotary_dim: int | None = None  # elements of a head that are rotated; None: all
+    norm_places: str = "before"  # one of NORM_PLACES
+    qk_norm_whole: bool = False  # over all heads at once
+    qk_norm_after_rope: bool = False
+    activation: str = "silu"  # one of ACTIVATIONS
+    embedding_scale: float = 1.0  # what embeddings are multiplied with,
+    residual_scale: float = 1.0  # what each sublayer adds,
+    logit_scale: float = 1.0  # and the scores
+    attention_scale: float | None = None  # of queries times keys; None: head_dim ** -0.5
+    attention_softcap: float | None = None  # c in c * tanh(scores / c)
+    logit_softcap: float | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
         """The inverse of `to_dict`. Raises TypeError for missing or unknown keys."""
         scaling = values.get("rope_scaling")
-        if scaling is not None:
-            scaling = RopeScaling(**{**scaling, "factors": tuple(scaling.get("factors", ()))})
-        return cls(**{**values, "rope_scaling": scaling})
+        kinds = values.get("layer_kinds", ())
+        nested = {
+            "rope_scaling": scaling and RopeScaling.from_dict(scaling),
+            "layer_kinds": tuple(LayerKind.from_dict(kind) for kind in kinds),
+            "kind_of_layer": tuple(values.get("kind_of_layer", ())),
+        }
+        return cls(**{**values, **nested})
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        for name in _ADDED.keys() - self.features().keys():
+            del values[name]
+        for rope in (values, *values.get("layer_kinds", ())):
+            _forget_magnitude(rope)
+        return values
+
+    def features(self) -> dict[str, Any]:
+        """Returns the fields from `layer_kinds` on that say something, by name."""
+        stated = {name: getattr(self, name) for name in _ADDED}
+        return {name: value for name, value in stated.items() if value != _ADDED[name]}
 
     @property
     def query_size(self) -> int:
@@ -91,15 +110,91 @@ class ModelConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return self.num_layers * (attention + mlp) + embeddings
 
-    def rope_frequencies(self) -> np.ndarray:
-        """[head_dim / 2] float64; radians a position for each rotated pair."""
-        exponents = -np.arange(0, self.head_dim, 2) / self.head_dim
-        frequencies: np.ndarray = np.power(self.rope_theta, exponents)
-        if self.rope_scaling is not None:
-            frequencies /= self.rope_scaling.divisors(frequencies)
-        return frequencies
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Returns the kinds that layers are of: one at least."""
+        return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
 
-    def rope_tables(self, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin, each [num_positions, head_dim / 2] float32."""
-        angles = np.arange(num_positions)[:, None] * self.rope_frequencies()[None]
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    def kind(self, layer: int) -> LayerKind:
+        return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Returns the different ones of its layers, in the order of their kinds."""
+        return tuple(dict.fromkeys(kind.rope for kind in self.kinds if kind.rope is not None))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Returns the different ones of its layers, in the order of their kinds."""
+        return tuple(dict.fromkeys(kind.window for kind in self.kinds if kind.window is not None))
+
+    @property
+    def rotated(self) -> int:
+        """Returns how many elements of a head are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Returns how many elements the norms of queries and of keys take."""
+        whole = (self.query_size, self.kv_size)
+        return whole if self.qk_norm_whole else (self.head_dim, self.head_dim)
+
+    def rope_frequencies(self) -> np.ndarray:
+        """[rotated / 2] float64; radians a position for each rotated pair, of `rope_theta`."""
+        return Rope(self.rope_theta, self.rope_scaling).frequencies(self.rotated)
+
+    def rope_tables(self, rope: Rope, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin, each [num_positions, rotated / 2] float32."""
+        return rope.tables(num_positions, self.rotated)
+
+    def problem(self) -> str | None:
+        """Returns why no model can have these features."""
+        scales = [self.embedding_scale, self.residual_scale, self.logit_scale, *self._optional()]
+        if not all(0 < scale <= _LARGEST_SCALE for scale in scales):
+            return "it scales or caps by what is no positive number"
+        if self.activation not in ACTIVATIONS or self.norm_places not in NORM_PLACES:
+            return f"it has the activation {self.activation!r} and norms {self.norm_places!r}"
+        if not 2 <= self.rotated <= self.head_dim or self.rotated % 2:
+            return f"it rotates {self.rotated} of the {self.head_dim} elements of a head"
+        if not all(1 <= window <= _LONGEST_WINDOW for window in self.windows):
+            return "it has a window that no model has"
+        indices = self.kind_of_layer
+        if indices and (len(indices) != self.num_layers or not _are_below(indices, self.kinds)):
+            return "its layers are of kinds that it does not have"
+        return next(filter(None, map(self._rope_problem, self.ropes)), None)
+
+    def _optional(self) -> Iterator[float]:
+        values = (self.attention_scale, self.attention_softcap, self.logit_softcap)
+        return (value for value in values if value is not None)
+
+    def _rope_problem(self, rope: Rope) -> str | None:
+        scaling = rope.scaling
+        factors = scaling.factors if scaling else ()
+        if factors and len(factors) != self.rotated // 2:
+            return f"it scales {len(factors)} rotary frequencies, expected {self.rotated // 2}"
+        divisors = [rope.theta, *factors]
+        divisors += [scaling.factor, scaling.magnitude] if scaling else []
+        if not all(0 < divisor <= _LARGEST_DIVISOR for divisor in divisors):
+            return "its rotary frequencies are not positive numbers"
+        return None
+
+
+_NAMES = [field.name for field in fields(ModelConfig)]
+# The fields that `to_dict` leaves out where they say nothing, and what they are then.
+_ADDED: Mapping[str, Any] = {
+    field.name: field.default for field in fields(ModelConfig)[_NAMES.index("layer_kinds") :]
+}
+_LARGEST_SCALE = 1e9
+_LARGEST_DIVISOR = 2.0**128  # of a frequency; some files have 1e30 for one that is not rotated
+_LONGEST_WINDOW = 1 << 24
+
+
+def _are_below(indices: tuple[int, ...], kinds: tuple[LayerKind, ...]) -> bool:
+    return min(indices) >= 0 and max(indices) < len(kinds)
+
+
+def _forget_magnitude(values: dict[str, Any]) -> None:
+    """Drops it from a rope's scaling where it is 1, as it was before there was one."""
+    for scaling in (values.get("rope_scaling"), (values.get("rope") or {}).get("scaling")):
+        if scaling and scaling["magnitude"] == 1.0:
+            del scaling["magnitude"]

@@ -279,6 +279,7 @@ class Tensors(Protocol):
     def float32(self, name: str) -> np.ndarray: ...
 
 
+@runtime_checkable
 class TensorRows(Tensors, Protocol):
     """Weights of which some rows can be read without the others."""
 
@@ -303,6 +304,12 @@ class ModelInfo(Protocol):
 
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""
+
+
+def is_plain(source: ModelInfo) -> bool:
+    """Whether a model was read whole and has nothing that Llama does not have: every library runs
+    it, and every exporter writes it."""
+    return isinstance(source, TensorRows) and not source.config.features()
 
 
 @runtime_checkable

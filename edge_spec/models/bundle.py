@@ -182,6 +182,8 @@ def _problem(manifest: Manifest) -> str | None:
         numbers += [scaling.original_context_length, *scaling.factors]
     if not all(abs(number) <= _MAX_NUMBER for number in numbers):
         return "it has a number that no model has"
+    if config.features() and (problem := config.problem()):
+        return problem
     blocks = _BLOCK.findall(manifest.quantization)
     if not all(len(block) < 9 and 1 <= int(block) <= _MAX_BLOCK for block in blocks):
         return f"its quantization has blocks that are not of 1 to {_MAX_BLOCK:,} weights"

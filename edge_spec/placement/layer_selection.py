@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from edge_spec.control.cost import RowCosts, forecast_speedup
-from edge_spec.core.config import LLAMA_FAMILY
 from edge_spec.core.model import Model, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.self_draft import WINDOW, TargetPart
@@ -128,7 +127,8 @@ class _Window:
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
                 "this runtime cannot run a model in part",
-                remedy=f"Use --runtime ort and a model of {', '.join(LLAMA_FAMILY)}.",
+                remedy="Use --runtime ort and a model that edge-spec converts by itself "
+                "(docs/models.md).",
             )
         session.prefill(before)
         self._length = len(before)

@@ -21,7 +21,7 @@ from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, d
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
-from edge_spec.exporters.requests import require_replaceable
+from edge_spec.exporters.requests import require_plain, require_replaceable
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
@@ -131,6 +131,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
         )
     require_replaceable(out)
     config = checkpoint.config
+    require_plain(checkpoint, "Core ML", "Use --runtime ort.")
     sizes = (config.hidden_size, config.query_size, config.intermediate_size)
     odd = [size for size in sizes if size % BLOCK_SIZE]
     if name.startswith("int") and odd:

@@ -15,6 +15,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import SAMPLING_KEYS
+from edge_spec.exporters.requests import require_plain
 
 Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
@@ -68,6 +69,8 @@ def model_metadata(
     stated: what the source says of its name, authors and licence, which is carried over.
     """
     config = checkpoint.config
+    remedy = "Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime ort."
+    require_plain(checkpoint, "GGUF", remedy)
     _require_runnable(checkpoint)
     architecture = gguf_architecture(config)
     path = checkpoint.path.resolve()
@@ -118,6 +121,7 @@ def _require_runnable(checkpoint: StoredCheckpoint) -> None:
         "its rotary frequencies are scaled one by one": architecture != "llama"
         and scaling is not None
         and scaling.kind != "linear",
+        "its rotations are scaled, too": scaling is not None and scaling.magnitude != 1.0,
         "its attention output has a bias": architecture != "llama" and config.output_bias,
         "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
         "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,

@@ -1,4 +1,4 @@
-"""The graph of a Llama-family model with its KV cache bound in place, for chains and trees.
+"""The graph of a decoder with its KV cache bound in place, for chains and trees.
 
 Inputs and outputs (rows: tokens scored in this pass, attended: rows that attention computes,
 total: cached tokens + attended):
@@ -23,6 +23,9 @@ one row, whose last bits differ; int8 activations turn that into half a logit so
 With two rows attended, and blocks of 32, a row's logits are bit-identical at every width that was
 measured (edge_spec/control/batch_invariance.py measures it again on each machine). It costs about
 5 % of a plain step.
+
+A sliding window is a second bias, made in the graph from `position_ids`: the operator's own counts
+cached rows, among which those of a tree stand side by side.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
 
@@ -66,18 +71,13 @@ class GraphBuilder:
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config, nodes = self.config, self.nodes
-        cos, sin = config.rope_tables(config.context_length)
-        nodes.weights.add("rope_cos", cos)
-        nodes.weights.add("rope_sin", sin)
-        residual = EMBEDDED
-        self.weights.embed("input_ids", residual)
-        normed = nodes.add(
-            "SimplifiedLayerNormalization",
-            [residual, self._vector("model.layers.0.input_layernorm.weight")],
-            "model.layers.0.input_layernorm.output",
-            axis=-1,
-            epsilon=config.norm_epsilon,
-        )
+        self.ropes = {rope: self._rope_tables(i, rope) for i, rope in enumerate(config.ropes)}
+        self.biases: dict[int | None, str] = {None: "attention_bias"}
+        self.biases |= {window: window_bias(nodes, window) for window in config.windows}
+        residual = self._embed()
+        normed = residual
+        if config.norm_places != "after":
+            normed = self._norm(residual, "model.layers.0.input_layernorm")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             start = len(nodes.protos)
@@ -96,6 +96,20 @@ class GraphBuilder:
         self._scores(update, residual)
         return self._model()
 
+    def _rope_tables(self, index: int, rope: Rope) -> list[str]:
+        tables = self.config.rope_tables(rope, self.config.context_length)
+        suffix = f".{index}" if index else ""
+        return [
+            self.nodes.weights.add(f"rope_{name}{suffix}", table)
+            for name, table in zip(("cos", "sin"), tables, strict=True)
+        ]
+
+    def _embed(self) -> str:
+        scale = self.config.embedding_scale
+        output = EMBEDDED if scale == 1.0 else EMBEDDED + ".stored"
+        self.weights.embed("input_ids", output)
+        return times(self.nodes, output, scale, EMBEDDED)
+
     def _ends_sublayer(self, start: int, update: str, layer: int | None) -> None:
         self.sublayers.append(Sublayer(slice(start, len(self.nodes.protos)), update, layer))
 
@@ -106,7 +120,7 @@ class GraphBuilder:
         biases = [f"{prefix}{part}_proj.bias" for part in "qkv"] if config.qkv_bias else []
         packed = self.weights.linear(x, names, biases)  # q, k and v side by side
         if config.qk_norm and self.is_stacked:
-            parts = self._normed_heads(packed, prefix)
+            parts = self._normed_heads(packed, layer, prefix)
             packed = nodes.add("Concat", parts, prefix + "normed", axis=-1)
         outputs = [prefix + "output", f"present.{layer}.key", f"present.{layer}.value"]
         if self.is_stacked:
@@ -119,16 +133,20 @@ class GraphBuilder:
         else:
             output, *_ = self._grouped(nodes, packed, layer, "")
         bias = [prefix + "o_proj.bias"] if config.output_bias else []
-        return self.weights.linear(output, [prefix + "o_proj.weight"], bias)
+        update = self.weights.linear(output, [prefix + "o_proj.weight"], bias)
+        return self._update(update, prefix)
 
     def _grouped(self, nodes: Nodes, packed: str, layer: int, end: str) -> list[str]:
         """Adds GroupQueryAttention, `end` ending the names of what it returns."""
-        config = self.config
+        config, kind = self.config, self.config.kind(layer)
         prefix = f"model.layers.{layer}.self_attn."
         attended = nodes.add("Gather", [packed, "attention_rows"], prefix + "attended", axis=1)
         inputs = [attended, "", ""]
         if config.qk_norm and not self.is_stacked:
-            inputs = self._normed_heads(inputs[0], prefix)
+            inputs = self._normed_heads(inputs[0], layer, prefix)
+        rotation = ["", "", ""]
+        if kind.rope is not None and not config.qk_norm_after_rope:
+            rotation = [*self.ropes[kind.rope], "position_ids"]
         caches = [f"present.{layer}.{part}{end}" for part in ("key", "value")]
         mixed = nodes.add(
             "GroupQueryAttention",
@@ -138,39 +156,69 @@ class GraphBuilder:
                 f"past.{layer}.value",
                 "seqlens_k",
                 "total_sequence_length",
-                "rope_cos",
-                "rope_sin",
-                "position_ids",
-                "attention_bias",
+                *rotation,
+                self.biases[kind.window],
             ],
             [prefix + "mixed", *caches],
             domain=CONTRIB,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
-            do_rotary=1,
+            do_rotary=int(rotation[0] != ""),
+            **self._score_attributes(),
         )
         output = nodes.add("Gather", [mixed, "kept_rows"], f"{prefix}output{end}", axis=1)
         return [output, *caches]
 
-    def _normed_heads(self, packed: str, prefix: str) -> list[str]:
-        """Splits q, k and v and normalizes each head of q and k (Qwen3)."""
+    def _score_attributes(self) -> dict[str, float]:
+        """What the operator makes of queries times keys, where it is not its own choice."""
+        stated = {"scale": self.config.attention_scale, "softcap": self.config.attention_softcap}
+        return {name: value for name, value in stated.items() if value is not None}
+
+    def _update(self, update: str, prefix: str) -> str:
+        """What a sublayer adds to the residual stream, of what its last matrix makes."""
+        if self.config.norm_places != "before":
+            update = self._norm(update, prefix + "post_norm")
+        return times(self.nodes, update, self.config.residual_scale, prefix + "update")
+
+    def _norm(self, x: str, name: str, output: str = "") -> str:
+        return self.nodes.add(
+            "SimplifiedLayerNormalization",
+            [x, self._vector(name + ".weight")],
+            output or name + ".output",
+            axis=-1,
+            epsilon=self.config.norm_epsilon,
+        )
+
+    def _normed_heads(self, packed: str, layer: int, prefix: str) -> list[str]:
+        """Splits q, k and v and normalizes q and k, in some models once they are rotated."""
         config, nodes = self.config, self.nodes
         sizes = np.array([config.query_size, config.kv_size, config.kv_size])
         parts = [f"{prefix}{part}.split" for part in "qkv"]
         nodes.add("Split", [packed, nodes.weights.add("qkv_sizes", sizes)], parts, axis=-1)
-        heads = nodes.weights.add("head_shape", np.array([1, 0, -1, config.head_dim]))
-        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
         for i, part in enumerate("qk"):
-            split = nodes.add("Reshape", [parts[i], heads], f"{prefix}{part}.heads")
-            normed = nodes.add(
-                "SimplifiedLayerNormalization",
-                [split, self._vector(f"{prefix}{part}_norm.weight")],
-                f"{prefix}{part}.normed",
-                axis=-1,
-                epsilon=config.norm_epsilon,
-            )
-            parts[i] = nodes.add("Reshape", [normed, flat], f"{prefix}{part}.flat")
+            name = f"{prefix}{part}"
+            if config.qk_norm_after_rope:
+                parts[i] = self._rotated(parts[i], layer, name)
+            if config.qk_norm_whole:
+                parts[i] = self._norm(parts[i], name + "_norm", name + ".normed")
+            else:
+                parts[i] = self._norm_each_head(parts[i], name)
         return parts
+
+    def _rotated(self, x: str, layer: int, name: str) -> str:
+        rope = self.config.kind(layer).rope
+        if rope is None:
+            return x
+        inputs = [x, "position_ids", *self.ropes[rope]]
+        return self.nodes.add("RotaryEmbedding", inputs, name + ".rotated", domain=CONTRIB)
+
+    def _norm_each_head(self, x: str, name: str) -> str:
+        nodes = self.nodes
+        heads = nodes.weights.add("head_shape", np.array([1, 0, -1, self.config.head_dim]))
+        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
+        split = nodes.add("Reshape", [x, heads], name + ".heads")
+        normed = self._norm(split, name + "_norm", name + ".normed")
+        return nodes.add("Reshape", [normed, flat], name + ".flat")
 
     def _mlp(self, x: str, prefix: str) -> str:
         nodes = self.nodes
@@ -179,12 +227,16 @@ class GraphBuilder:
         )
         gate, up = prefix + "gate", prefix + "up"
         nodes.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
-        swish = nodes.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)
-        product = nodes.add("Mul", [swish, up], prefix + "product")
-        return self.weights.linear(product, [prefix + "down_proj.weight"], [])
+        activated = activation(nodes, gate, self.config.activation, prefix)
+        product = nodes.add("Mul", [activated, up], prefix + "product")
+        update = self.weights.linear(product, [prefix + "down_proj.weight"], [])
+        return self._update(update, prefix)
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
-        """The norm of x + residual, and that sum."""
+        """What the next sublayer reads, the norm of x + residual or this itself, and that sum."""
+        if self.config.norm_places == "after":
+            both = self.nodes.add("Add", [x, residual], name + ".sum")
+            return both, both
         outputs = [name + ".output", "", "", name + ".sum"]
         self.nodes.add(
             "SkipSimplifiedLayerNormalization",
@@ -211,7 +263,16 @@ class GraphBuilder:
             epsilon=self.config.norm_epsilon,
         )
         head = EMBEDDING if self.config.tied_embeddings else "lm_head.weight"
-        self.weights.head("hidden", head, "logits")
+        scored = self._scored_names()
+        self.weights.head("hidden", head, scored[0])
+        times(nodes, scored[0], self.config.logit_scale, scored[1])
+        if self.config.logit_softcap is not None:
+            softcap(nodes, scored[1], self.config.logit_softcap, "logits")
+
+    def _scored_names(self) -> tuple[str, str]:
+        """What the head's products are called, and the same once they are scaled."""
+        scaled = "logits" if self.config.logit_softcap is None else "logits.scaled"
+        return (scaled if self.config.logit_scale == 1.0 else "logits.products"), scaled
 
     def _vector(self, name: str) -> str:
         return self.nodes.weights.add(name, self.checkpoint.float32(name))

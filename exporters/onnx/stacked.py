@@ -39,8 +39,10 @@ Attend = Callable[[Nodes, str], list[str]]
 
 
 def pays(config: ModelConfig) -> bool:
-    """Returns whether the graph gets both forms: query heads share keys, and those are large."""
-    return config.num_heads > config.num_kv_heads and config.kv_size >= _MIN_KV_SIZE
+    """Returns whether the graph gets both forms: query heads share keys, those are large, and the
+    model has nothing that Llama does not have, such as windows or caps."""
+    shares_large = config.num_heads > config.num_kv_heads and config.kv_size >= _MIN_KV_SIZE
+    return shares_large and not config.features()
 
 
 def inputs() -> list[ValueInfoProto]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from edge_spec.core.config import LLAMA_FAMILY, ModelConfig
-from edge_spec.core.model import ModelInfo, RuntimeOptions
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import ModelInfo, RuntimeOptions, is_plain
 from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
@@ -67,7 +67,7 @@ def requantized_memory(source: ModelInfo, found: Memory, repacks: bool) -> Memor
     and head as Q8_0, as our exporter writes them; None for one that it cannot convert, or that is
     no larger. repacks: whether the library copies matrices of that type."""
     tensors = _tensors(source)
-    if source.config.architecture not in LLAMA_FAMILY or not tensors:
+    if not is_plain(source) or not tensors:
         return None
     now, then, copied = 0, 0, 0
     for name, tensor in tensors.items():

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_spec.core.config import LLAMA_FAMILY
-from edge_spec.core.model import Capabilities, ModelInfo, RuntimeOptions
+from edge_spec.core.model import Capabilities, ModelInfo, RuntimeOptions, is_plain
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.llamacpp import ik, upstream
@@ -142,7 +141,7 @@ class LlamaCppRuntime:
         library = self._library()
         if source is self._screened:
             return
-        if source.config.architecture not in LLAMA_FAMILY:
+        if not is_plain(source):
             _require_plain_decoder(library, source)
         self._screened = source
 

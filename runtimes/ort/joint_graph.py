@@ -64,14 +64,7 @@ def joint_graph(path: Path, num_places: int) -> bytes:
             f"{path} has no attention that sessions could share a pass around",
             remedy="Export the model again.",
         )
-    before = {region.end: region for region in regions}
-    repeated = {node.name for region in regions for node in region.nodes}
-    nodes: list[NodeProto] = []
-    for node in graph.node:
-        if node.name in before:
-            nodes += before[node.name].repeat(num_places)
-        if node.name not in repeated:
-            nodes.append(node)
+    nodes = list(_repeated_nodes(graph, regions, num_places))
     inputs = list(graph.input)
     if has_forms:
         inputs.append(helper.make_tensor_value_info(OWN_ROWS, TensorProto.INT64, ["own"]))
@@ -156,6 +149,29 @@ def _place_branch(
     branch.node.extend(nodes)
     for value in branch.output:
         value.name += suffix
+
+
+def _repeated_nodes(
+    graph: GraphProto, regions: Sequence[_Region], num_places: int
+) -> Iterator[NodeProto]:
+    """Also repeats what is made of a session's inputs before any attention, such as the bias of a
+    window."""
+    before = {region.end: region for region in regions}
+    repeated = {node.name for region in regions for node in region.nodes}
+    own: set[str] = set()
+    for node in graph.node:
+        if node.name in before:
+            region = before[node.name]
+            region.produced |= own
+            yield from region.repeat(num_places)
+        if node.name in repeated:
+            continue
+        if own.intersection(node.input) or any(map(_is_own, node.input)):
+            own.update(node.output)
+            for place in range(num_places):
+                yield _placed(node, place_suffix(place), own)
+        else:
+            yield node
 
 
 def _regions(graph: GraphProto) -> Iterator[_Region]:

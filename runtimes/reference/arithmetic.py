@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,13 @@ class Heads(NamedTuple):
     values: np.ndarray
 
 
+class Positions(NamedTuple):
+    """Where the rows of a pass stand in the text, and all that is cached with them."""
+
+    rows: np.ndarray  # [rows] int64
+    cached: np.ndarray  # [positions] int64
+
+
 # Of a layer, by its number: what attention makes of its heads, [query heads, rows, head_dim].
 Attend = Callable[[int, Heads], np.ndarray]
 
@@ -35,7 +43,10 @@ class Arithmetic:
             self.config = replace(self.config, context_length=shorter)
         self._tensors = tensors
         self._weights: dict[str, np.ndarray] = {}
-        self.cos, self.sin = self.config.rope_tables(self.config.context_length)
+        self._tables = {
+            rope: self.config.rope_tables(rope, self.config.context_length)
+            for rope in self.config.ropes
+        }
 
     def weight(self, name: str) -> np.ndarray:
         if name not in self._weights:
@@ -56,64 +67,130 @@ class Arithmetic:
         normed: np.ndarray = x * scale.astype(np.float32) * self.weight(name + ".weight")
         return normed
 
-    def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def rotate(self, x: np.ndarray, layer: int, positions: np.ndarray) -> np.ndarray:
         """x: [heads, rows, head_dim], turned by its positions, halves paired (Su et al. 2021)."""
-        cos, sin = self.cos[positions], self.sin[positions]
-        first, second = np.split(x, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        rope = self.config.kind(layer).rope
+        if rope is None:
+            return x
+        cos, sin = (table[positions] for table in self._tables[rope])
+        turned, rest = np.split(x, [self.config.rotated], axis=-1)
+        first, second = np.split(turned, 2, axis=-1)
+        halves = [first * cos - second * sin, second * cos + first * sin]
+        return np.concatenate([*halves, rest], axis=-1)
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """tokens: [rows] -> [rows, hidden]."""
-        embedded: np.ndarray = self.weight("model.embed_tokens.weight")[tokens]
-        return embedded
+        return self.scaled(self.weight("model.embed_tokens.weight")[tokens])
+
+    def scaled(self, embeddings: np.ndarray) -> np.ndarray:
+        """The residual stream before the first layer."""
+        return _times(embeddings, self.config.embedding_scale)
 
     def layer(self, x: np.ndarray, layer: int, positions: np.ndarray, attend: Attend) -> np.ndarray:
         """The residual stream [rows, hidden] after a layer; positions: [rows]."""
         prefix = f"model.layers.{layer}."
-        heads = self._heads(self.norm(x, prefix + "input_layernorm"), prefix, positions)
+        heads = self._heads(self._read(x, prefix + "input_layernorm"), layer, positions)
         mixed = attend(layer, heads).swapaxes(0, 1).reshape(len(x), -1)
-        x = x + self.linear(mixed, prefix + "self_attn.o_proj")
-        normed = self.norm(x, prefix + "post_attention_layernorm")
+        update = self.linear(mixed, prefix + "self_attn.o_proj")
+        x = x + self._update(update, prefix + "self_attn.")
+        normed = self._read(x, prefix + "post_attention_layernorm")
         gate = self.linear(normed, prefix + "mlp.gate_proj")
         up = self.linear(normed, prefix + "mlp.up_proj")
-        # SwiGLU (Shazeer 2020); the clip keeps exp within float32.
-        swish = gate / (1 + np.exp(-np.clip(gate, -80, None)))
-        updated: np.ndarray = x + self.linear(swish * up, prefix + "mlp.down_proj")
+        activated = ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
+        update = self.linear(activated * up, prefix + "mlp.down_proj")
+        updated: np.ndarray = x + self._update(update, prefix + "mlp.")
         return updated
 
-    def _heads(self, x: np.ndarray, prefix: str, positions: np.ndarray) -> Heads:
+    def _read(self, x: np.ndarray, norm: str) -> np.ndarray:
+        """What a sublayer makes of the residual stream."""
+        return x if self.config.norm_places == "after" else self.norm(x, norm)
+
+    def _update(self, update: np.ndarray, sublayer: str) -> np.ndarray:
+        """What a sublayer adds to the residual stream, [rows, hidden]."""
+        if self.config.norm_places != "before":
+            update = self.norm(update, sublayer + "post_norm")
+        return _times(update, self.config.residual_scale)
+
+    def _heads(self, x: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
         """Queries and keys are normed where the model does that, and rotated."""
-        config = self.config
+        config, prefix = self.config, f"model.layers.{layer}."
 
         def heads(name: str, count: int) -> np.ndarray:
+            norm = f"{prefix}self_attn.{name}_norm" if config.qk_norm and name != "v" else None
             projected = self.linear(x, f"{prefix}self_attn.{name}_proj")
+            if norm and config.qk_norm_whole:
+                projected, norm = self.norm(projected, norm), None
             split = projected.reshape(len(x), count, config.head_dim).swapaxes(0, 1)
             if name == "v":
                 return split
-            if config.qk_norm:
-                split = self.norm(split, f"{prefix}self_attn.{name}_norm")
-            return self.rotate(split, positions)
+            if config.qk_norm_after_rope:
+                split = self.rotate(split, layer, positions)
+            split = self.norm(split, norm) if norm else split
+            return split if config.qk_norm_after_rope else self.rotate(split, layer, positions)
 
         keys, values = (heads(name, config.num_kv_heads) for name in "kv")
         return Heads(heads("q", config.num_heads), keys, values)
 
+    def mix(self, layer: int, heads: Heads, mask: np.ndarray, positions: Positions) -> np.ndarray:
+        """Softmax attention of the rows that `mask` [rows, cached] bool and the layer's window let
+        each row see; [heads, rows, head_dim]."""
+        config, window = self.config, self.config.kind(layer).window
+        if window is not None:
+            mask = mask & (positions.rows[:, None] - positions.cached < window)
+        scale = config.attention_scale
+        divisor = np.sqrt(config.head_dim) if scale is None else 1 / scale
+        return mix(heads, mask, divisor, config.attention_softcap)
+
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        return self.linear(hidden, self.head_name)
+        return self.final(self.linear(hidden, self.head_name))
+
+    def final(self, scores: np.ndarray) -> np.ndarray:
+        """The logits that the head's products [rows, vocab] make."""
+        scaled, cap = _times(scores, self.config.logit_scale), self.config.logit_softcap
+        return scaled if cap is None else softcap(scaled, cap)
 
     @property
     def head_name(self) -> str:
         return "model.embed_tokens" if self.config.tied_embeddings else "lm_head"
 
 
-def mix(heads: Heads, mask: np.ndarray) -> np.ndarray:
-    """Softmax attention; mask: [rows, positions] bool, which position each row attends to."""
+def mix(heads: Heads, mask: np.ndarray, divisor: float, cap: float | None) -> np.ndarray:
+    """Softmax attention; mask: [rows, positions] bool, which position each row attends to. Products
+    of queries and keys are divided by `divisor` and capped where there is a cap."""
     queries, keys, values = heads
-    num_kv_heads, _, head_dim = keys.shape
-    grouped = queries.reshape(num_kv_heads, -1, *queries.shape[1:])
+    grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
     keys, values = keys[:, None], values[:, None]  # a group of query heads shares each
-    scores = grouped @ keys.swapaxes(-1, -2) / np.float32(np.sqrt(head_dim))
+    scores = grouped @ keys.swapaxes(-1, -2) / np.float32(divisor)
+    if cap is not None:
+        scores = softcap(scores, cap)
     scores = np.where(mask, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: np.ndarray = (weights @ values).reshape(queries.shape)
     return mixed
+
+
+def softcap(scores: np.ndarray, cap: float) -> np.ndarray:
+    """Keeps scores between -cap and cap (Gemma Team 2024, Gemma 2)."""
+    capped: np.ndarray = np.tanh(scores / np.float32(cap)) * np.float32(cap)
+    return capped
+
+
+def _times(x: np.ndarray, scale: float) -> np.ndarray:
+    scaled: np.ndarray = x if scale == 1.0 else x * np.float32(scale)
+    return scaled
+
+
+def _silu(gate: np.ndarray) -> np.ndarray:
+    activated: np.ndarray = gate / (1 + np.exp(-np.clip(gate, -80, None)))  # within float32
+    return activated
+
+
+def gelu_tanh(gate: np.ndarray) -> np.ndarray:
+    """Hendrycks and Gimpel 2016."""
+    inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
+    activated: np.ndarray = np.float32(0.5) * gate * (1 + np.tanh(inner))
+    return activated
+
+
+ACTIVATIONS = MappingProxyType({"silu": _silu, "gelu_tanh": gelu_tanh})

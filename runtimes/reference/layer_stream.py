@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_spec.core.export import Observe
 from edge_spec.core.model import TensorRows, require_room
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, mix
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, Positions
 
 _SERIAL_PRODUCT = 1 << 18  # multiplications, up to which OpenBLAS computes with one thread
 _HEAD_ROWS = 8192  # of the vocabulary at a time: 128 MB at a hidden size of 4096
@@ -39,7 +39,8 @@ class ReferenceLayerStream(Arithmetic):
             slice(end - len(each), end) for each, end in zip(sequences, ends, strict=True)
         ]
         self._positions = np.concatenate([np.arange(len(tokens)) for tokens in sequences])
-        self._x = source.float32_rows("model.embed_tokens.weight", np.concatenate(sequences))
+        tokens = np.concatenate(sequences)
+        self._x = self.scaled(source.float32_rows("model.embed_tokens.weight", tokens))
 
     def weight(self, name: str) -> np.ndarray:
         return self._source.float32(name)
@@ -64,7 +65,7 @@ class ReferenceLayerStream(Arithmetic):
             part = np.arange(start, min(start + _HEAD_ROWS, size))
             head = self._source.float32_rows(self.head_name + ".weight", part)
             scores[:, start : start + len(part)] = hidden @ head.T
-        return scores
+        return self.final(scores)
 
     def _attend(self, layer: int, heads: Heads) -> np.ndarray:
         """Some rows at a time, which attend to what stands before them: products so small that a
@@ -79,5 +80,7 @@ class ReferenceLayerStream(Arithmetic):
                 end = min(start + step, length)
                 part = Heads(own.queries[:, start:end], own.keys[:, :end], own.values[:, :end])
                 seen = np.tri(end - start, end, start, dtype=bool)
-                mixed[:, span.start + start : span.start + end] = mix(part, seen)
+                positions = Positions(np.arange(start, end), np.arange(end))
+                found = self.mix(layer, part, seen, positions)
+                mixed[:, span.start + start : span.start + end] = found
         return mixed

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, mix
+from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, Positions
 
 
 class ReferenceSession:
@@ -72,14 +72,16 @@ class ReferenceSession:
         model, end = self._model, self.length + len(tokens)
         past = np.ones((len(tokens), self.length), bool)
         mask = np.concatenate([past, sees], axis=1)
+        rows = self.length + depths
+        positions = Positions(rows, np.concatenate([np.arange(self.length), rows]))
 
         def attend(layer: int, heads: Heads) -> np.ndarray:
             cache = self._cache[layer]
             cache[0, :, self.length : end] = heads.keys
             cache[1, :, self.length : end] = heads.values
-            return mix(Heads(heads.queries, *cache[:, :, :end]), mask)
+            return model.mix(layer, Heads(heads.queries, *cache[:, :, :end]), mask, positions)
 
         x = model.embed(tokens)
         for layer in range(model.config.num_layers):
-            x = model.layer(x, layer, self.length + depths, attend)
+            x = model.layer(x, layer, rows, attend)
         return model.norm(x, "model.norm")

@@ -30,9 +30,9 @@ def change(path: Path, **values: Any) -> None:
 
 
 BAD_CONFIG = {
-    "another architecture": {"model_type": "gemma3"},
+    "another architecture": {"model_type": "internlm2"},
     "no architecture": {"model_type": None},
-    "another scaling": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "another scaling": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     "an mlp bias": {"mlp_bias": True},
     "fewer layers than there are": {"num_hidden_layers": 1},
     "more layers than there are": {"num_hidden_layers": 3},
@@ -111,14 +111,14 @@ def test_a_gguf_value_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("gemma3.context_length", count) for count in (0, 2**24 + 1, U32_MAX)),
-        *((f"gemma3.{key}", U32_MAX) for key in ("block_count", "attention.head_count")),
+        *(("internlm2.context_length", count) for count in (0, 2**24 + 1, U32_MAX)),
+        *((f"internlm2.{key}", U32_MAX) for key in ("block_count", "attention.head_count")),
     ],
 )
 def test_a_value_of_an_architecture_that_only_a_library_knows_is_bounded_too(
     key: str, value: int, tiny: ModuleType, tmp_path: Path
 ) -> None:
-    path = tiny.write_gguf(tiny.build(model_type="gemma3"), tmp_path / "model.gguf")
+    path = tiny.write_gguf(tiny.build(model_type="internlm2"), tmp_path / "model.gguf")
     open_model_info(path)
     set_value(path, key, struct.pack("<I", value))
     with pytest.raises(ModelFileError, match=r"model\.gguf"):
@@ -136,7 +136,7 @@ def test_heads_that_cannot_be_are_refused_though_every_tensor_fits(
     )
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "mamba"])
+@pytest.mark.parametrize("architecture", ["internlm2", "mamba"])
 def test_another_architecture_is_named_with_the_supported_ones(
     architecture: str, tiny: ModuleType, tmp_path: Path, refusal: Refusal
 ) -> None:

@@ -23,6 +23,7 @@ from edge_spec.exporters.coreml.export import QUANTIZATIONS
 from edge_spec.exporters.coreml.graph import ProgramBuilder, Shape
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_program
@@ -30,7 +31,7 @@ from edge_spec.runtimes.coreml.package import package_of, read_function, read_sp
 from edge_spec.runtimes.coreml.session import CoreMlSession
 from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.runtimes.reference import ReferenceModel
-from fixtures import tolerance
+from fixtures import families, tolerance
 
 CONTEXT = 64
 RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
@@ -295,6 +296,13 @@ def test_rows_that_are_no_whole_blocks_are_refused(tiny: ModuleType, tmp_path: P
     with pytest.raises(UnsupportedModelError, match="48 weights are not whole blocks of 32"):
         export(source, tmp_path / "out")
     export(source, tmp_path / "out", quantization="fp16")  # and passes its own check
+
+
+def test_what_llama_does_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(families.write_hf("gemma3", tmp_path / "model"))
+    with pytest.raises(UnsupportedModelError, match=r"layer kinds, .*activation"):
+        export(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_weights_beyond_float16_are_refused(tiny: ModuleType, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import tiny_models
 from fixtures.axes import each_first
 
 VARIANTS = (
@@ -196,7 +197,8 @@ def test_pruned_weights_stay_nothing(quantization: str, tiny: ModuleType, tmp_pa
 @pytest.mark.parametrize(
     ("variant", "overrides", "reason"),
     [
-        ("qwen2", {"rope_scaling": {"rope_type": "llama3"}}, "scaled one by one"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotations are scaled"),
+        ("qwen2", {"rope_scaling": tiny_models.LLAMA3}, "scaled one by one"),
         ("qwen3", {"attention_bias": True}, "output has a bias"),
         ("qwen2", {"head_dim": 32}, "not as wide"),
     ],
@@ -204,8 +206,6 @@ def test_pruned_weights_stay_nothing(quantization: str, tiny: ModuleType, tmp_pa
 def test_what_llama_cpp_would_misread_is_refused(
     variant: str, overrides: dict[str, Any], reason: str, tiny: ModuleType, tmp_path: Path
 ) -> None:
-    if "rope_scaling" in overrides:
-        overrides = {"rope_scaling": tiny.LLAMA3}
     model = tiny.build(variant, **overrides)
     source = open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
     with pytest.raises(UnsupportedModelError, match=rf"{variant}.*{reason}.*--format onnx"):

@@ -59,13 +59,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gemma3(tiny: ModuleType, tmp_path: Path) -> Path:
-    return Path(tiny.write_gemma3(tmp_path / "gemma.gguf"))
+def other(tiny: ModuleType, tmp_path: Path) -> Path:
+    return Path(tiny.write_other(tmp_path / "other.gguf"))
 
 
 @pytest.fixture
 def base_model(tiny: ModuleType, tmp_path: Path) -> Path:
-    return Path(tiny.write_gemma3(tmp_path / "base.gguf", template=False))
+    return Path(tiny.write_other(tmp_path / "base.gguf", template=False))
 
 
 @pytest.fixture
@@ -105,23 +105,23 @@ def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
 
 
 def test_what_the_usual_runtime_cannot_run_runs_on_the_next(
-    gemma3: Path, cache: Path, caplog: pytest.LogCaptureFixture
+    other: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = LoadOptions(threads=1, drafter="none")
-    with load_engine(str(gemma3), options, quiet) as engine:
+    with load_engine(str(other), options, quiet) as engine:
         assert engine.runtime == "llamacpp"
         assert len(engine.generate([5, 6, 7], max_tokens=4).tokens) == 4
     [told] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert told.startswith("ort cannot run gemma (")
-    assert "is a 'gemma3' model" in told
+    assert told.startswith("ort cannot run other (")
+    assert "is a 'internlm2' model" in told
     assert told.endswith(": llamacpp runs it")
     assert not (cache / "bundles").exists()  # nothing was converted on the way
 
 
 def test_so_does_a_draft(
-    gemma3: Path, exported: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
+    other: Path, exported: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = LoadOptions(threads=1, draft=(str(gemma3),))
+    options = LoadOptions(threads=1, draft=(str(other),))
     with load_engine(str(exported().path), options, quiet) as engine:
         assert engine.runtime == "ort"
         assert len(engine.parts.drafts) == 1
@@ -145,17 +145,17 @@ def test_a_conversion_that_is_there_needs_no_header(
     assert choose_runtime(source, "auto", LoadOptions()).runtime.name == "ort"
 
 
-def test_the_runtime_that_was_asked_for_is_not_exchanged(gemma3: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="is a 'gemma3' model"):
-        load_engine(str(gemma3), LoadOptions(runtime="ort"), quiet)
+def test_the_runtime_that_was_asked_for_is_not_exchanged(other: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="is a 'internlm2' model"):
+        load_engine(str(other), LoadOptions(runtime="ort"), quiet)
 
 
 def test_without_llama_cpp_its_install_command_is_named(
-    gemma3: Path, monkeypatch: pytest.MonkeyPatch
+    other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "find_spec", lambda module: module == "onnxruntime" or None)
-    error = refusal(gemma3)
-    assert "is a 'gemma3' model, which ort cannot run" in error.message
+    error = refusal(other)
+    assert "is a 'internlm2' model, which ort cannot run" in error.message
     assert error.remedy.startswith('Run: pip install "edge-spec[llamacpp]"')
 
 
@@ -175,22 +175,22 @@ def test_an_architecture_that_nothing_knows_is_one_line(
     assert not cache.exists()
 
 
-def test_damage_is_no_reason_to_try_another(gemma3: Path) -> None:
-    gemma3.write_bytes(gemma3.read_bytes()[:-5000])
-    error = refusal(gemma3)
+def test_damage_is_no_reason_to_try_another(other: Path) -> None:
+    other.write_bytes(other.read_bytes()[:-5000])
+    error = refusal(other)
     assert isinstance(error, ModelFileError)
     assert "ends beyond the end of the file" in error.message
 
 
 def test_too_little_memory_is_no_reason_to_try_another(
-    gemma3: Path, monkeypatch: pytest.MonkeyPatch
+    other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*given: Any) -> None:
         raise DeviceMemoryError("too little", remedy="More.")
 
     runtime = type(runtimes.load_runtime("llamacpp"))
     monkeypatch.setattr(runtime, "require_runnable", refuse)
-    assert isinstance(refusal(gemma3), DeviceMemoryError)
+    assert isinstance(refusal(other), DeviceMemoryError)
 
 
 @pytest.mark.parametrize("runtime", ["auto", "llamacpp"])
@@ -200,7 +200,7 @@ def test_too_little_memory_is_no_reason_to_try_another(
         ("bert", {"bert__attention__causal": False}, "embeds text"),
         ("qwen3", {"qwen3__pooling_type": 3}, "embeds text"),
         ("clip", {}, "reads pictures"),
-        ("gemma3", {"general__type": "mmproj"}, "reads pictures"),
+        ("internlm2", {"general__type": "mmproj"}, "reads pictures"),
         ("llama", {"general__type": "adapter"}, "a LoRA adapter"),
     ],
 )
@@ -217,7 +217,7 @@ def test_models_that_do_not_write_are_refused_from_their_header(
     assert str(caught.value).count(told) == 1
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "internlm2"])
 def test_a_vocabulary_alone_is_refused(
     architecture: str, tiny: ModuleType, tmp_path: Path, closed_weights: None
 ) -> None:

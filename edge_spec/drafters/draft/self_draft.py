@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edge_spec.core.config import LLAMA_FAMILY
 from edge_spec.core.model import Forward, Model, SelfDrafting, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
@@ -80,8 +79,8 @@ class SelfDrafter(Drafter):
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
                 f"the drafter {self.name} needs a runtime that can run a model in part",
-                remedy=f"Use --runtime ort and a model of {', '.join(LLAMA_FAMILY)}, or another "
-                "drafter.",
+                remedy="Use --runtime ort and a model that edge-spec converts by itself "
+                "(docs/models.md), or another drafter.",
             )
         self.close()
         self._model, self._target = model, session

@@ -1,0 +1,76 @@
+"""Rotary position embeddings: which frequencies a model turns its queries and keys by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How the rotary frequencies differ from theta ** (-2i / rotary_dim).
+
+    `linear` divides all of them by `factor`; `llama3` divides only the slow ones and blends in
+    between (Llama 3.1, "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each
+    by its own entry, as GGUF files store it. cos and sin are multiplied by `magnitude`.
+    """
+
+    kind: str  # "linear" | "llama3" | "factors"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 8192
+    factors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+
+    def divisors(self, frequencies: np.ndarray) -> np.ndarray:
+        """What each of the unscaled frequencies is divided by."""
+        if self.kind == "linear":
+            return np.full_like(frequencies, self.factor)
+        if self.kind == "factors":
+            return np.array(self.factors)
+        turns = self.original_context_length * frequencies / (2 * np.pi)
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        smooth = np.clip(smooth, 0.0, 1.0)
+        divisors: np.ndarray = 1 / (smooth + (1 - smooth) / self.factor)
+        return divisors
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RopeScaling:
+        return cls(**{**values, "factors": tuple(values.get("factors", ()))})
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One set of frequencies (Su et al. 2021, RoFormer)."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Rope:
+        scaling = values.get("scaling")
+        return cls(**{**values, "scaling": scaling and RopeScaling.from_dict(scaling)})
+
+    def unscaled(self, rotary_dim: int) -> np.ndarray:
+        """[rotary_dim / 2] float64; radians a position for each rotated pair, before scaling."""
+        exponents = -np.arange(0, rotary_dim, 2) / rotary_dim
+        frequencies: np.ndarray = np.power(self.theta, exponents)
+        return frequencies
+
+    def frequencies(self, rotary_dim: int) -> np.ndarray:
+        """[rotary_dim / 2] float64; radians a position for each rotated pair."""
+        frequencies = self.unscaled(rotary_dim)
+        if self.scaling is not None:
+            frequencies /= self.scaling.divisors(frequencies)
+        return frequencies
+
+    def tables(self, num_positions: int, rotary_dim: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin, each [num_positions, rotary_dim / 2] float32."""
+        angles = np.arange(num_positions)[:, None] * self.frequencies(rotary_dim)[None]
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
+        return cos.astype(np.float32), sin.astype(np.float32)

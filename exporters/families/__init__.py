@@ -1,0 +1,45 @@
+"""The families of models that exporters read: a file for each, and nothing about them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from edge_spec.exporters.families import (
+    gemma,
+    granite,
+    hunyuan,
+    llama,
+    minicpm,
+    ministral,
+    olmo,
+    phi,
+    smollm3,
+)
+from edge_spec.exporters.families.family import Family
+
+_FAMILIES = (
+    llama.PERMUTED,
+    llama.PLAIN,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    granite.GRANITE,
+    granite.GRANITE4,
+    smollm3.SMOLLM3,
+    minicpm.MINICPM,
+    phi.PHI,
+    olmo.OLMO2,
+    olmo.OLMO3,
+    olmo.EXAONE4,
+    hunyuan.HUNYUAN,
+    ministral.MINISTRAL,
+)
+
+# By the model_type of config.json, and by the general.architecture of GGUF files.
+BY_MODEL_TYPE: Mapping[str, Family] = MappingProxyType(
+    {name: family for family in _FAMILIES for name in family.model_types}
+)
+BY_ARCHITECTURE: Mapping[str, Family] = MappingProxyType(
+    {name: family for family in _FAMILIES for name in family.architectures}
+)
+SUPPORTED_ARCHITECTURES = tuple(dict.fromkeys([*BY_MODEL_TYPE, *BY_ARCHITECTURE]))

@@ -1,0 +1,43 @@
+"""What a family is: where its files state the description of a decoder, and name its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
+
+Fields = Mapping[str, Any]  # of a ModelConfig
+Parts = Mapping[str, str]
+# Of the text model's tensors, and of those that are left, in models that read pictures too.
+TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+_PICTURES = ("vision_tower.", "multi_modal_projector.")
+PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
+
+
+def no_fields(stated: Any) -> Fields:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the files of one family differ from those of Llama; every name that is not mapped here is
+    the same.
+
+    of_config, of_metadata: the fields of the description that only this family states, or states in
+    its own way, from config.json and from GGUF.
+    """
+
+    model_types: tuple[str, ...]  # of config.json
+    architectures: tuple[str, ...]  # of GGUF, as general.architecture
+    of_config: Callable[[StatedConfig], Fields] = no_fields
+    of_metadata: Callable[[StatedMetadata], Fields] = no_fields
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
+    parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
+    gguf_parts: Parts = field(default_factory=dict)  # of a layer: its name in GGUF, and ours
+    norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
+    is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
+    prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
+    ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need

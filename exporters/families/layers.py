@@ -1,0 +1,31 @@
+"""Which layers of a model are of which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from edge_spec.core.config import LayerKind
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
+MAX_LAYERS = 10_000
+# What GGUF calls the norms of what sublayers add, and we do.
+GGUF_POST_NORMS = MappingProxyType(
+    {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
+)
+
+
+def last_of(period: int, num_layers: int) -> list[str]:
+    """Returns SLIDING but for the last of every `period` layers, which see all of the text."""
+    layers = range(min(num_layers, MAX_LAYERS))
+    return [FULL if period and (layer + 1) % period == 0 else SLIDING for layer in layers]
+
+
+def of_types(kinds: Mapping[str, LayerKind], types: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a description whose layers are of these types."""
+    used = [name for name in kinds if name in types]
+    return {
+        "layer_kinds": tuple(kinds[name] for name in used),
+        "kind_of_layer": tuple(used.index(name) for name in types),
+    }

@@ -1,0 +1,202 @@
+"""What a config.json states, in the forms that families have in common."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edge_spec.core.rope import Rope, RopeScaling
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
+from edge_spec.exporters.families.yarn import Yarn
+
+_ACTIVATIONS = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+    }
+)
+# Keys of config.json for what no family here has; a model that sets one is another model.
+_LACKED = MappingProxyType(
+    {
+        "kv_lora_rank": "multi-head latent attention",
+        "q_lora_rank": "multi-head latent attention",
+        "mlp_bias": "biases in its MLPs",
+        "num_local_experts": "a mixture of experts",
+        "num_experts": "a mixture of experts",
+        "n_routed_experts": "a mixture of experts",
+        "sparse_config": "sparse attention",
+        "attention_chunk_size": "attention in chunks",
+        "clip_qkv": "clipped queries, keys and values",
+        "use_bidirectional_attention": "attention to later tokens",
+        "use_parallel_residual": "parallel residuals",
+    }
+)
+_LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
+_ORIGINAL = "original_max_position_embeddings"
+_LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
+
+
+def lacked_feature(values: Mapping[str, Any]) -> str | None:
+    """Returns what config.json names that is not computed here, in words; None: nothing known."""
+    named = (feature for key, feature in _LACKED.items() if values.get(key))
+    types = values.get("layer_types")
+    types = types if isinstance(types, list) else []
+    others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in _LAYER_TYPES]
+    activation = _activation(values)
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        others.append(f"the activation {reprlib.repr(activation)}")
+    return next(named, others[0] if others else None)
+
+
+def _activation(values: Mapping[str, Any]) -> Any:
+    return values.get("hidden_activation") or values.get("hidden_act") or "silu"
+
+
+class StatedConfig:
+    """A config.json. What it lacks raises KeyError, what is of another type TypeError, ValueError
+    or AttributeError."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values = values
+        self.path = path
+
+    @property
+    def context_length(self) -> int:
+        """LongRoPE has other factors for long texts: with those, a text would have to be read again
+        when it reaches them, so that it ends before."""
+        return self._original_length if self._is_long else self._stretched_length
+
+    @property
+    def _stretched_length(self) -> int:
+        return int(self.values["max_position_embeddings"])
+
+    @property
+    def _is_long(self) -> bool:
+        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
+        return _kind(scaling) in _LONG
+
+    @property
+    def _original_length(self) -> int:
+        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
+        original = self.values.get(_ORIGINAL) or scaling.get(_ORIGINAL)
+        return int(original or self._stretched_length)
+
+    @property
+    def head_dim(self) -> int:
+        stated = self.values.get("head_dim")
+        return int(stated or int(self.values["hidden_size"]) // int(self.num_heads))
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.values["num_attention_heads"])
+
+    def optional(self, key: str) -> float | None:
+        value = self.values.get(key)
+        return None if value is None else float(value)
+
+    def layer_types(self, period: int) -> list[str]:
+        """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
+        stated."""
+        stated = self.values.get("layer_types")
+        if stated:
+            return list(stated)
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            period = int(self.values.get(key) or period)
+        return last_of(period, int(self.values["num_hidden_layers"]))
+
+    @property
+    def activation(self) -> str:
+        return _ACTIVATIONS[_activation(self.values)]
+
+    @property
+    def rotary_dim(self) -> int | None:
+        """None: all of a head is rotated."""
+        nested = self.values.get("rope_parameters") or {}
+        part = self.values.get("partial_rotary_factor", nested.get("partial_rotary_factor"))
+        rotated = self.head_dim if part is None else int(self.head_dim * float(part))
+        return None if rotated == self.head_dim else rotated
+
+    def refuse(self, feature: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.path} asks for {feature}, which this version does not compute",
+            remedy="Use a model without it, or convert it to GGUF with llama.cpp's "
+            "convert_hf_to_gguf.py and give --runtime llamacpp.",
+        )
+
+    def rope(self, layer_type: str = "", key: str = "rope_theta", scaled: bool = True) -> Rope:
+        """layer_type: whose, where config.json states one for each type; else key: of its base, and
+        scaled: whether it has the scaling that is stated for all.
+
+        Raises UnsupportedModelError for a scaling that is not known.
+        """
+        nested = self.values.get("rope_parameters") or {}  # where transformers 5 keeps it
+        nested = nested.get(layer_type) or nested
+        theta = nested.get("rope_theta") or self.values.get(key) or 10000.0
+        stated = (self.values.get("rope_scaling") if scaled else None) or nested
+        alpha = stated.get("alpha") if _kind(stated) == "dynamic" else None
+        if alpha:  # which stretches by its base alone, at any length
+            return Rope(float(theta) * float(alpha) ** (self.head_dim / (self.head_dim - 2)))
+        return Rope(float(theta), self.scaling(stated))
+
+    def scaling(self, stated: Mapping[str, Any]) -> RopeScaling | None:
+        kind = _kind(stated)
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return RopeScaling("linear", factor=float(stated["factor"]))
+        if kind == "llama3":
+            return RopeScaling(
+                "llama3",
+                factor=float(stated["factor"]),
+                low_freq_factor=float(stated["low_freq_factor"]),
+                high_freq_factor=float(stated["high_freq_factor"]),
+                original_context_length=int(stated["original_max_position_embeddings"]),
+            )
+        if kind in _LONG:
+            return self._long_scaling(stated)
+        if kind == "yarn":
+            return self._yarn(stated)
+        raise UnsupportedModelError(
+            f"{self.path} scales its rotary embedding by {reprlib.repr(kind)}",
+            remedy="Supported: default, linear, llama3, longrope and yarn.",
+        )
+
+    def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
+        rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        original = stated.get(_ORIGINAL) or self.context_length
+        factor = float(stated.get("factor") or self.context_length / int(original))
+        theta = float(stated.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
+        yarn = Yarn(
+            factor,
+            int(original),
+            fast_turns=float(stated.get("beta_fast") or 32),
+            slow_turns=float(stated.get("beta_slow") or 1),
+            in_whole_steps=bool(stated.get("truncate", True)),
+        )
+        magnitude = stated.get("attention_factor")
+        if magnitude is None:
+            scale, overall = stated.get("mscale"), stated.get("mscale_all_dim")
+            magnitude = yarn.magnitude()
+            if scale and overall:
+                magnitude = yarn.magnitude(float(scale)) / yarn.magnitude(float(overall))
+        return RopeScaling("factors", factors=yarn.factors(theta, rotated), magnitude=magnitude)
+
+    def _long_scaling(self, stated: Mapping[str, Any]) -> RopeScaling:
+        """LongRoPE (Ding et al. 2024) for texts of the original length."""
+        factors = tuple(map(float, stated["short_factor"]))
+        magnitude = stated.get("attention_factor")
+        if magnitude is None:
+            grown = max(self._stretched_length / self._original_length, 1.0)
+            magnitude = math.sqrt(1 + math.log(grown) / math.log(self._original_length))
+        return RopeScaling("factors", factors=factors, magnitude=float(magnitude))
+
+
+def _kind(scaling: Mapping[str, Any]) -> Any:
+    return scaling.get("rope_type", scaling.get("type", "default"))

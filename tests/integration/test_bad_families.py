@@ -1,0 +1,131 @@
+"""A model with a feature that is not computed is refused by the feature's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.export import ExportOptions
+from edge_spec.errors import ModelFileError, UnknownArchitectureError, UnsupportedModelError
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models import runtimes
+from fixtures import families
+from fixtures import tiny_models as tiny
+from fixtures.family_gguf import write_gguf
+
+LACKED = {
+    "multi-head latent attention": {"kv_lora_rank": 16},
+    "the activation 'relu2'": {"hidden_act": "relu2"},
+    "biases in its MLPs": {"mlp_bias": True},
+    "a mixture of experts": {"num_local_experts": 4},
+    "layers of 'linear_attention'": {"layer_types": ["linear_attention", "full_attention"]},
+    "attention in chunks": {"attention_chunk_size": 8},
+    "'dynamic'": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+}
+
+
+@pytest.mark.parametrize("feature", LACKED)
+@pytest.mark.parametrize("family", ["granite", "llama", "phi3"])
+def test_a_feature_that_is_not_computed_is_named_before_weights_are_read(
+    feature: str, family: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    if family == "llama":
+        tiny.write_hf(tiny.build(), directory)
+    else:
+        families.write_hf(family, directory)
+    change(directory, **LACKED[feature])
+    if "rope" not in str(LACKED[feature]):
+        (directory / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError) as refused:
+        open_checkpoint(directory)
+    assert feature in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_window_that_is_asked_of_smollm3_is_named(tmp_path: Path) -> None:
+    directory = families.write_hf("smollm3", tmp_path / "model", use_sliding_window=True)
+    with pytest.raises(UnsupportedModelError, match="sliding window"):
+        open_checkpoint(directory)
+
+
+def test_an_unknown_family_says_what_it_has_besides(tmp_path: Path) -> None:
+    """As minicpm3, which is not minicpm."""
+    directory = families.write_hf("granite", tmp_path / "model")
+    change(directory, model_type="minicpm3", q_lora_rank=8)
+    with pytest.raises(UnknownArchitectureError, match=r"minicpm3.*latent attention"):
+        open_checkpoint(directory)
+
+
+BROKEN = {
+    "scale": {"embedding_multiplier": float("nan")},
+    "no scale": {"logits_scaling": 0.0},
+    "scale in words": {"residual_multiplier": "small"},
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_multiplier_that_is_no_number_is_refused(case: str, tmp_path: Path) -> None:
+    directory = families.write_hf("granite", tmp_path / "model", **BROKEN[case])
+    with pytest.raises(ModelFileError):
+        open_checkpoint(directory)
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "fewer kinds than layers": {"layer_types": ["full_attention"] * 3},
+    "a window of nothing": {"sliding_window": 0},
+    "a window in words": {"sliding_window": "many"},
+    "more layers than tensors": {"num_hidden_layers": 10**9, "layer_types": None},
+    "no pattern": {"layer_types": 7},
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_windows_that_cannot_be_are_refused(case: str, tmp_path: Path) -> None:
+    directory = families.write_hf("gemma3", tmp_path / "model", **LAYERS[case])
+    with pytest.raises(ModelFileError):
+        open_checkpoint(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "problem"),
+    [
+        ("model.layers.1.self_attn.sinks", [4], "does not use, such as"),
+        ("model.decoder.weight", [4, 4], "does not use, such as"),
+        ("model.layers.1.mlp.gate_up_proj.weight", [90, 64], "has 90 rows, expected 96"),
+        ("model.layers.1.post_attention_layernorm.weight", [63], "expected"),
+    ],
+)
+def test_a_tensor_too_many_or_of_another_shape_is_named(
+    name: str, shape: list[int], problem: str, tmp_path: Path
+) -> None:
+    directory = families.write_hf("phi3", tmp_path / "model")
+    weights = families.load("phi3").weights | {name: np.ones(shape, np.float32)}
+    stored = {tensor: ("F32", values) for tensor, values in weights.items()}
+    (directory / "model.safetensors").write_bytes(tiny.safetensors(stored))
+    with pytest.raises((ModelFileError, UnsupportedModelError)) as refused:
+        open_checkpoint(directory)
+    assert name in str(refused.value) and problem in str(refused.value)
+
+
+def test_the_gguf_exporter_names_what_it_does_not_write(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(families.write_hf("gemma3", tmp_path / "model"))
+    exporter = runtimes.load_exporter("gguf")
+    with pytest.raises(UnsupportedModelError, match=r"layer kinds, .*norm places"):
+        exporter.export(checkpoint, tmp_path / "out", ExportOptions(), lambda what, done: None)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3"])
+def test_a_gguf_file_with_a_tensor_too_many_is_refused(name: str, tmp_path: Path) -> None:
+    path = write_gguf(name, tmp_path / "model.gguf", {"blk.1.attn_sinks.weight": np.ones(4, "f4")})
+    with pytest.raises(UnsupportedModelError, match="attn_sinks"):
+        open_checkpoint(path)
+
+
+def change(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -1,0 +1,272 @@
+"""Every family computes what transformers computes for it, in every runtime that runs it.
+
+The logits come from tests/fixtures/families.py: tiny models, all of whose parameters are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.config import LayerKind
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Model, RuntimeOptions, SelfDrafting
+from edge_spec.core.rope import Rope, RopeScaling
+from edge_spec.core.tree import TokenTree
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.families import BY_MODEL_TYPE
+from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import open_bundle
+from edge_spec.runtimes.reference import arithmetic
+from edge_spec.testing import check_session
+from fixtures import families
+from fixtures import tiny_models as tiny
+from fixtures.family_gguf import FORMS, write_gguf
+from fixtures.tolerance import float32_tolerance
+
+FAMILIES = tuple(families.CONFIGS)
+# What GGUF has no key for, and the window of Phi-3, which llama.cpp does not have.
+UNSTATED = {"gemma2": ["attention_scale"], "gemma3": ["attention_scale"], "phi3": ["layer_kinds"]}
+CONTEXT = 48  # tokens: enough for the texts, and short for the session's check, which fills it
+
+Opened = Callable[[str, str], Model]  # of a family, in a runtime
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], StoredCheckpoint]:
+    @cache
+    def opened(name: str) -> StoredCheckpoint:
+        directory = tmp_path_factory.mktemp("families") / name
+        return open_checkpoint(families.write_hf(name, directory))
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def model(
+    checkpoint: Callable[[str], StoredCheckpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Opened:
+    @cache
+    def opened(name: str, runtime: str) -> Model:
+        options = RuntimeOptions(context_length=CONTEXT)
+        loaded = runtimes.load_runtime(runtime)
+        if runtime == "reference":
+            return loaded.open(checkpoint(name), options)
+        out = tmp_path_factory.mktemp("bundle") / name
+        how = ExportOptions(quantization="fp32", check=False)
+        OnnxExporter().export(checkpoint(name), out, how, lambda what, done: None)
+        return loaded.open(open_bundle(out), options)
+
+    return opened
+
+
+RUNTIMES = ("reference", "ort")
+LOSSY = ("int4", "fp16")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_texts_in_one_tree_score_as_transformers_scores_them(
+    name: str, runtime: str, model: Opened
+) -> None:
+    """The rows of both texts stand side by side in the cache, farther apart than the window."""
+    expected = families.load(name)
+    first, second = expected.texts
+    start = families.FIRST_SCORED
+    session = model(name, runtime).open_session()
+    session.prefill(first[:start].tolist())
+    length = families.NUM_TOKENS
+    parents = [-1, *range(length - start - 1)]
+    parents += [families.SHARED - start - 1, *range(length - start, length - start + 7)]
+    tokens = np.concatenate([first[start:], second[families.SHARED :]])
+    tree = TokenTree(tokens, np.array(parents), np.ones(len(tokens)))
+    require_near(session.forward(tree).logits, name, model(name, runtime))
+    session.commit([*range(families.SHARED - start), *range(length - start, len(tree))])
+    session.rollback(start)
+    require_near(session.forward(tree).logits, name, model(name, runtime))
+    session.close()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_token_by_token_scores_as_transformers_scores_it(
+    name: str, runtime: str, model: Opened
+) -> None:
+    expected = families.load(name)
+    found = []
+    for text, start in zip(expected.texts, (families.FIRST_SCORED, families.SHARED), strict=True):
+        session = model(name, runtime).open_session()
+        session.prefill(text[:start].tolist())
+        for token in text[start:].tolist():
+            found.append(session.forward(TokenTree.chain(token)).logits[0].copy())
+            session.commit([0])
+        session.close()
+    require_near(np.array(found), name, model(name, runtime))
+
+
+@pytest.mark.parametrize("runtime", ["ort", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: Opened) -> None:
+    opened = model(name, runtime)
+    magnitude = float(np.abs(families.load(name).logits).max())
+    check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "smollm3"])
+def test_a_part_of_a_model_drafts_with_its_windows_and_positions(name: str, model: Opened) -> None:
+    """With nothing left out, it is the whole model."""
+    target = model(name, "ort").open_session()
+    assert isinstance(target, SelfDrafting)
+    text = families.texts()[0].tolist()
+    target.prefill(text[:12])
+    part = target.open_skipping(frozenset())
+    chain = TokenTree.chain(text[12], text[13:])
+    expected = target.forward(chain).logits.copy()
+    np.testing.assert_array_equal(part.forward(chain).logits, expected)
+    part.close()
+    target.close()
+
+
+@pytest.mark.parametrize(
+    "quantization", ["int8", *(pytest.param(bits, marks=pytest.mark.slow) for bits in LOSSY)]
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fewer_bits_stay_within_their_bound(
+    name: str, quantization: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    options = ExportOptions(quantization=quantization)
+    report = OnnxExporter().export(checkpoint(name), tmp_path / "out", options, lambda *_: None)
+    assert 0 < report.parity["kl_divergence"] < 1
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_model_of_one_that_reads_pictures_is_taken(
+    prefix: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    alone, directory = families.load("gemma3"), tmp_path / "model"
+    families.write_hf("gemma3", directory)
+    config = {"model_type": "gemma3", "text_config": alone.config, "vision_config": {}}
+    tiny.write_json(directory / "config.json", config)
+    stored = {
+        name.replace("model.", prefix, 1): ("F32", values) for name, values in alone.weights.items()
+    }
+    picture = np.ones((2, 2), np.float32)
+    stored[prefix.replace("language_model", "vision_tower") + "weight"] = ("F32", picture)
+    (directory / "model.safetensors").write_bytes(tiny.safetensors(stored))
+    found, expected = open_checkpoint(directory), checkpoint("gemma3")
+    assert found.config == expected.config
+    for name in expected.names():
+        np.testing.assert_array_equal(found.float32(name), expected.float32(name))
+
+
+OLDER = {  # how transformers 4 writes the same
+    "gemma3": {
+        "rope_parameters": None,
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 70.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "smollm3": {"rope_parameters": None, "rope_theta": None, "no_rope_layers": None},
+}
+
+
+def test_what_a_published_gemma_leaves_out_is_what_transformers_has() -> None:
+    """All that config.json of the 4B model says of its text model."""
+    hub = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    family = BY_MODEL_TYPE["gemma3"]
+    stated = StatedConfig({**family.defaults, **hub}, Path("config.json"))
+    fields = family.of_config(stated)
+    sliding, full = fields["layer_kinds"]
+    assert sliding == LayerKind(Rope(10000.0), 1024)
+    assert full == LayerKind(Rope(1e6, RopeScaling("linear", 8.0)))
+    assert [layer for layer in range(34) if fields["kind_of_layer"][layer]] == [5, 11, 17, 23, 29]
+    assert (stated.head_dim, stated.num_heads, stated.context_length) == (256, 8, 131072)
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_an_older_config_says_the_same(
+    name: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    directory = families.write_hf(name, tmp_path / "model", **OLDER[name])
+    assert open_checkpoint(directory).config == checkpoint(name).config
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_gguf_file_is_the_model_that_its_directory_is(
+    name: str, checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    stored = open_checkpoint(write_gguf(name, tmp_path / "model.gguf"))
+    expected = checkpoint(name)
+    for tensor in expected.names():
+        np.testing.assert_allclose(stored.float32(tensor), expected.float32(tensor), rtol=1e-6)
+    found = stored.config.to_dict() | {"architecture": expected.config.architecture}
+    unstated = UNSTATED.get(name, ())
+    for values in (found, described := expected.config.to_dict()):
+        for key in unstated:
+            values.pop(key, None)
+    assert rounded(found) == rounded(described)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_llama_cpp_scores_a_gguf_file_as_the_reference_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    known = arithmetic.ACTIVATIONS | {"gelu_tanh": gelu_of_a_table}
+    monkeypatch.setattr(arithmetic, "ACTIVATIONS", known)
+    path = write_gguf(name, tmp_path / "model.gguf")
+    options = RuntimeOptions(context_length=64, kv_type="f32", flash_attention=False)
+    exact = runtimes.load_runtime("reference").open(open_checkpoint(path), RuntimeOptions())
+    llama = runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(path), options)
+    chain = families.texts()[0].tolist()
+    scores = []
+    for model in (exact, llama):
+        session = model.open_session()
+        session.prefill(chain[:10])
+        scores.append(session.forward(TokenTree.chain(chain[10], chain[11:])).logits.copy())
+        session.close()
+    bound = float32_tolerance(exact.config, len(chain), float(np.abs(scores[0]).max()))
+    if exact.config.activation == "gelu_tanh":  # whose rounding to float16 is on an edge for some
+        bound *= 10
+    np.testing.assert_allclose(scores[1], scores[0], atol=bound, rtol=0)
+    print(f"{name}: {np.abs(scores[1] - scores[0]).max():.1e}, allowed {bound:.1e}")
+    llama.close()
+
+
+def gelu_of_a_table(gate: np.ndarray) -> np.ndarray:
+    """As ggml has it on processors: of float16, and rounded to it, between -10 and 10."""
+    looked_up = arithmetic.gelu_tanh(gate.astype(np.float16).astype(np.float32))
+    table = looked_up.astype(np.float16).astype(np.float32)
+    return np.where(gate <= -10, np.float32(0), np.where(gate >= 10, gate, table))
+
+
+def rounded(described: Any) -> Any:
+    """Numbers to five digits: GGUF has them as float32, and some as their reciprocals."""
+    if isinstance(described, dict):
+        return {key: rounded(value) for key, value in described.items()}
+    if isinstance(described, list | tuple):
+        return [rounded(value) for value in described]
+    return float(f"{described:.5g}") if isinstance(described, float) else described
+
+
+def require_near(found: np.ndarray, name: str, opened: Model) -> None:
+    """Within 1e-4, or what the order of sums explains of logits as large as these."""
+    expected = families.load(name).logits
+    bound = float32_tolerance(opened.config, families.NUM_TOKENS, float(np.abs(expected).max()))
+    np.testing.assert_allclose(found, expected, atol=min(bound, 1e-4), rtol=0)
+    print(f"{name}: {np.abs(found - expected).max():.1e}, allowed {bound:.1e}")
