@@ -26,7 +26,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.reference import arithmetic
-from edge_spec.testing import check_session
+from edge_spec.testing import check_session, check_sharing
 from fixtures import families
 from fixtures import tiny_models as tiny
 from fixtures.family_gguf import FORMS, write_gguf
@@ -93,6 +93,14 @@ def test_two_texts_in_one_tree_score_as_transformers_scores_them(
     session.rollback(start)
     require_near(session.forward(tree).logits, name, model(name, runtime))
     session.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_conversations_share_passes(name: str, model: Opened) -> None:
+    """Each with its own windows: of a pass that several share, too."""
+    shared = model(name, "ort")
+    magnitude = float(np.abs(families.load(name).logits).max())
+    check_sharing(shared, 5 * float32_tolerance(shared.config, CONTEXT, magnitude))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

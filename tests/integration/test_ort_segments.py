@@ -20,7 +20,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, SessionError
-from edge_spec.exporters.onnx import OnnxExporter, segments
+from edge_spec.exporters.onnx import OnnxExporter, segments, stacked
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, list_files, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime, memory
@@ -28,7 +28,8 @@ from edge_spec.runtimes.ort import model as runtime
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 
 LAYERS = 4
-VARIANTS = ("llama", "llama-bias", "qwen3")
+TWO_FORMS = "llama with two forms of attention"
+VARIANTS = ("llama", "llama-bias", "qwen3", TWO_FORMS)
 
 Tokens = Callable[..., list[int]]
 RandomTree = Callable[..., TokenTree]
@@ -42,11 +43,13 @@ def export(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Export
     @cache
     def made(quantization: str = "int4", variant: str = "llama", count: int = 2) -> Bundle:
         directory = tmp_path_factory.mktemp("segments")
-        model = tiny.build(variant, num_hidden_layers=LAYERS, max_position_embeddings=1024)
+        model = tiny.build(variant.split()[0], num_hidden_layers=LAYERS, max_position_embeddings=1024)
         source = open_checkpoint(tiny.write_hf(model, directory / "hf"))
         options = ExportOptions(quantization, check=False)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(segments, "SEGMENT_BYTES", 1)
+            if variant == TWO_FORMS:
+                patched.setattr(stacked, "_MIN_KV_SIZE", 1)
             patched.setattr(segments, "MAX_SEGMENTS", count)
             OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
         bundle = open_bundle(directory / "out")
