@@ -21,6 +21,7 @@ from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
 
 PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be
 _NOBODYS = (TokenTree.chain(0), True)
+_LARGE_BYTES = 300_000_000  # of a bundle, from which on one graph is kept, the largest wanted
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 
 
@@ -44,29 +45,30 @@ class JointGraphs:
         self._lock = Lock()
 
     def prepare(self, num_sessions: int) -> int:
-        """Loads what is missing, the smallest graph first. Returns how many sessions may share a
-        pass."""
+        """Loads what is missing, the smallest graph first: a place that nobody has costs time. Of a
+        large model there is one graph at a time. Returns how many sessions may share a pass."""
+        size = self._count_bytes()
+        wanted = min((places for places in PLACES if places >= num_sessions), default=PLACES[-1])
+        is_large = size >= _LARGE_BYTES
         with self._lock:
-            for places in PLACES:
-                if places in self._opened:
-                    continue
+            for places in [wanted] if is_large else [each for each in PLACES if each <= wanted]:
                 free = free_bytes()
-                if free is not None and free < _ROOM * self._count_bytes():
-                    break
-                inference = self._open_graph(places)
-                self._opened[places] = JointPasses(inference, places, self._config)
-                if places >= num_sessions:
-                    break
+                if places in self._opened or (free is not None and free < _ROOM * size):
+                    continue
+                opened = JointPasses(self._open_graph(places), places, self._config)
+                # At once: a pass may be choosing its graph.
+                self._opened = {places: opened} if is_large else {**self._opened, places: opened}
             return max(self._opened, default=1)
 
     def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
         """As `JointPasses.score`, in the smallest graph that has places enough."""
-        places = min(places for places in self._opened if places >= len(parts))
-        return self._opened[places].score(parts, num_rows)
+        opened = self._opened
+        places = min(places for places in opened if places >= len(parts))
+        return opened[places].score(parts, num_rows)
 
     def close(self) -> None:
         with self._lock:
-            self._opened.clear()
+            self._opened = {}
 
 
 class JointPasses:

@@ -43,7 +43,9 @@ def export(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Export
     @cache
     def made(quantization: str = "int4", variant: str = "llama", count: int = 2) -> Bundle:
         directory = tmp_path_factory.mktemp("segments")
-        model = tiny.build(variant.split()[0], num_hidden_layers=LAYERS, max_position_embeddings=1024)
+        model = tiny.build(
+            variant.split()[0], num_hidden_layers=LAYERS, max_position_embeddings=1024
+        )
         source = open_checkpoint(tiny.write_hf(model, directory / "hf"))
         options = ExportOptions(quantization, check=False)
         with pytest.MonkeyPatch.context() as patched:

@@ -21,6 +21,7 @@ from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.ort import joint
 from edge_spec.runtimes.ort.joint import PLACES
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.testing import ScriptedModel, check_sharing, random_logits
@@ -107,6 +108,20 @@ def test_more_sessions_than_one_graph_has_places_for_take_a_larger_one(
     sessions = [model.open_session() for _ in range(3)]
     outs = model.forward_together([PassPart(each, TokenTree.chain(1)) for each in sessions], 3)
     assert all(np.array_equal(out.logits, outs[0].logits) for out in outs)
+    model.close()
+
+
+def test_a_large_model_has_one_more_copy_of_its_weights_at_most(
+    exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint, "_LARGE_BYTES", 1)
+    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
+    assert model.prepare_sharing(2) == PLACES[0]
+    assert model.prepare_sharing(3) == PLACES[1]
+    assert model._joint is not None and list(model._joint._opened) == [PLACES[1]]
+    monkeypatch.setattr(joint, "free_bytes", lambda: 1)  # a machine whose memory is used up
+    assert model.prepare_sharing(8) == PLACES[1]
+    assert OrtModel(exported("llama"), RuntimeOptions(threads=1)).prepare_sharing(2) == 1
     model.close()
 
 
