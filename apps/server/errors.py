@@ -76,7 +76,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def overloaded(message: str) -> ApiError:
-    return ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
+    return ApiError(429, message, code="overloaded", headers={"Retry-After": "1"})
 
 
 def shutting_down() -> ApiError:

@@ -105,7 +105,7 @@ def test_those_that_wait_are_served_in_turn_and_too_many_are_refused(
         refused = client.post(COMPLETIONS, json=body)
         gate.end()
         assert [answer.result().status_code for answer in answers] == [200] * 3
-    assert refused.status_code == 503
+    assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["code"] == "overloaded"
 
@@ -116,7 +116,7 @@ def test_nobody_waits_longer_than_the_queue_allows(serve: Serve, gate: Any) -> N
         opened.sendall(raw(COMPLETIONS, LONG))
         gate.await_pass()
         refused = client.post(COMPLETIONS, json={"prompt": "hello"})
-        assert refused.status_code == 503
+        assert refused.status_code == 429
         assert "waited too long" in refused.json()["error"]["message"]
         assert figure(client, "edge_spec_queue_length") == 0
 

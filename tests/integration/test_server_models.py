@@ -258,7 +258,7 @@ def test_nobody_waits_for_a_model_longer_than_was_said(
 ) -> None:
     client, openings.holds = serve(load_timeout_s=0.05), True
     refused = client.post(COMPLETIONS, json={"prompt": "a", "model": "qwen3"})
-    assert refusal(refused, 503)["code"] == "overloaded"
+    assert refusal(refused, 429)["code"] == "overloaded"
     assert refused.headers["retry-after"]
     openings.gate.end()
     until(client, "edge_spec_model_loaded", "qwen3", 1)  # it was opened all the same
@@ -276,7 +276,7 @@ def test_too_many_that_wait_for_a_model_are_refused(
         refused = client.post(COMPLETIONS, json={"prompt": "a", "model": "qwen3"})
         openings.gate.end()
         assert all(each.result() for each in asked)
-    assert "Too many" in refusal(refused, 503)["message"]
+    assert "Too many" in refusal(refused, 429)["message"]
 
 
 @contextmanager
