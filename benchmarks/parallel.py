@@ -5,8 +5,9 @@
 
 Each conversation is a fork of one engine in a thread of its own. All begin together and answer
 prompts until the last one has answered `--prompts-each`; only what is written while all are at work
-counts. Arms take turns: `plain`; `auto`, without a limit on rows; `shared`, where all together
-score at most --parallel-rows rows a pass. Prints tokens a second of all together and of each, rows
+counts. Arms take turns: `plain` and `auto`, whose passes are shared where the model can; `plain
+apart` and `auto apart`, each in passes of its own; with --parallel-rows also `limited`, where all
+together score at most so many rows a pass. Prints tokens a second of all together and of each, rows
 a round, and how many texts are those written alone by plain decoding.
 """
 
@@ -25,8 +26,11 @@ from typing import Any
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.passes import OwnPasses
+from edge_spec.engine.shared_passes import SharedPasses
 
-ARMS = {"plain": "none", "auto": "auto", "shared": "auto"}  # the drafters of each
+ARMS = {"plain": "none", "auto": "auto", "plain apart": "none", "auto apart": "auto"}  # drafters
+LIMITED = "limited"
 
 
 @dataclass
@@ -58,16 +62,17 @@ def converse(
 def run(
     engine: Engine, arm: str, num: int, prompts: list[list[int]], arguments: argparse.Namespace
 ) -> list[Answers]:
-    limit = arguments.parallel_rows if arm == "shared" else None
+    limit = arguments.parallel_rows if arm == LIMITED else None
     parts = engine.parts
+    passes = OwnPasses() if arm.endswith("apart") else parts.passes
     speculation_factory = replace(parts.speculation_factory, parallel_rows=limit)
-    engine.parts = replace(parts, speculation_factory=speculation_factory)
+    engine.parts = replace(parts, speculation_factory=speculation_factory, passes=passes)
     forks = [engine.fork() for _ in range(num)]
     engine.parts = parts
     start = Barrier(num)
     try:
         for fork in forks:
-            fork.set_drafter(ARMS[arm])
+            fork.set_drafter(ARMS.get(arm, "auto"))
         with ThreadPoolExecutor(num) as threads:
             each = [
                 threads.submit(
@@ -103,7 +108,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--conversations", default="1,2,4")
-    parser.add_argument("--parallel-rows", type=int, default=8)
+    parser.add_argument("--parallel-rows", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
     parser.add_argument("--prompts-each", type=int, default=2)
@@ -131,9 +136,13 @@ def main() -> None:
         engine.set_drafter("auto")
         print(f"{'':16s} tokens/s of all   of each   rows a round   equal texts")
         for num in counts:
-            found: dict[str, list[list[Answers]]] = {arm: [] for arm in ARMS}
+            if isinstance(engine.parts.passes, SharedPasses):
+                engine.parts.passes.prepare_for(num)
+                engine.parts.passes.settle()
+            arms = [*ARMS, LIMITED] if arguments.parallel_rows else [*ARMS]
+            found: dict[str, list[list[Answers]]] = {arm: [] for arm in arms}
             for _ in range(arguments.repeats):
-                for arm in ARMS:
+                for arm in arms:
                     found[arm].append(run(engine, arm, num, prompts, arguments))
             for arm, runs in found.items():
                 results[f"{num} {arm}"] = summary = summarize(runs, alone)

@@ -11,7 +11,9 @@ from threading import Lock
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.slots import Slot
+from edge_spec.errors import UsageError
 
 _LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
@@ -142,8 +144,7 @@ class ServerAnswer:
 
     def _run(self) -> None:
         try:
-            if self._slot.engine.drafter != self._work.drafter:
-                self._slot.engine.set_drafter(self._work.drafter)
+            self._choose_drafter()
             choices = zip(self._work.prompts, self._work.options, strict=True)
             for choice, (prompt, options) in enumerate(choices):
                 if self._cancelled and choice:
@@ -153,6 +154,20 @@ class ServerAnswer:
             self._error = error
         finally:
             self._loop.call_soon_threadsafe(self._end)
+
+    def _choose_drafter(self) -> None:
+        engine = self._slot.engine
+        if engine.drafter == self._work.drafter:
+            return
+        try:
+            engine.set_drafter(self._work.drafter)
+        except UsageError as error:
+            raise ApiError(
+                400,
+                f"{error.shown}. Leave speculative.drafter out, or send auto, none or a name that "
+                "GET /edge-spec/info lists.",
+                param="speculative",
+            ) from error
 
     def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
         slot, live, rate = self._slot, _LiveRate(), None

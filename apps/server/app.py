@@ -15,14 +15,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from edge_spec import Engine
 from edge_spec.apps.server import documents
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
-from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.props import props_document
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.open_model import Description
+from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.replies import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
@@ -52,7 +52,7 @@ _EVENTS = {
 }
 
 
-def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptions) -> ASGIApp:
+def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     app = FastAPI(
         title="edge-spec",
         version=version("edge-spec"),
@@ -61,8 +61,10 @@ def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptio
         responses=_ERRORS,
     )
     _add_errors(app)
-    _add_answers(app, running, desk)
-    _add_descriptions(app, engine, desk, options, running.metrics)
+    _add_answers(app, running)
+    _add_list(app, running.models)
+    _add_descriptions(app, running.models, options)
+    _add_health(app, running.metrics)
     _add_page(app)
     guarded: ASGIApp = Guard(app, options, running.metrics.observe_request)
     if options.cors_origins:
@@ -75,14 +77,12 @@ def build_app(engine: Engine, running: Running, desk: Desk, options: ServerOptio
     return guarded
 
 
-def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
+def _add_answers(app: FastAPI, running: Running) -> None:
     def answer(
-        request: ChatRequest | CompletionRequest, read: Callable[[], tuple[Work, Reply]]
+        request: ChatRequest | CompletionRequest, read: Callable[[Desk], tuple[Work, Reply]]
     ) -> Response:
-        desk.check_model(request.model)
-        return AnswerResponse(
-            running, lambda: asyncio.to_thread(read), is_streamed=bool(request.stream)
-        )
+        model = running.models.find(request.model)
+        return AnswerResponse(running, model, read, is_streamed=bool(request.stream))
 
     @app.post(
         "/v1/chat/completions",
@@ -91,7 +91,7 @@ def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
     )
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
-        return answer(request, lambda: desk.chat(request))
+        return answer(request, lambda desk: desk.chat(request))
 
     @app.post(
         "/v1/completions",
@@ -100,28 +100,64 @@ def _add_answers(app: FastAPI, running: Running, desk: Desk) -> None:
     )
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        return answer(request, lambda: desk.completion(request))
+        return answer(request, lambda desk: desk.completion(request))
 
 
-def _add_descriptions(
-    app: FastAPI, engine: Engine, desk: Desk, options: ServerOptions, metrics: Metrics
-) -> None:
+def _add_list(app: FastAPI, models: Models) -> None:
     started = int(time.time())
-    model = {"id": desk.model, "object": "model", "created": started, "owned_by": "edge-spec"}
-    info = {
-        "model": desk.model,
-        "runtime": engine.runtime,
-        "drafter": desk.drafter,
-        "drafters": ["auto", "none", *engine.drafters],
-        "context_length": engine.context_length,
-        "version": version("edge-spec"),
-    }
+
+    def entry(model: ServedModel) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": started,
+            "owned_by": "edge-spec",
+            "aliases": list(model.aliases),
+            "status": {"value": model.status},
+        }
 
     @app.get("/v1/models", response_model=documents.ModelList)
-    async def models() -> dict[str, Any]:
-        """The one model that is served."""
-        return {"object": "list", "data": [model]}
+    async def all_models() -> dict[str, Any]:
+        """The models that are served, and which of them are open."""
+        return {"object": "list", "data": [entry(model) for model in models]}
 
+    @app.get("/v1/models/{model:path}", response_model=documents.ModelEntry)
+    async def one_model(model: str) -> dict[str, Any]:
+        """One of them, by its name or an alias."""
+        return entry(models.find(model))
+
+
+def _add_descriptions(app: FastAPI, models: Models, options: ServerOptions) -> None:
+    async def describe(model: ServedModel) -> Description:
+        if model.description is None:
+            async with models.using(model) as opened:
+                return opened.description
+        return model.description
+
+    @app.get("/edge-spec/info", response_model=documents.Info)
+    async def what_runs(model: str | None = None) -> Mapping[str, Any]:
+        """What answers, and which drafters requests may ask for. A model that was never open is
+        opened."""
+        return (await describe(models.find(model))).info
+
+    @app.get("/props", response_model=documents.Props)
+    async def settings(model: str | None = None) -> Mapping[str, Any]:
+        """How a conversation with the model is answered, as llama.cpp's server tells it. A model
+        that was never open is opened."""
+        return (await describe(models.find(model))).props
+
+    @app.get("/edge-spec/plan")
+    async def plan(model: str | None = None) -> dict[str, Any]:
+        """What `edge-spec plan` measured for this model, if it did."""
+        served = models.find(model)
+        if served.on_demand is None:
+            return dict(options.plan)
+        await describe(served)  # it is here
+        planned = await asyncio.to_thread(served.on_demand.plan)
+        return dict(planned or NO_PLAN)
+
+
+def _add_health(app: FastAPI, metrics: Metrics) -> None:
     @app.get("/health", response_model=documents.Health)
     async def health() -> dict[str, str]:
         """Whether the server answers."""
@@ -136,23 +172,6 @@ def _add_descriptions(
     async def figures() -> Response:
         """Answers Prometheus."""
         return Response(metrics.text(), headers={"content-type": MEDIA_TYPE})
-
-    @app.get("/edge-spec/info", response_model=documents.Info)
-    async def what_runs() -> dict[str, Any]:
-        """What answers, and which drafters requests may ask for."""
-        return info
-
-    props = props_document(engine, options)
-
-    @app.get("/props", response_model=documents.Props)
-    async def settings() -> dict[str, Any]:
-        """How a conversation with the model is answered, as llama.cpp's server tells it."""
-        return props
-
-    @app.get("/edge-spec/plan")
-    async def plan() -> dict[str, Any]:
-        """What `edge-spec plan` measured for this model, if it did."""
-        return dict(options.plan)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -194,7 +213,8 @@ def _invalid(first: Mapping[str, Any]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, "The body is no valid JSON.")
     where = [str(part) for part in first["loc"][1:]]
-    message = f"{'.'.join(where) or 'The body'}: {first['msg']}."
+    told = first.get("ctx", {}).get("error", first["msg"])  # of our own validators, or pydantic
+    message = f"{'.'.join(where) or 'The body'}: {told}."
     return ApiError(400, message, param=where[0] if where else None)
 
 

@@ -112,11 +112,19 @@ class Completion(_Answer):
     choices: list[TextChoice]
 
 
+class ModelStatus(_Document):
+    value: Literal["loaded", "loading", "unloaded"]
+
+
 class ModelEntry(_Document):
+    """The last two are those of llama.cpp's server; aliases: what requests may call it, too."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    aliases: list[str]
+    status: ModelStatus
 
 
 class ModelList(_Document):

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from edge_spec import EdgeSpecError
 from edge_spec.errors import (
     ContextFullError,
+    DeviceMemoryError,
     MissingDependencyError,
     UnsupportedModelError,
     UsageError,
 )
 
+# Remedies of the command line: a client can give no options and install nothing.
+_COMMAND = re.compile(r"(?<![\w-])--?[a-z]|`|\bedge-spec |\bpip install\b")
+_STATUSES: tuple[tuple[type[EdgeSpecError], int], ...] = (
+    (UsageError, 400),
+    (UnsupportedModelError, 400),
+    (MissingDependencyError, 501),
+)
+_log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -55,14 +66,45 @@ def api_error(error: Exception) -> ApiError:
     """What clients are told of an error. Of one that was not raised on purpose, only its kind."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ContextFullError):
-        return ApiError(400, str(error), code="context_length_exceeded")
-    if isinstance(error, UsageError | UnsupportedModelError):
-        return ApiError(400, str(error))
-    if isinstance(error, MissingDependencyError):
-        return ApiError(501, str(error))
     if isinstance(error, EdgeSpecError):
-        return ApiError(500, str(error))
+        status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+        code = "context_length_exceeded" if isinstance(error, ContextFullError) else None
+        return ApiError(status, _for_client(error, status), code=code)
     if isinstance(error, UnicodeEncodeError):
         return ApiError(400, "The request has a string that is no Unicode text.")
     return ApiError(500, f"The server failed: {type(error).__name__}.")
+
+
+def overloaded(message: str) -> ApiError:
+    return ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"})
+
+
+def cannot_be_opened(name: str, error: Exception) -> ApiError:
+    """What clients are told of a model that cannot be opened: what whoever runs the server can do
+    about it is not theirs to do. OpenAI's client does not ask again on its own."""
+    told = error.shown if isinstance(error, EdgeSpecError) else type(error).__name__
+    return ApiError(
+        503 if isinstance(error, DeviceMemoryError) else 500,
+        f"Model {name!r} cannot be opened: {told}. Ask for another model; GET /v1/models lists "
+        "them.",
+        code="model_not_loaded",
+        param="model",
+        headers={"X-Should-Retry": "false"},
+    )
+
+
+def _for_client(error: EdgeSpecError, status: int) -> str:
+    """The error in words of which each is about the request. What only those can change who run the
+    server goes to its log."""
+    if isinstance(error, ContextFullError):  # in the words that clients look for
+        return f"This model's maximum context length is exceeded: {error}"
+    if not _COMMAND.search(error.remedy):
+        return str(error)
+    if status < 500:
+        return f"{error.shown}."
+    _log.warning("%s", error)
+    return f"{error.shown}. Tell whoever runs the server; its log says what to do."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edge_spec import GenerationResult
-from edge_spec.apps.server.slots import Pool
+from edge_spec.apps.server.models import Models, ServedModel
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -15,75 +17,100 @@ _TOKENS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Metrics:
-    """Used in the event loop alone."""
+    """Used in the event loop alone. Where several models are served, what is about one of them has
+    its name as a label."""
 
-    def __init__(self, pool: Pool, paths: Sequence[str]) -> None:
+    def __init__(self, models: Models, paths: Sequence[str]) -> None:
         """paths: that requests are counted by; all others count as one."""
-        registry = CollectorRegistry()
-        self._registry = registry
+        self._registry = CollectorRegistry()
         self._paths = frozenset(paths)
-        self._requests = Counter(
-            "edge_spec_requests", "Answered requests.", ["path", "status"], registry=registry
-        )
-        waiting = Gauge("edge_spec_queue_length", "Requests that wait.", registry=registry)
-        waiting.set_function(lambda: pool.num_waiting)
-        busy = Gauge("edge_spec_slots_busy", "Slots that answer.", registry=registry)
-        busy.set_function(lambda: pool.num_busy)
-        slots = Gauge("edge_spec_slots", "Slots that there are.", registry=registry)
-        slots.set(len(pool.slots))
-        self._prompt = Counter(
-            "edge_spec_prompt_tokens", "Tokens of prompts.", ["source"], registry=registry
-        )
-        self._predicted = Counter(
-            "edge_spec_predicted_tokens", "Tokens that were written.", registry=registry
-        )
-        self._draft = Counter("edge_spec_draft_tokens", "Draft tokens verified.", registry=registry)
-        self._accepted = Counter(
-            "edge_spec_draft_accepted_tokens", "Draft tokens accepted.", registry=registry
-        )
-        self._rounds = Counter(
-            "edge_spec_rounds", "Rounds: speculative, or why not.", ["kind"], registry=registry
-        )
-        self._wait_s = Histogram(
-            "edge_spec_time_to_first_token_seconds",
+        self._requests = self._make(Counter, "requests", "Answered requests.", ["path", "status"])
+        self._model_label = ["model"] if len(models) > 1 else []
+        for name, help, value in _NOW if len(models) > 1 else _NOW[:-1]:
+            gauge = self._make_of_model(Gauge, name, help)
+            for model in models:
+                self._of(gauge, model.name).set_function(partial(value, model))
+        make = self._make_of_model
+        self._prompt = make(Counter, "prompt_tokens", "Tokens of prompts.", ["source"])
+        self._predicted = make(Counter, "predicted_tokens", "Tokens that were written.")
+        self._draft = make(Counter, "draft_tokens", "Draft tokens verified.")
+        self._accepted = make(Counter, "draft_accepted_tokens", "Draft tokens accepted.")
+        self._rounds = make(Counter, "rounds", "Rounds: speculative, or why not.", ["kind"])
+        self._wait_s = make(
+            Histogram,
+            "time_to_first_token_seconds",
             "From the request to its first token, the wait for a slot included.",
             buckets=_WAITS_S,
-            registry=registry,
         )
-        self._token_s = Histogram(
-            "edge_spec_time_per_token_seconds",
-            "Of an answer, on average.",
-            buckets=_TOKENS_S,
-            registry=registry,
+        self._token_s = make(
+            Histogram, "time_per_token_seconds", "Of an answer, on average.", buckets=_TOKENS_S
         )
-        self._speedup = Gauge(
-            "edge_spec_speedup",
+        self._speedup = make(
+            Gauge,
+            "speedup",
             "Of the last answer, over plain rounds of its slot; NaN until it is known.",
-            registry=registry,
         )
-        self._speedup.set(float("nan"))
+        for model in models:
+            self._of(self._speedup, model.name).set(float("nan"))
 
     def observe_request(self, path: str, status: int) -> None:
         self._requests.labels(path if path in self._paths else "other", str(status)).inc()
 
     def observe_answer(
-        self, results: Sequence[GenerationResult], first_token_s: float | None
+        self, model: str, results: Sequence[GenerationResult], first_token_s: float | None
     ) -> None:
         if first_token_s is not None:
-            self._wait_s.observe(first_token_s)
+            self._of(self._wait_s, model).observe(first_token_s)
         for stats in (result.stats for result in results):
-            self._prompt.labels("cache").inc(stats.cached_n)
-            self._prompt.labels("scored").inc(stats.prompt_n - stats.cached_n)
-            self._predicted.inc(stats.predicted_n)
-            self._draft.inc(stats.draft_n)
-            self._accepted.inc(stats.draft_n_accepted)
-            self._rounds.labels("speculative").inc(stats.rounds - stats.plain_rounds)
+            self._of(self._prompt, model, "cache").inc(stats.cached_n)
+            self._of(self._prompt, model, "scored").inc(stats.prompt_n - stats.cached_n)
+            self._of(self._predicted, model).inc(stats.predicted_n)
+            self._of(self._draft, model).inc(stats.draft_n)
+            self._of(self._accepted, model).inc(stats.draft_n_accepted)
+            speculative = stats.rounds - stats.plain_rounds
+            self._of(self._rounds, model, "speculative").inc(speculative)
             for reason, count in stats.plain_reasons.items():
-                self._rounds.labels(reason).inc(count)
+                self._of(self._rounds, model, reason).inc(count)
             if stats.predicted_n:
-                self._token_s.observe(stats.predicted_ms / 1e3 / stats.predicted_n)
+                token_s = stats.predicted_ms / 1e3 / stats.predicted_n
+                self._of(self._token_s, model).observe(token_s)
             if stats.speedup is not None:
-                self._speedup.set(stats.speedup)
+                self._of(self._speedup, model).set(stats.speedup)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+    def _make(
+        self, kind: Any, name: str, help: str, labels: Sequence[str] = (), **settings: Any
+    ) -> Any:
+        return kind(f"edge_spec_{name}", help, labels, registry=self._registry, **settings)
+
+    def _make_of_model(
+        self, kind: Any, name: str, help: str, labels: Sequence[str] = (), **settings: Any
+    ) -> Any:
+        return self._make(kind, name, help, [*labels, *self._model_label], **settings)
+
+    def _of(self, metric: Any, model: str, *labels: str) -> Any:
+        """The figure of one model."""
+        labels = (*labels, model) if self._model_label else labels
+        return metric.labels(*labels) if labels else metric
+
+
+def _num_waiting(model: ServedModel) -> int:
+    return model.num_waiting + (0 if model.opened is None else model.opened.pool.num_waiting)
+
+
+def _num_busy(model: ServedModel) -> int:
+    return 0 if model.opened is None else model.opened.pool.num_busy
+
+
+def _num_slots(model: ServedModel) -> int:
+    return 0 if model.opened is None else len(model.opened.pool.slots)
+
+
+_NOW: Sequence[tuple[str, str, Callable[[ServedModel], float]]] = (
+    ("queue_length", "Requests that wait.", _num_waiting),
+    ("slots_busy", "Slots that answer.", _num_busy),
+    ("slots", "Slots that there are.", _num_slots),
+    ("model_loaded", "1 where the model is open.", lambda model: model.opened is not None),
+)

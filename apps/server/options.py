@@ -19,7 +19,9 @@ class ServerOptions:
     """Raises UsageError for an address that others reach without a key, and for values out of
     their range.
 
-    parallel: answers at once, each with a cache of its own. queue: requests that may wait for one.
+    parallel: answers of a model at once, each with a cache of its own. queue: requests that may
+    wait for one. max_models: that are open at the same time; None: as many as memory holds.
+    load_timeout_s: that a request may wait for its model to be opened.
     sampling, max_tokens: of requests that do not say. asked_sampling: by the names of
     SamplingParams, what goes before how the model's makers mean its answers to be drawn, which is
     how the page has them drawn. plan: as `edge-spec plan --json` prints it.
@@ -32,6 +34,8 @@ class ServerOptions:
     parallel: int = 4
     queue: int = 64
     queue_timeout_s: float = 60.0
+    max_models: int | None = None
+    load_timeout_s: float = 300.0
     request_timeout_s: float = 600.0  # of an answer, once it has begun
     client_timeout_s: float = 30.0  # that a client may take to send a request, or not to read
     grace_s: float = 30.0  # that running answers have to end when the server is told to
@@ -47,6 +51,8 @@ class ServerOptions:
             ("parallel", self.parallel >= 1, "1 or more"),
             ("queue", self.queue >= 0, "0 (nobody waits) or more"),
             ("queue_timeout_s", self.queue_timeout_s > 0, "above 0"),
+            ("max_models", self.max_models is None or self.max_models >= 1, "1 or more"),
+            ("load_timeout_s", self.load_timeout_s > 0, "above 0"),
             ("request_timeout_s", self.request_timeout_s > 0, "above 0"),
             ("client_timeout_s", self.client_timeout_s > 0, "above 0"),
             ("grace_s", self.grace_s >= 0, "0 or more"),

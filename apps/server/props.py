@@ -9,7 +9,7 @@ from edge_spec.apps.server.options import ServerOptions
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 
 
-def props_document(engine: Engine, options: ServerOptions) -> dict[str, Any]:
+def props_document(name: str, engine: Engine, options: ServerOptions) -> dict[str, Any]:
     """Makes `documents.Props`: how the page has its conversations answered, and what requests get
     that do not say."""
     asked = options.asked_sampling
@@ -20,7 +20,7 @@ def props_document(engine: Engine, options: ServerOptions) -> dict[str, Any]:
             "params": _params(of_page, options),
         },
         "total_slots": options.parallel,
-        "model_alias": engine.name,
+        "model_alias": name,
         "edge_spec": {
             "sampling": sampling_text(of_page),
             "sampling_source": sampling_source(engine.parts.text.sampling, asked),

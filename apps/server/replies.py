@@ -13,7 +13,8 @@ from edge_spec import FinishReason, GenerationResult, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.logprobs import chat_logprobs, completion_logprobs
 from edge_spec.apps.server.timings import timings, usage
-from edge_spec.apps.server.tool_calls import ToolCallReader
+from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
+from edge_spec.text.tool_form import ToolForm
 
 DONE = "data: [DONE]\n\n"
 
@@ -112,14 +113,12 @@ def reason_of(result: GenerationResult) -> str:
 
 
 class ChatReply:
-    """reads_calls: of tools, in the text; is_call: the whole text is one."""
+    """calls: the form of calls of tools in the text; None: there are none."""
 
-    def __init__(
-        self, envelope: Envelope, *, reads_calls: bool = False, is_call: bool = False
-    ) -> None:
+    def __init__(self, envelope: Envelope, calls: ToolForm | None = None) -> None:
         self._envelope = envelope
         self._readers = [
-            ToolCallReader(is_call) if reads_calls else None for _ in range(envelope.num_choices)
+            None if calls is None else ToolCallReader(calls) for _ in range(envelope.num_choices)
         ]
 
     def opening(self) -> str:
@@ -153,12 +152,11 @@ class ChatReply:
     def end(self, ended: Ended) -> str:
         reader = self._readers[ended.choice]
         text, calls = ("", []) if reader is None else reader.finish()
-        called = reader is not None and reader.num_calls
         choice = {
             "index": ended.choice,
             "delta": _delta(text, calls),
             "logprobs": None,
-            "finish_reason": "tool_calls" if called else reason_of(ended.result),
+            "finish_reason": _reason(ended.result, reader),
         }
         event = self._envelope.event(json.dumps([choice]), self._envelope.beside(ended))
         return event + self._envelope.last(ended)
@@ -177,15 +175,19 @@ class ChatReply:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls:
             message["content"] = text or None
-            message["tool_calls"] = [
-                {name: call[name] for name in ("id", "type", "function")} for call in calls
-            ]
+            message["tool_calls"] = joined_calls(calls)
         return {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(result.tokens) if self._envelope.logprobs else None,
-            "finish_reason": "tool_calls" if calls else reason_of(result),
+            "finish_reason": _reason(result, reader),
         }
+
+
+def _reason(result: GenerationResult, reader: ToolCallReader | None) -> str:
+    """An answer that ends within a call is cut, as one that ends within a text is."""
+    called = reader is not None and reader.num_calls and not reader.is_cut
+    return "tool_calls" if called else reason_of(result)
 
 
 def _delta(text: str, calls: Sequence[Any]) -> dict[str, Any]:

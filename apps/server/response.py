@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
@@ -14,8 +14,10 @@ from starlette.types import Receive, Scope, Send
 from edge_spec.apps.server.answer import Ended, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.replies import DONE, Reply
-from edge_spec.apps.server.slots import Pool
+from edge_spec.apps.server.work import Desk
 
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
@@ -24,23 +26,27 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b
 class Running:
     """All answers that are being written. Used in the event loop alone."""
 
-    pool: Pool
+    models: Models
     metrics: Metrics
     request_timeout_s: float
     answers: set[ServerAnswer] = field(default_factory=set)
 
-    async def begin(self, work: Work, arrived: float) -> ServerAnswer:
+    async def begin(
+        self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
+    ) -> ServerAnswer:
         """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
-        slot = await self.pool.take(work.prompts[0], work.session_id)
+        slot = await opened.pool.take(work.prompts[0], work.session_id)
+        self.models.hold(model)  # as long as the slot is used, also when the client has left
         waited_s = time.perf_counter() - arrived
 
         def end() -> None:
             timer.cancel()
             self.answers.discard(answer)
-            self.pool.release(slot)
+            opened.pool.release(slot)
+            self.models.release(model)
             first_s = answer.first_token_s
             first_s = None if first_s is None else waited_s + first_s
-            self.metrics.observe_answer(answer.results, first_s)
+            self.metrics.observe_answer(model.name, answer.results, first_s)
 
         answer = ServerAnswer(slot, work, end)
         timer = asyncio.get_running_loop().call_later(self.request_timeout_s, answer.cancel)
@@ -49,7 +55,7 @@ class Running:
 
     def cancel(self) -> None:
         """Nothing new begins, what runs ends after its round."""
-        self.pool.close()
+        self.models.end()
         for answer in self.answers:
             answer.cancel()
 
@@ -60,17 +66,19 @@ class Running:
 
 
 class AnswerResponse(Response):
-    """read: what is asked of an engine, and the reply that is made of it."""
+    """read: what is asked of an engine, and the reply that is made of it; called in a thread."""
 
     def __init__(
         self,
         running: Running,
-        read: Callable[[], Awaitable[tuple[Work, Reply]]],
+        model: ServedModel,
+        read: Callable[[Desk], tuple[Work, Reply]],
         *,
         is_streamed: bool,
     ) -> None:
         super().__init__()
         self._running = running
+        self._model = model
         self._read = read
         self._is_streamed = is_streamed
 
@@ -93,8 +101,9 @@ class AnswerResponse(Response):
     async def _respond(self, send: Send) -> None:
         arrived = time.perf_counter()
         try:
-            work, reply = await self._read()
-            answer = await self._running.begin(work, arrived)
+            async with self._running.models.using(self._model) as opened:
+                work, reply = await asyncio.to_thread(self._read, opened.desk)
+                answer = await self._running.begin(self._model, opened, work, arrived)
         except Exception as error:
             await send_error(send, api_error(error))
             return

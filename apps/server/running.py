@@ -7,9 +7,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -21,11 +20,15 @@ from edge_spec import Engine
 from edge_spec.apps.server.app import PATHS, build_app
 from edge_spec.apps.server.connection import LimitedConnection
 from edge_spec.apps.server.metrics import Metrics
-from edge_spec.apps.server.options import NO_PLAN, ServerOptions
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.open_model import OpenModel
+from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import Running
-from edge_spec.apps.server.slots import Pool, Slot
-from edge_spec.apps.server.work import Desk
 from edge_spec.errors import DeviceError
+from edge_spec.loader.on_demand import ModelOnDemand
+from edge_spec.loader.place import PlacedModels
+from edge_spec.placement.fitting import forecast_here
+from edge_spec.placement.forecast import Forecast
 
 _UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _LAST_S = 5.0  # after the time of grace, for clients that do not read
@@ -75,6 +78,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._running.models.end_openings()  # a model may take longer than the time of grace
         timer = asyncio.get_running_loop().call_later(self._grace_s, self._running.cancel)
         try:
             await super().shutdown(sockets)
@@ -100,36 +104,35 @@ def serve(
     announce: called with the model's name, the address and the port, which accepts connections.
     Raises DeviceError where the address cannot be used.
     """
-    with _Site(engine, options) as site:
+    _serve(_Site(engine, options), announce)
+
+
+def run(
+    models: Sequence[ModelOnDemand], announce: Callable[[str, str, int], None], **settings: Any
+) -> None:
+    """`edge-spec serve`: the fields of ServerOptions are checked before a model is opened, the
+    first one before the server accepts connections.
+
+    announce: called with the first model's name, the address and the port.
+    """
+    _serve(_Site(models, ServerOptions(**settings)), announce)
+
+
+def _serve(site: _Site, announce: Callable[[str, str, int], None]) -> None:
+    with site:
         with site.server.capture_signals():  # who was told that it serves may end it
-            announce(engine.name, site.url, site.port)
+            announce(site.model, site.url, site.port)
             site.run()
         if site.server.interrupted:
             raise KeyboardInterrupt
 
 
-def run(
-    open_engine: Callable[[], Engine],
-    announce: Callable[[str, str, int], None],
-    *,
-    plan: Callable[[], Mapping[str, Any] | None],
-    **settings: Any,
-) -> None:
-    """`edge-spec serve`: the fields of ServerOptions are checked before a model is opened.
-
-    announce: called with the model's name, the address and the port.
-    """
-    options = ServerOptions(**settings)
-    with open_engine() as engine:
-        options = replace(options, plan=plan() or NO_PLAN)
-        serve(engine, options, announce=announce)
-
-
 class RunningServer:
     """A server in a thread of this process, for as long as the block lasts."""
 
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
-        self._site = _Site(engine, options)
+    def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
+        """served: an engine, which is not closed, or models, of which the first is opened now."""
+        self._site = _Site(served, options)
         self._thread = threading.Thread(target=self._site.run, name="server")
 
     @property
@@ -157,33 +160,45 @@ class RunningServer:
 
 
 class _Site:
-    """A socket that accepts connections, and what answers them. Slot 0 is the engine itself, the
-    others are its forks, which are closed at the end."""
+    """A socket that accepts connections, and what answers them."""
 
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
-        self._engine = engine
+    def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
+        self._served = served
         self._options = options
 
     def __enter__(self) -> _Site:
-        engine, options = self._engine, self._options
+        options = self._options
         with ExitStack() as opened:  # closes what is open already where the rest fails
+            models = self._open_models()
+            opened.callback(models.close)
             self._socket = _listen(options.host, options.port)
             opened.callback(self._socket.close)
             self.port: int = self._socket.getsockname()[1]
             host = f"[{options.host}]" if ":" in options.host else options.host
             self.url = f"http://{host}:{self.port}"
-            opened.callback(self._restore, engine.drafter)
-            forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
-            slots = [Slot(each) for each in (engine, *forks)]
-            for slot in slots:
-                opened.callback(slot.thread.shutdown)
-            pool = Pool(slots, options.queue, options.queue_timeout_s)
-            running = Running(pool, Metrics(pool, PATHS), options.request_timeout_s)
-            desk = Desk(engine, options, engine.drafter)
-            config = self._config(build_app(engine, running, desk, options))
+            self.model = models.first.name
+            running = Running(models, Metrics(models, PATHS), options.request_timeout_s)
+            config = self._config(build_app(running, options))
             self.server = _Server(config, running, options.grace_s)
             self._opened = opened.pop_all()
         return self
+
+    def _open_models(self) -> Models:
+        """Opens the first one."""
+        if isinstance(self._served, Engine):
+            alone = ServedModel(self._served.name, None)
+            alone.take(OpenModel(alone.name, self._served, self._options, is_owned=False), None)
+            return Models([alone], self._options)
+        models = [ServedModel(each.name, each) for each in self._served]
+        forecasts: list[Forecast | None] = []
+
+        def screen(placed: PlacedModels) -> None:
+            forecasts.append(forecast_here(placed.target, placed.drafts, placed.options))
+
+        engine = self._served[0].open(report=None, screen=screen)
+        opened = OpenModel(models[0].name, engine, self._options, is_owned=True)
+        models[0].take(opened, forecasts[0] if forecasts else None)
+        return Models(models, self._options)
 
     def _config(self, app: Any) -> uvicorn.Config:
         options = self._options
@@ -197,11 +212,6 @@ class _Site:
             server_header=False,
             timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
         )
-
-    def _restore(self, drafter: str) -> None:
-        """The engine drafts as it did before, whatever requests asked for."""
-        if self._engine.drafter != drafter:
-            self._engine.set_drafter(drafter)
 
     def run(self) -> None:
         self.server.run(sockets=[self._socket])

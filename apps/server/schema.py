@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from edge_spec.errors import UsageError
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
+MAX_TOOLS = 128
 _SEEDS = 2**64
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -76,6 +77,13 @@ class TextPart(_Body):
     text: str
 
 
+class RefusalPart(_Body):
+    """A text that declines."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
 class FunctionCall(_Body):
     name: str
     arguments: str
@@ -88,18 +96,30 @@ class ToolCall(_Body):
 
 
 class Message(_Body):
-    """Parts of a content are joined; developer is another name of system."""
+    """Parts of a content are joined; developer is another name of system. refusal: goes before a
+    content that is missing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | RefusalPart] | None = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: Any) -> Any:
+        parts = content if isinstance(content, list) else []
+        kinds = {str(part.get("type"))[:40] for part in parts if isinstance(part, dict)}
+        if others := ", ".join(sorted(kinds - {"text", "refusal"})):
+            raise ValueError(f"the model reads text: send parts of type text, not {others}")
+        return content
+
     @model_validator(mode="after")
     def _says_something(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content is missing")
+        says = self.role == "assistant" and (self.tool_calls or self.refusal is not None)
+        if self.content is None and not says:
+            raise ValueError(f"a message of the role {self.role} needs content")
         return self
 
 
@@ -123,6 +143,19 @@ class NamedTool(_Body):
     function: FunctionName
 
 
+class AllowedTools(_Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(_Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Choice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None
+
+
 class TextFormat(_Body):
     type: Literal["text", "json_object"]
 
@@ -143,8 +176,19 @@ class ChatRequest(_AnswerRequest):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | SchemaFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    functions: JsonValue = None
+    function_call: JsonValue = None
+
+    @field_validator("functions", "function_call")
+    @classmethod
+    def _is_left_out(cls, value: JsonValue) -> JsonValue:
+        if value is not None:
+            raise ValueError("this is not supported; send tools and tool_choice")
+        return value
 
 
 class CompletionRequest(_AnswerRequest):
@@ -168,11 +212,15 @@ class CompletionRequest(_AnswerRequest):
 
 def for_template(message: Message) -> dict[str, Any]:
     """Returns the message as chat templates read it. Calls of tools have their arguments as a
-    mapping there, where the text is one. Raises UsageError for arguments that are nested too
-    deeply."""
+    mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
+    that are nested too deeply."""
     content = message.content
     if isinstance(content, list):
-        content = "".join(part.text for part in content)
+        content = "".join(
+            part.text if isinstance(part, TextPart) else part.refusal for part in content
+        )
+    elif content is None:
+        content = message.refusal
     role = "system" if message.role == "developer" else message.role
     given: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
@@ -182,7 +230,7 @@ def for_template(message: Message) -> dict[str, Any]:
         calls = [call.model_dump(exclude_none=True) for call in message.tool_calls]
         for call in calls:
             try:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
             except ValueError:
                 continue
             except RecursionError:

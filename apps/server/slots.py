@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from edge_spec import Engine
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import overloaded, shutting_down
 
 
 class Slot:
@@ -63,7 +63,7 @@ class Pool:
         """A slot to be given back by `release`. Raises ApiError where too many wait already, it
         takes too long, or the server ends."""
         if self._closed:
-            raise _ending()
+            raise shutting_down()
         if self._free:
             slot = self._best(prompt, session_id)
             self._free.remove(slot)
@@ -86,12 +86,12 @@ class Pool:
         self._closed = True
         for waiting in self._waiting:
             if not waiting.done():
-                waiting.set_exception(_ending())
+                waiting.set_exception(shutting_down())
         self._waiting.clear()
 
     async def _wait(self) -> Slot:
         if self.num_waiting >= self._queue:
-            raise _overloaded("Too many requests are waiting.")
+            raise overloaded("Too many requests are waiting.")
         place: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         try:
@@ -103,7 +103,7 @@ class Pool:
             elif place.done() and not place.cancelled() and place.exception() is None:
                 self.release(place.result())  # it came at the moment that the wait ended
             if isinstance(error, TimeoutError):
-                raise _overloaded("The request has waited too long.") from None
+                raise overloaded("The request has waited too long.") from None
             raise
 
     def _best(self, prompt: Sequence[int], session_id: str | None) -> Slot:
@@ -119,11 +119,3 @@ class Pool:
         if continued:
             return max(continued, key=lambda slot: shared[id(slot)])
         return min(self._free, key=lambda slot: slot.last_use)
-
-
-def _overloaded(message: str) -> ApiError:
-    return ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
-
-
-def _ending() -> ApiError:
-    return ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"})

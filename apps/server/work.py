@@ -11,13 +11,16 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.replies import ChatReply, CompletionReply, Envelope
 from edge_spec.apps.server.schema import (
+    AllowedChoice,
     ChatRequest,
+    Choice,
     CompletionRequest,
     NamedTool,
     SchemaFormat,
     Tool,
     for_template,
 )
+from edge_spec.errors import UnsupportedModelError
 
 _SAMPLING = (
     "temperature",
@@ -27,33 +30,32 @@ _SAMPLING = (
     "presence_penalty",
     "repetition_penalty",
 )
-_ANY_ARGUMENTS = {"type": "object"}
 
 
 class Desk:
     """Reads requests for one model. Any thread may ask it: it changes nothing."""
 
-    def __init__(self, engine: Engine, options: ServerOptions, drafter: str) -> None:
-        self.model = engine.name
-        self.drafter = drafter
+    def __init__(self, model: str, engine: Engine, options: ServerOptions) -> None:
+        """model: its name, as answers have it."""
+        self.model = model
+        self.drafter = engine.drafter
         self._engine = engine
         self._options = options
-
-    def check_model(self, model: str | None) -> None:
-        """Raises ApiError."""
-        if model is not None and model != self.model:
-            raise ApiError(
-                404,
-                f"There is no model {model!r} here. There is {self.model!r}.",
-                code="model_not_found",
-                param="model",
-            )
 
     def chat(self, request: ChatRequest) -> tuple[Work, ChatReply]:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         tools = [] if request.tool_choice == "none" else request.tools or []
-        grammar, is_call = _grammar(request, tools)
         prompt = self._prompt(request, tools)
+        form = self._engine.parts.text.tool_form() if tools else None
+        if form is None:
+            grammar = _text_grammar(request)
+        else:
+            grammar = form.grammar(
+                _callable(request.tool_choice, tools),
+                required=_is_required(request.tool_choice),
+                several=self._takes_several(request),
+                text=_text_schema(request),
+            )
         more: dict[str, Any] = {} if grammar is None else {"grammar": grammar}
         if request.logprobs:
             more["logprobs"] = request.top_logprobs or 0
@@ -63,7 +65,7 @@ class Desk:
         work = self._work(request, [prompt], count, more)
         envelope = self._envelope("chat.completion", "chatcmpl", request, 1)
         envelope.logprobs = bool(request.logprobs)
-        return work, ChatReply(envelope, reads_calls=bool(tools), is_call=is_call)
+        return work, ChatReply(envelope, form)
 
     def completion(self, request: CompletionRequest) -> tuple[Work, CompletionReply]:
         """Raises EdgeSpecError, UnicodeEncodeError."""
@@ -89,11 +91,23 @@ class Desk:
 
     def _prompt(self, request: ChatRequest, tools: Sequence[Tool]) -> Sequence[int]:
         messages = [for_template(message) for message in request.messages]
-        if not tools:
-            return self._engine.chat_prompt(messages)
-        return self._engine.chat_prompt(
-            messages, [tool.model_dump(exclude_none=True) for tool in tools]
-        )
+        try:
+            return self._engine.chat_prompt(messages, [_dump(tool) for tool in tools])
+        except UnsupportedModelError as error:
+            raise ApiError(
+                400,
+                f"{error.shown}. Change messages, or continue a text with POST /v1/completions.",
+                param="messages",
+            ) from error
+
+    def _takes_several(self, request: ChatRequest) -> bool:
+        """Whether an answer may have several calls. Models that were not trained to call tools
+        repeat the first one: they have to be asked for several."""
+        if isinstance(request.tool_choice, NamedTool):
+            return False
+        if request.parallel_tool_calls is None:
+            return self._engine.parts.text.knows_tools
+        return request.parallel_tool_calls
 
     def _prompts(self, prompt: Any) -> list[Sequence[int]]:
         encode = self._engine.encode
@@ -138,44 +152,42 @@ class Desk:
         return SamplingParams(**{**vars(self._options.sampling), **given})
 
 
-def _grammar(request: ChatRequest, tools: Sequence[Tool]) -> tuple[Grammar | None, bool]:
-    """What the text is held to, and whether that makes it one call of a tool."""
-    format = request.response_format
-    is_text = format is None or format.type == "text"
-    choice = request.tool_choice
-    if choice == "required" or isinstance(choice, NamedTool):
-        if not is_text:
-            raise ApiError(400, "A call has its own form.", param="response_format")
-        return Grammar.json_schema(_call_schema(tools, choice)), True
-    if is_text:
-        return None, False
-    if tools:
-        raise ApiError(
-            400,
-            "The text cannot be JSON and still call a tool: set tool_choice to none or required.",
-            param="response_format",
-        )
-    schema = format.json_schema.json_schema if isinstance(format, SchemaFormat) else None
-    return Grammar.json_schema(schema), False
+def _text_grammar(request: ChatRequest) -> Grammar | None:
+    """What the text is held to where there are no tools. Raises ApiError for calls that are asked
+    for all the same."""
+    if request.tool_choice not in (None, "none", "auto"):
+        raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
+    schema = _text_schema(request)
+    return None if schema is None else Grammar.json_schema(schema)
 
 
-def _call_schema(tools: Sequence[Tool], choice: Any) -> Mapping[str, Any]:
-    """Raises ApiError for a tool that is not there."""
-    functions = [tool.function for tool in tools]
+def _is_required(choice: Choice) -> bool:
+    if isinstance(choice, AllowedChoice):
+        return choice.allowed_tools.mode == "required"
+    return choice == "required" or isinstance(choice, NamedTool)
+
+
+def _callable(choice: Choice, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The tools that an answer may call. Raises ApiError for one that is not there."""
+    names = {tool.function.name for tool in tools}
+    chosen = names
     if isinstance(choice, NamedTool):
-        functions = [each for each in functions if each.name == choice.function.name]
-    if not functions:
-        raise ApiError(400, "There is no such tool.", param="tool_choice")
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": function.name},
-                "arguments": function.parameters or _ANY_ARGUMENTS,
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+        chosen = {choice.function.name}
+    elif isinstance(choice, AllowedChoice):
+        chosen = {tool.function.name for tool in choice.allowed_tools.tools}
+    if missing := ", ".join(sorted(chosen - names)):
+        raise ApiError(
+            400, f"tool_choice names {missing}, which tools do not have.", param="tool_choice"
+        )
+    return [_dump(tool) for tool in tools if tool.function.name in chosen]
+
+
+def _text_schema(request: ChatRequest) -> Mapping[str, Any] | None:
+    format = request.response_format
+    if isinstance(format, SchemaFormat):
+        return format.json_schema.json_schema
+    return None if format is None or format.type == "text" else {"type": "object"}
+
+
+def _dump(tool: Tool) -> dict[str, Any]:
+    return tool.model_dump(exclude_none=True)

@@ -24,7 +24,7 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    from edge_spec.cli.opening import open_engine, require_chat
+    from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
     from edge_spec.core.sampling import SamplingParams
 
@@ -34,7 +34,7 @@ def chat(
             replace(loading, exact=exact),
             measure_when_idle=True,
             report=report,
-            screen=require_chat,
+            needs_chat=True,
         )
 
     SamplingParams(**sampling.asked)  # refused now rather than when the model is open

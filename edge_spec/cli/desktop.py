@@ -22,13 +22,13 @@ def desktop(
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
     hold for what the page does not set."""
-    from edge_spec.cli.opening import open_engine, require_chat
+    from edge_spec.cli.opening import open_engine
     from edge_spec.cli.serve import plan_document
     from edge_spec.core import entry_points
     from edge_spec.core.sampling import SamplingParams
 
     entry_points.load_app("desktop")(
-        partial(open_engine, model, loading, measure_when_idle=True, screen=require_chat),
+        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True),
         _announce,
         title=model,
         plan=lambda: plan_document(model, loading) or {"candidates": []},

@@ -8,7 +8,6 @@ from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.loader import Screen, load_asked
-from edge_spec.loader.place import PlacedModels
 
 
 def open_engine(
@@ -18,9 +17,11 @@ def open_engine(
     report: Progress | None = None,
     keeps_ngrams: bool = True,
     screen: Screen | None = None,
+    needs_chat: bool = False,
 ) -> Engine:
     """report: instead of a bar on stderr; screen: is shown the models before their weights are
-    read. Raises an EdgeSpecError, and what `screen` raises."""
+    read; needs_chat: refuses a model without a chat template. Raises an EdgeSpecError, and what
+    `screen` raises."""
     with ProgressBar() as bar:
         return load_asked(
             model,
@@ -29,12 +30,8 @@ def open_engine(
             measure_when_idle=measure_when_idle,
             keeps_ngrams=keeps_ngrams,
             screen=screen,
+            needs_chat=needs_chat,
         )
-
-
-def require_chat(placed: PlacedModels) -> None:
-    """Raises UnsupportedModelError where the model has no chat template that compiles."""
-    placed.target.text.template()
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

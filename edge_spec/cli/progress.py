@@ -16,7 +16,7 @@ class ProgressBar:
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, Any] = {}  # in a terminal its number, else when and where it began
         self._told = 0.0  # when a line was written last
 
     def __call__(self, what: str, fraction: float) -> None:
@@ -37,14 +37,15 @@ class ProgressBar:
     def _print(self, what: str, fraction: float, new: bool) -> None:
         now = time.monotonic()
         if new:
-            self._tasks[what] = now
+            self._tasks[what] = now, fraction
             print(f"{what} ...", file=sys.stderr, flush=True)
-        elif now - self._told >= _EVERY_S and _TELLING <= fraction < 1:
-            left_s = (now - self._tasks[what]) * (1 - fraction) / fraction
-            print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
-        else:
+            self._told = now
             return
-        self._told = now
+        begun_s, begun = self._tasks[what]
+        if now - self._told >= _EVERY_S and fraction - begun >= _TELLING and fraction < 1:
+            left_s = (now - begun_s) * (1 - fraction) / (fraction - begun)
+            print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
+            self._told = now
 
     def __enter__(self) -> ProgressBar:
         return self

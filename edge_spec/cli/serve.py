@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
+from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from edge_spec.loader.on_demand import ModelOnDemand
 
 _SERVER = "Server"
 
@@ -21,7 +24,13 @@ def _option(help: str, *names: str, **settings: Any) -> Any:
 
 @options.with_groups
 def serve(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"{options.MODEL_HELP} Of several, the others are opened when they are asked for.",
+            show_default="smollm2",
+        ),
+    ] = None,
     host: Annotated[str, _option("The address; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, _option("0 takes a free one.")] = 8080,
     api_key: Annotated[
@@ -30,7 +39,24 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, _option("A site whose pages may ask; may be repeated.")
     ] = None,
-    parallel: Annotated[int, _option("Answers at once, each with a cache of its own.")] = 4,
+    alias: Annotated[
+        list[str] | None,
+        _option(
+            "Another name for a model, its first one in lists and answers; NAME alone where there "
+            "is one model; may be repeated.",
+            metavar="NAME=MODEL",
+        ),
+    ] = None,
+    max_models: Annotated[
+        int | None,
+        _option("Models open at once.  [default: as many as memory holds]"),
+    ] = None,
+    load_timeout: Annotated[
+        float, _option("Seconds that a request may wait for its model to be opened.")
+    ] = 300.0,
+    parallel: Annotated[
+        int, _option("Answers of a model at once, each with a cache of its own.")
+    ] = 4,
     queue: Annotated[int, _option("Requests that may wait.")] = 64,
     queue_timeout: Annotated[float, _option("Seconds that one may wait.")] = 60.0,
     request_timeout: Annotated[float, _option("Seconds that an answer may take.")] = 600.0,
@@ -54,26 +80,34 @@ def serve(
 ) -> None:
     """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
 
+    Several models share one address; requests say which one is meant, and that one is opened. Then
+    --plan, --exit-layer and a --draft that is named are of the first model, all other options of
+    every one.
+
     Sampling options and --max-tokens hold for requests that do not say; without them, a request is
     answered with the likeliest tokens, and the page as the model's makers state. --json prints one
-    line, {"url", "port", "model"}, when requests are accepted.
+    line, {"url", "port", "model"}, when requests are accepted; "models" are all of several.
     """
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
     from edge_spec.core.sampling import SamplingParams
 
+    named = model or ["smollm2"]
     of_requests = SamplingParams(**sampling.asked)
-    open_model = partial(open_engine, model, loading, measure_when_idle=True)
     if stdio:
+        open_model = partial(open_engine, _only(named), loading, measure_when_idle=True)
         entry_points.load_app("sidecar")(open_model)
         return
+    models = models_on_demand(named, alias or [], loading)
     entry_points.load_app("serve")(
-        open_model,
-        partial(_announce, as_json=json),
+        models,
+        partial(_announce, names=[each.name for each in models], as_json=json),
         host=host,
         port=port,
         api_key=api_key,
         cors_origins=tuple(cors_origin or ()),
+        max_models=max_models,
+        load_timeout_s=load_timeout,
         parallel=parallel,
         queue=queue,
         queue_timeout_s=queue_timeout,
@@ -84,18 +118,43 @@ def serve(
         max_tokens=sampling.max_tokens,
         sampling=of_requests,
         asked_sampling=sampling.asked,
-        plan=partial(plan_document, model, loading),
     )
 
 
-def _announce(model: str, url: str, port: int, as_json: bool) -> None:
+def models_on_demand(
+    models: Sequence[str], aliases: Sequence[str], loading: options.AskedOptions
+) -> list[ModelOnDemand]:
+    """Raises as `served_names` does."""
+    from edge_spec.cli.opening import open_engine
+    from edge_spec.loader.on_demand import ModelOnDemand, options_of_others
+    from edge_spec.models.served_names import served_names
+
+    is_alone = len(models) == 1  # else one would be measured while another answers
+    served: list[ModelOnDemand] = []
+    for model, names in zip(models, served_names(models, aliases), strict=True):
+        asked = options_of_others(loading) if served else loading
+        opening = partial(open_engine, model, asked, measure_when_idle=is_alone)
+        plan = partial(plan_document, model, asked)
+        served.append(ModelOnDemand(names.name, opening, names.aliases, plan))
+    return served
+
+
+def _only(models: Sequence[str]) -> str:
+    """Raises UsageError."""
+    if len(models) > 1:
+        raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
+    return models[0]
+
+
+def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bool) -> None:
     import json
     import sys
 
     if as_json:
-        print(json.dumps({"url": url, "port": port, "model": model}), flush=True)
+        several = {"models": names} if len(names) > 1 else {}
+        print(json.dumps({"url": url, "port": port, "model": model, **several}), flush=True)
     else:
-        print(f"Serving {model} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
+        print(f"Serving {', '.join(names)} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 
 def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import add
 from statistics import median
@@ -52,6 +52,15 @@ class RoundStats:
     anticipated: bool = (
         False  # it began with draft tokens made while the target scored the one before
     )
+    charged_s: float | None = None  # of a pass that others had a part in, what its rows are worth
+
+    def as_charged(self) -> RoundStats:
+        """As if the pass had been this conversation's alone: what one more row takes is then taken
+        from all who share it, and is worth it only at the rate of all of them."""
+        if self.charged_s is None:
+            return self
+        total_s = self.total_s - self.forward_s + self.charged_s
+        return replace(self, forward_s=self.charged_s, total_s=total_s)
 
 
 class PlainRate:

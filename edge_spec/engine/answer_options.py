@@ -23,4 +23,4 @@ class AnswerOptions(TypedDict, total=False):
 class ChatOptions(AnswerOptions, total=False):
     """How `chat` and `stream` answer."""
 
-    tools: Sequence[Mapping[str, Any]]  # that the model may call, as its chat template takes them
+    tools: Sequence[Mapping[str, Any]]  # that the model may call, as OpenAI has them

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
+from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.models.pair_history import PairHistory
@@ -41,6 +42,7 @@ class TargetComponents:
     min_rows: int = 1  # of a pass
     identity: str = ""  # changes with the model's files
     computing: str = ""  # changes with whatever may change a bit of the cache
+    passes: Passes = field(default_factory=OwnPasses)  # of all conversations on the model
 
 
 @dataclass(frozen=True, kw_only=True)

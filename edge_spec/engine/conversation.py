@@ -57,7 +57,7 @@ class Conversation:
         target = self.decoder.target
         start = target.length
         with translate_errors:
-            target.prefill(prompt[start:end])
+            self.decoder.passes.prefill(target, prompt[start:end])
         if start == self.num_whole and end - start == PREFILL_TOKENS:
             self.num_whole = end
 

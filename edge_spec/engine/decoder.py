@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Thread
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.errors import EdgeSpecError
 
 
@@ -82,6 +83,7 @@ class Decoder:
     replays: bool = False  # choices within it are left to plain steps
     plain_samples: bool = False  # sampled texts, whose draws have no margin, are decoded plain then
     vocab_size: int | None = None  # of the scores, where they are held to it
+    passes: Passes = field(default_factory=OwnPasses)  # of the target
     clock: Callable[[], float] = time.perf_counter
 
     @contextmanager
@@ -178,7 +180,7 @@ class Decoder:
         plan = self._propose(start)
         proposed_s = self.clock()
         with self.anticipation.meanwhile() if self.anticipation else nullcontext():
-            out = self._forward(plan.tree.padded(plan.num_rows or 0))
+            out, charged_s = self._forward(plan.tree, plan.num_rows or 0)
         scored_s = self.clock()
         verified = plan.tree.first_rows(plan.num_verified or len(plan.tree))
         verdict = _cut(verify(verified, out, sampler), stop_ids, start.left)
@@ -204,6 +206,7 @@ class Decoder:
             by_drafter=_counts(verified, verdict),
             tokens=verdict.tokens,
             anticipated=bool(self.anticipation and self.anticipation.was_ready),
+            charged_s=charged_s,
         )
         return Round(decoded, verdict, stats)
 
@@ -220,16 +223,17 @@ class Decoder:
                 self.target.rollback(self.target.length)
 
     def _observe(self, stats: RoundStats) -> None:
-        self.policy.observe(stats)
+        self.policy.observe(stats.as_charged())
         if self.anticipation:
             self.anticipation.observe(stats)
 
-    def _forward(self, tree: TokenTree) -> Forward:
-        """Raises EdgeSpecError where the target fails or gives scores of another shape."""
+    def _forward(self, tree: TokenTree, num_rows: int) -> tuple[Forward, float | None]:
+        """Also returns what of the pass this conversation is charged for, if not all. Raises
+        EdgeSpecError where the target fails or gives scores of another shape."""
         with translate_errors:
-            out = self.target.forward(tree)
-            require_scores(out, len(tree), self.vocab_size)
-        return out
+            out, expected, charged_s = self.passes.forward(self.target, tree, num_rows)
+            require_scores(out, expected, self.vocab_size)
+        return out, charged_s
 
 
 def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:

@@ -135,6 +135,7 @@ class DrafterSwitch:
             replays=speculation.replays,
             plain_samples=speculation.plain_samples,
             vocab_size=self._parts.model.config.vocab_size,
+            passes=self._parts.passes,
         )
 
     @property

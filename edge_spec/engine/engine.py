@@ -47,7 +47,7 @@ class Engine:
         self.parts = parts
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
-        self._models = models or SharedModels([parts.model, *drafts], parts.idle_work)
+        self._models = models or SharedModels([parts.model, *drafts], parts.passes, parts.idle_work)
         self._session = parts.model.open_session()
         self._drafting = DrafterSwitch(parts, self._session)
         self._conversation = Conversation(
@@ -153,8 +153,9 @@ class Engine:
         """The assistant's next message; a string is one message of the user. With `stream`, what is
         iterated for it piece by piece.
 
-        options: `ChatOptions`. Raises UsageError for malformed messages or options and for tools
-        that the model does not know, ContextFullError if the messages do not fit.
+        options: `ChatOptions`; tools that the chat template does not know are described in a
+        message of the system. Raises UsageError for malformed messages, tools or options,
+        ContextFullError if the messages do not fit.
         """
         generation = self._start(self.chat_prompt(messages, tools), **options)
         return generation if stream else generation.finish()

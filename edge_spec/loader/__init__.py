@@ -41,11 +41,13 @@ def load_asked(
     measure_when_idle: bool = False,
     keeps_ngrams: bool = True,
     screen: Screen | None = None,
+    needs_chat: bool = False,
 ) -> Engine:
-    """Raises as `load_engine` does, and what `screen` raises; keeps_ngrams: of answers, for later
-    runs."""
+    """Raises as `load_engine` does, what `screen` raises, and UnsupportedModelError where a chat
+    template is needed and there is none; keeps_ngrams: of answers, for later runs."""
     source = Source(model, progress)
-    return _load(source, resolve_options(source, asked, keeps_ngrams), measure_when_idle, screen)
+    options = resolve_options(source, asked, keeps_ngrams)
+    return _load(source, options, measure_when_idle, screen, needs_chat)
 
 
 def load_engine(
@@ -63,9 +65,10 @@ def _load(
     options: LoadOptions,
     measure_when_idle: bool,
     screen: Screen | None = None,
+    needs_chat: bool = False,
 ) -> Engine:
     with ExitStack() as opened:  # closes what is open already where the rest fails
-        placed = place_models(source, options)
+        placed = place_models(source, options, needs_chat)
         if screen is not None:
             screen(placed)
         models = open_models(placed, opened)

@@ -15,6 +15,7 @@ from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
+from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
@@ -37,10 +38,12 @@ def compose_engine(
     factory = _speculation_factory(models, placed.options)
     speculation = factory.compose(models.drafters)
     speculation.load_stats(load_learnt(key))
+    model = _watched(models.target, placed.options.call_timeout_s)
     parts = EngineComponents(
         name=target.name,
         runtime=target.runtime.name,
-        model=_watched(models.target, placed.options.call_timeout_s),
+        model=model,
+        passes=SharedPasses(model, factory.lossless, factory.load),
         text=target.text,
         batch_invariance=factory.batch_invariance,
         speculation=speculation,

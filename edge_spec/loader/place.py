@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edge_spec.core.model import Progress
 from edge_spec.models import runtimes
@@ -15,6 +16,8 @@ from edge_spec.models.source import Source
 from edge_spec.placement.fitting import require_fit, require_room_to_convert
 from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned, wants_plan
+from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.vocabulary import require_same_vocabulary
 
 _log = logging.getLogger(__name__)
@@ -39,22 +42,34 @@ class PlacedModels:
         return min(own, self.options.context_length or own)
 
 
-def place_models(source: Source, options: LoadOptions) -> PlacedModels:
+def place_models(source: Source, options: LoadOptions, needs_chat: bool = False) -> PlacedModels:
     """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of
-    a draft with other tokens."""
+    a draft with other tokens.
+
+    needs_chat: refuses a target without a chat template that compiles, before anything that takes
+    long.
+    """
     progress = source.progress
     is_wanted = wants_plan(source, options)
     options = planned(source, options, progress)
+    if needs_chat and _reads_header(source, options):
+        _require_chat(source.header)
     sources = tuple(Source(name, progress) for name in options.drafts)
     _require_runnable_drafts(source, sources, options)
+    order = runtime_order(source, options)
+    if order.seconds:
+        progress(str(order), 0.0)
     target = resolve_model(
         source,
         options.runtime,
         options,
         progress,
         options.providers,
-        before_conversion=require_room_to_convert,
+        before_conversion=_require_convertible_chat if needs_chat else require_room_to_convert,
+        order=order.names,
     )
+    if needs_chat:
+        target.text.template()
     drafts = tuple(_placed_drafts(sources, options, progress))
     require_fit(target, drafts, options)
     if drafts:
@@ -67,11 +82,33 @@ def _require_runnable_drafts(
 ) -> None:
     """Refuses what no runtime can draft with before the target is converted, which takes longer
     than to read a header."""
-    usual = runtimes.auto_runtime(source.formats)
-    runtime = usual if options.runtime == "auto" else options.runtime
-    if drafts and not is_converted(source, runtime, options, options.providers):
+    if drafts and not is_converted(source, _runtime(source, options), options, options.providers):
         for draft in drafts:
             choose_runtime(draft, options.draft_runtime, options, options.draft_providers)
+
+
+def _runtime(source: Source, options: LoadOptions) -> str:
+    """Of the target, as far as it is known before any is asked."""
+    return runtimes.auto_runtime(source.formats) if options.runtime == "auto" else options.runtime
+
+
+def _reads_header(source: Source, options: LoadOptions) -> bool:
+    """Whether the header of the target's GGUF file is read in any case."""
+    if source.is_demo or source.formats is not None or not source.path.is_file():
+        return False
+    runtime = _runtime(source, options)
+    reads = runtimes.load_runtime(runtime).reads
+    return reads == "gguf" or not is_converted(source, runtime, options, options.providers)
+
+
+def _require_convertible_chat(model: Any) -> None:
+    _require_chat(model)
+    require_room_to_convert(model)
+
+
+def _require_chat(model: Any) -> None:
+    """model: whose weights are unread. Raises UnsupportedModelError."""
+    ChatTemplate(model.chat_template)
 
 
 def _placed_drafts(

@@ -78,8 +78,9 @@ class Manifest(BaseModel):
     quantization: str
     source_sha256: str | None  # of the file it was made from, where it was one file
     parity: dict[str, float]  # distance from the source, on the packaged text
-    # "growing": an ONNX graph that takes the past and returns it with the pass after it
-    kv_cache: Literal["shared", "growing"] = "shared"
+    # "growing": an ONNX graph that takes the past and returns it with the pass after it. "whole":
+    # one that reads all of the cache in passes of few rows, in use or not.
+    kv_cache: Literal["shared", "whole", "growing"] = "shared"
     notes: tuple[str, ...] = ()  # what the exporter left out, and why; a line each
     files: dict[str, FileEntry]  # by its path in the bundle, with "/"
 
@@ -219,15 +220,18 @@ def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:
     return BundleError(f"{path} is not valid: {what}", remedy=remedy)
 
 
-def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
-    """The files at or below `start`, by their paths in `directory`, with sizes and hashes."""
+def list_files(
+    directory: Path, start: Path, digests: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, FileEntry]:
+    """The files at or below `start`, by their paths in `directory`, with sizes and hashes; digests:
+    the hashes that are known."""
     found = sorted(start.rglob("*")) if start.is_dir() else [start]
+    named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
     return {
-        file.relative_to(directory).as_posix(): FileEntry(
-            sha256=sha256_file(file), num_bytes=file.stat().st_size
+        name: FileEntry(
+            sha256=digests.get(name) or sha256_file(file), num_bytes=file.stat().st_size
         )
-        for file in found
-        if not file.is_dir()
+        for name, file in named.items()
     }
 
 

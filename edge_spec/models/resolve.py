@@ -82,6 +82,7 @@ def resolve_model(
     providers: Sequence[str] = (),
     before_conversion: Callable[[Any], None] | None = None,
     keeps: bool = True,
+    order: Sequence[str] = (),
 ) -> ResolvedModel:
     """Raises an EdgeSpecError where the runtime cannot have the model.
 
@@ -90,8 +91,9 @@ def resolve_model(
     providers: where it will run; devices of the options' target are not looked at.
     before_conversion: is shown a model that has to be converted for a bundle, and may raise.
     keeps: in the cache, a tokenizer that takes long to make.
+    order: in which "auto" asks the runtimes, where it is not the usual one.
     """
-    choice = choose_runtime(source, runtime, options, providers)
+    choice = choose_runtime(source, runtime, options, providers, order)
     if choice.refusals:
         _log.warning("%s", choice)
     chosen = choice.runtime
@@ -101,7 +103,7 @@ def resolve_model(
     elif chosen.reads == "gguf":
         file = gguf_file(source, options, progress)
         as_it_is = file == source.at(chosen.reads)
-        published = choice.info or runtimes.open_model_info(file)
+        published = source.header if as_it_is else runtimes.open_model_info(file)
         if choice.info is None and isinstance(chosen, ScreeningRuntime):
             chosen.require_runnable(published)
     else:

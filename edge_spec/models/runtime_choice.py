@@ -59,15 +59,19 @@ def compute_for(runtime: Runtime, providers: Sequence[str]) -> str | None:
 
 
 def choose_runtime(
-    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+    source: Source,
+    name: str,
+    options: ConversionOptions,
+    providers: Sequence[str] = (),
+    order: Sequence[str] = (),
 ) -> RuntimeChoice:
-    """Asks for "auto" the installed runtimes in their order, of a model that no format binds to
-    one. Nothing is converted, and weights stay unread.
+    """Asks for "auto" the installed runtimes in `order`, or the usual one, of a model that no
+    format binds to one. Nothing is converted, and weights stay unread.
 
     Raises UnsupportedModelError, MissingDependencyError where none can run it, with the command
     that installs one that may; for a file that is damaged, whatever reads it, ModelFileError.
     """
-    installed = runtimes.installed_runtimes()
+    installed = order or runtimes.installed_runtimes()
     if name != "auto" or source.is_demo or source.formats is not None or not installed:
         return RuntimeChoice(source.name, runtimes.load_runtime(name, source.formats))
     refusals: list[Refusal] = []
@@ -87,7 +91,7 @@ def _require_runnable(
 ) -> ModelInfo | None:
     """Returns the header of a file that the runtime opens as it is. Raises as `choose_runtime`."""
     if runtime.reads == "gguf" and _is_as_it_is(source, options):
-        info = runtimes.open_model_info(source.path)
+        info = source.header
         if isinstance(runtime, ScreeningRuntime):
             runtime.require_runnable(info)
         return info
@@ -107,7 +111,7 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
     """One error for all of them, which names what may help."""
     if source.path.is_file():
         try:
-            runtimes.open_model_info(source.path)
+            _ = source.header
         except EdgeSpecError as error:  # no runtime's own: it is of another kind
             return error
     for each in refusals:

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import Progress
+from edge_spec.core.model import ModelInfo, Progress
 from edge_spec.errors import ModelFileError
 from edge_spec.models import demo as demo_model
+from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
 from edge_spec.models.hub.cache import HubModel, find_cached
 from edge_spec.models.hub.pull import open_model
@@ -19,7 +20,7 @@ from edge_spec.models.pair_bundle import PairMember, find_member
 from edge_spec.storage.atomic import cache_directory, expanded, recover
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
-EXPORT_VERSION = 4
+EXPORT_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,12 @@ class Source:
         if not self.is_demo and is_bundle(self.path):
             return frozenset({read_manifest(self.path).format})
         return None
+
+    @cached_property
+    def header(self) -> ModelInfo:
+        """What a GGUF file says of itself, read once. Raises as `path` does, ModelFileError,
+        UnsupportedModelError."""
+        return runtimes.open_model_info(self.path)
 
     @property
     def num_bytes(self) -> int:

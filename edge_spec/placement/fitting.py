@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
@@ -17,7 +18,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.devices import CPU, DeviceListing
 from edge_spec.placement.forecast import Forecast, forecast
-from edge_spec.placement.memory import SizingQuantizations, format_bytes, total_bytes
+from edge_spec.placement.memory import SizingQuantizations, format_bytes, free_bytes, total_bytes
 from edge_spec.placement.plan import PLANNED_TOKENS
 
 SWITCH = "EDGE_SPEC_MEMORY"  # an environment variable; "ignore" opens what does not fit
@@ -44,8 +45,7 @@ def require_fit(
     limit = total_bytes()
     if limit is None or _is_ignored():
         return
-    own = target.config.context_length
-    num_tokens = min(own, options.context_length or PLANNED_TOKENS)
+    num_tokens = _counted_tokens(target, options)
     found = forecast(target, drafts, options, num_tokens)
     if found is None or found.needed <= _TIGHT * limit or not _is_here(target, drafts, options):
         return
@@ -59,6 +59,34 @@ def require_fit(
         _told(found, num_tokens),
         format_bytes(limit),
     )
+
+
+def forecast_here(
+    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions
+) -> Forecast | None:
+    """Returns what models need, as `require_fit` counts it; None where that says nothing."""
+    if total_bytes() is None or _is_ignored():
+        return None
+    found = forecast(target, drafts, options, _counted_tokens(target, options))
+    return found if found is not None and _is_here(target, drafts, options) else None
+
+
+def fit_together(forecasts: Sequence[Forecast]) -> bool:
+    """Whether models that are open at the same time fit all the memory of this machine or
+    container. True also where the system does not tell."""
+    limit = total_bytes()
+    together = Forecast(tuple(chain.from_iterable(each.models for each in forecasts)), None)
+    return limit is None or together.needed <= limit
+
+
+def fits_free_memory(found: Forecast) -> bool:
+    """Whether models fit what is free now, beside all that runs on this machine. True also where
+    the system does not tell."""
+    return replace(found, free=free_bytes()).fits
+
+
+def _counted_tokens(target: ResolvedModel, options: LoadOptions) -> int:
+    return min(target.config.context_length, options.context_length or PLANNED_TOKENS)
 
 
 def _told(found: Forecast, num_tokens: int) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +22,7 @@ from edge_spec.core.model import Model
 from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
 from edge_spec.placement.row_findings import RowsKey
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import KeptFile, require_sealed
+from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, require_sealed
 
 _MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy to keep it
 
@@ -48,6 +50,14 @@ def row_costs(model: Model, key: RowsKey) -> RowCosts:
     if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
         KeptFile(path, _FILE).keep(lambda old: _File(1, key, seconds))
     return costs_of(model.config, seconds)
+
+
+def kept_costs() -> Iterator[tuple[RowsKey, Mapping[int, float]]]:
+    """Yields all that the cache knows, by what it holds for; a damaged file is passed over."""
+    for path in sorted((cache_directory() / "costs").glob("*.json")):
+        with suppress(OSError, DamagedError):
+            file = read_sealed(path, _FILE)
+            yield file.key, file.seconds
 
 
 def costs_path(key: RowsKey) -> Path:

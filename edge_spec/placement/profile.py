@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -120,12 +121,6 @@ _FILE = TypeAdapter(_File)
 
 def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions) -> ProfileKey:
     """The context's length is no part of it: t(k) is kept for a short and a long context."""
-    apart = ("threads", "providers", "context_length")
-    others = [
-        f"{option.name}={getattr(options, option.name)}"
-        for option in fields(options)
-        if option.name not in apart and getattr(options, option.name) != option.default
-    ]
     return ProfileKey(
         model=source.name,
         identity=source.identity,
@@ -134,14 +129,37 @@ def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions
         library=runtimes.library_version(prepared.runtime.name),
         device=",".join(options.providers),
         threads=options.threads,
-        options=tuple(others),
+        options=options_apart(options),
         cpu=cpu_name(),
     )
 
 
+def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
+    """Returns those that were set and that a key has no field for."""
+    apart = ("threads", "providers", "context_length")
+    return tuple(
+        f"{option.name}={getattr(options, option.name)}"
+        for option in fields(options)
+        if option.name not in apart and getattr(options, option.name) != option.default
+    )
+
+
+def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
+    """Yields the certain ones of this model in the cache; a damaged file is passed over."""
+    for path in sorted((cache_directory() / "profiles").glob("*.json")):
+        with suppress(OSError, DamagedError):
+            file = read_sealed(path, _FILE)
+            found = file.profile
+            if found is not None and found.is_certain and file.key.identity == source.identity:
+                yield file.key, found
+
+
 def stored_weights(prepared: ResolvedModel) -> str:
+    """Returns what kernels are chosen by, of a model as it is stored."""
     if isinstance(prepared.source, Bundle):
-        return prepared.source.manifest.quantization
+        manifest = prepared.source.manifest
+        form = " stacked" if manifest.kv_cache == "whole" else ""  # other kernels, and other costs
+        return manifest.quantization + form
     return joined_types(prepared.source.weight_types)
 
 

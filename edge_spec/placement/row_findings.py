@@ -98,7 +98,7 @@ def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
         weights=key.weights,
         cpu=key.cpu,
         features=cpu_features(),
-        shapes=_shapes(config),
+        shapes=shapes_of(config),
     )
 
 
@@ -182,7 +182,8 @@ def _keep(key: RowsKey, findings: RowFindings) -> None:
     KeptFile(key.path, _FILE).keep(lambda old: _File(1, key, findings))
 
 
-def _shapes(config: ModelConfig) -> tuple[int, ...]:
+def shapes_of(config: ModelConfig) -> tuple[int, ...]:
+    """Returns what models of one shape have in common."""
     return (
         config.num_layers,
         config.hidden_size,

@@ -19,8 +19,8 @@ from edge_spec.storage.swap import swapped
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _ABANDONED_AFTER_S = 24 * 3600.0
 _UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
-_WORK, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
-_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK)  # how tempfile's names end after the one we give
+WORK_SUFFIX, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(WORK_SUFFIX)  # how tempfile's names end after the one we give
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -59,20 +59,32 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     Raises StorageError where there is no space or no place for it, or a device or a pipe is in its
     place, OSError.
     """
+    final = replaceable_directory(final)
+    with scratch_directory(final) as work:
+        yield work
+        put_directory(work, final)
+
+
+def replaceable_directory(final: Path) -> Path:
+    """Returns where `put_directory` may put one: what a link leads to, so that the link stays.
+    Raises as `atomic_directory`."""
     if final.is_symlink():
-        final = final.resolve()  # the link stays: what it leads to is replaced
+        final = final.resolve()
     with as_storage_error(final, refusals=True):
         is_free = final.is_dir() or final.is_file() or not final.exists()
     _refuse_unless(is_free, final)
     recover(final)
-    with scratch_directory(final) as work:
-        yield work
-        for path in work.rglob("*"):
-            sync(path)
-        sync(work)
-        work.chmod(0o755)  # mkdtemp makes it private
-        _put(work, final)
-        sync(final.parent)
+    return final
+
+
+def put_directory(work: Path, final: Path) -> None:
+    """Syncs the directory `work`, on the same file system, and puts it in the place of `final`."""
+    for path in work.rglob("*"):
+        sync(path)
+    sync(work)
+    work.chmod(0o755)  # mkdtemp makes it private
+    _put(work, final)
+    sync(final.parent)
 
 
 @contextmanager
@@ -85,13 +97,13 @@ def scratch_directory(final: Path) -> Iterator[Path]:
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
-            work = Path(tempfile.mkdtemp(_WORK, f".{final.name}.", final.parent))
-        lock = _locked(work)
+            work = Path(tempfile.mkdtemp(WORK_SUFFIX, f".{final.name}.", final.parent))
+        lock = try_lock(work)
         try:
             yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
-            _unlock(lock)
+            unlock(lock)
 
 
 @contextmanager
@@ -102,25 +114,35 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     device, a pipe or a directory is in its place. mode: of the new file.
     """
     with as_storage_error(final):
-        with as_storage_error(final, refusals=True):
-            is_free = final.is_file() or not final.exists()
-        _refuse_unless(is_free, final)
+        require_replaceable_file(final)
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
-            handle, name = tempfile.mkstemp(_WORK, f".{final.name}.", final.parent)
+            handle, name = tempfile.mkstemp(WORK_SUFFIX, f".{final.name}.", final.parent)
         os.close(handle)
         work = Path(name)
-        lock = _locked(work)
+        lock = try_lock(work)
         try:
             yield work
-            work.chmod(mode)  # mkstemp makes it private
-            sync(work)
-            work.replace(final)
-            sync(final.parent)
+            put_file(work, final, mode)
         finally:
             work.unlink(missing_ok=True)
-            _unlock(lock)
+            unlock(lock)
+
+
+def require_replaceable_file(final: Path) -> None:
+    """Raises as `atomic_file` where `put_file` must not put one there."""
+    with as_storage_error(final, refusals=True):
+        is_free = final.is_file() or not final.exists()
+    _refuse_unless(is_free, final)
+
+
+def put_file(work: Path, final: Path, mode: int = 0o644) -> None:
+    """Syncs the file `work`, on the same file system, and puts it in the place of `final`."""
+    work.chmod(mode)  # mkstemp makes it private
+    sync(work)
+    work.replace(final)
+    sync(final.parent)
 
 
 def _refuse_unless(is_free: bool, final: Path) -> None:
@@ -163,7 +185,7 @@ def recover(final: Path) -> None:
 
 def is_work(path: Path) -> bool:
     """Whether it is what a writer here is writing, or what a kill has left of that."""
-    return path.name.startswith(".") and path.suffix == _WORK
+    return path.name.startswith(".") and path.suffix == WORK_SUFFIX
 
 
 def sync(path: Path) -> None:
@@ -226,14 +248,14 @@ def _is_abandoned(path: Path) -> bool:
     """Whether nobody writes it any more: its lock went with the process that held it. Where there
     are no locks, a day is taken to be long enough."""
     age_s = time.time() - path.stat().st_mtime
-    if path.suffix != _WORK or age_s < _UNLOCKED_AFTER_S:
+    if path.suffix != WORK_SUFFIX or age_s < _UNLOCKED_AFTER_S:
         return age_s > _ABANDONED_AFTER_S
-    lock = _locked(path)
-    _unlock(lock)
+    lock = try_lock(path)
+    unlock(lock)
     return lock is not None or age_s > _ABANDONED_AFTER_S
 
 
-def _locked(path: Path) -> int | None:
+def try_lock(path: Path) -> int | None:
     """A descriptor that locks it until it is closed; None where it cannot be locked, or is."""
     try:
         import fcntl
@@ -248,7 +270,7 @@ def _locked(path: Path) -> int | None:
     return descriptor
 
 
-def _unlock(descriptor: int | None) -> None:
+def unlock(descriptor: int | None) -> None:
     if descriptor is not None:
         os.close(descriptor)
 

@@ -1,8 +1,8 @@
 """Parts for tests of drafters, runtimes and applications; nothing here is used at run time.
 
 `ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
-runtime has to pass. `FaultyModel` and `FaultyDrafter` fail at a chosen call, and `check_faults`
-has everything fail that an engine asks.
+runtime has to pass, `check_sharing` that of runtimes whose sessions share passes. `FaultyModel` and
+`FaultyDrafter` fail at a chosen call, and `check_faults` has everything fail that an engine asks.
 """
 
 from edge_spec.testing.faults import (
@@ -16,6 +16,7 @@ from edge_spec.testing.faults import (
 from edge_spec.testing.matrix import FaultCase, FaultReport, check_faults
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
 from edge_spec.testing.session import SessionReport, check_session
+from edge_spec.testing.sharing import check_sharing
 
 __all__ = [
     "DRAFTER_CALLS",
@@ -32,5 +33,6 @@ __all__ = [
     "SessionReport",
     "check_faults",
     "check_session",
+    "check_sharing",
     "random_logits",
 ]

@@ -16,6 +16,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.passes import OwnPasses
 from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.shared_models import SharedModels
 from edge_spec.engine.speculation import Speculation
@@ -208,13 +209,14 @@ class _Matrix:
         parts = replace(
             self._parts,
             model=model,
+            passes=OwnPasses(),
             speculation=speculation,
             drafts=(),
             history=None,
             idle_work=None,
             keep_learnt=None,
         )
-        return Engine(parts, SharedModels(_NO_MODELS))
+        return Engine(parts, SharedModels(_NO_MODELS, OwnPasses()))
 
     def _answer(self, engine: Engine, prompt: Sequence[int]) -> list[int]:
         return [token.id for token in engine.generate(prompt, max_tokens=self._max_tokens).tokens]

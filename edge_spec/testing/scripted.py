@@ -10,6 +10,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import (
     Capabilities,
     Forward,
+    PassPart,
     require_rollback,
     require_room,
     require_state,
@@ -53,6 +54,16 @@ class ScriptedModel:
 
     def open_session(self) -> ScriptedSession:
         return ScriptedSession(self)
+
+    def prepare_sharing(self, num_sessions: int) -> int:
+        return num_sessions
+
+    def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        outs = [part.session.forward(part.tree) for part in parts]
+        return [
+            out if part.scored else Forward(out.logits[:0])
+            for part, out in zip(parts, outs, strict=True)
+        ]
 
     def close(self) -> None:
         pass

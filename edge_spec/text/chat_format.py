@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from edge_spec.core.model import TextCodec
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
-from edge_spec.text.chat_template import ChatTemplate, Message, Tools
+from edge_spec.errors import UsageError
+from edge_spec.text.chat_messages import fitted
+from edge_spec.text.chat_template import ChatTemplate, Message, Tools, check_messages
+from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tool_form import ToolForm
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class ChatFormat:
     def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
         """The tokens that ask for the assistant's next message; a string is one of the user.
 
-        Raises UsageError for malformed messages, and for tools where the template ignores them.
+        Messages and tools are fitted to the template (`fitted`). Raises UsageError for malformed
+        messages, UnsupportedModelError for those that the template refuses all the same.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -31,7 +37,31 @@ class ChatFormat:
 
     def rendered(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
-        return self.template().render(messages, tools)
+        template = self.template()
+        check_messages(messages)
+        try:
+            messages, tools = fitted(messages, tools, self.traits)
+        except RecursionError:
+            raise UsageError(
+                "the messages or tools are nested too deeply", remedy="Give them fewer levels."
+            ) from None
+        return template.render(messages, tools)
+
+    def tool_form(self) -> ToolForm:
+        """Returns how the model is told to call tools. Raises UnsupportedModelError as `template`
+        does."""
+        native = self.traits.native_tools
+        return ToolForm() if native is None else native.form
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template does. Raises UnsupportedModelError as `template` does."""
+        return self.traits.native_tools is not None
+
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        """What the chat template takes. Raises as `template` does."""
+        return TemplateTraits(self.template().render)
 
     def prompt_of(self, text: str) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,

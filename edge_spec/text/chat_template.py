@@ -46,8 +46,7 @@ class ChatTemplate:
         Raises UsageError for messages that are malformed or nested too deeply, and for tools that
         the template does not mention.
         """
-        for message in messages:
-            _check(message)
+        check_messages(messages)
         prompt = self._rendered(messages, tools)
         if tools and prompt == self._rendered(messages, ()):
             raise UsageError(
@@ -105,6 +104,12 @@ def _now(pattern: str) -> str:
     if len(pattern) > _MAX_PATTERN_CHARACTERS:
         raise ValueError("a date of too many parts")
     return datetime.now().strftime(pattern)
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises UsageError for one that is malformed."""
+    for message in messages:
+        _check(message)
 
 
 def _check(message: Message) -> None:

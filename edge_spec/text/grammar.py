@@ -21,7 +21,7 @@ from edge_spec.text.tokenizer import Tokenizer
 
 # As Python's json.dumps writes it. Space that a model may choose is space that small models fill
 # whole answers with, and tokens that cannot be foreseen.
-_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class GrammarCompiler:
                 self._tokenizer = self._open_tokenizer()
         try:
             if grammar.kind == "json-schema":
-                source = LLMatcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE)
+                source = LLMatcher.grammar_from_json_schema(grammar.source, defaults=JSON_STYLE)
             elif grammar.kind == "regex":
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:

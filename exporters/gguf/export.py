@@ -22,8 +22,9 @@ from edge_spec.exporters.gguf.writer import write_gguf
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.requests import require_unchanged, work_key
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.storage.atomic import atomic_file, scratch_directory
+from edge_spec.storage.resumable import StepFile, resumable_file
 
 DEFAULT_QUANTIZATION = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
@@ -73,8 +74,10 @@ class GgufExporter:
     ) -> ExportReport:
         """Writes the file `out` and compares it with the reference.
 
-        Raises UsageError for unknown options and where `out` must not be replaced, ExportError
-        beyond the quantization's bound; then, or when interrupted, `out` is left as it was.
+        Raises UsageError for unknown options and where `out` must not be replaced,
+        ModelFileError for a file that changes while it is read, ExportError beyond the
+        quantization's bound; then, or when interrupted, `out` is left as it was, and what is
+        finished is kept for the next export of the kind.
         """
         out = out.absolute()
         name = _checked(checkpoint, out, options)
@@ -87,15 +90,18 @@ class GgufExporter:
         architecture = gguf_architecture(checkpoint.config)
         tensors = list(gguf_tensors(checkpoint, quantization.kind))
         parity: dict[str, float] = {}
-        with atomic_file(out) as work:
-            if quantization.kind is not None:
-                write_gguf(work, architecture, metadata, tensors, progress)
-            else:
-                with scratch_directory(out) as beside:
-                    whole = beside / "whole.gguf"
-                    write_gguf(whole, architecture, metadata, tensors, progress)
-                    kquants.quantize(whole, work, quantization.file_type, progress)
-            written = open_model_info(work)  # notices a file that is not complete
+        key = work_key(checkpoint.path, self.format, options)
+        with (
+            resumable_file(out, key) as work,
+            require_unchanged(checkpoint.path) as check_source,
+        ):
+            is_whole = quantization.kind is not None
+            path = work.result if is_whole else work.folder / "whole.gguf"
+            with StepFile(path, work.log, check_source) as file:
+                write_gguf(file, architecture, metadata, tensors, progress)
+            if not is_whole:
+                kquants.quantize(path, work.result, quantization.file_type, progress)
+            written = open_model_info(work.result)  # notices a file that is not complete
             if options.check:
                 runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
                 bound = quantization.max_kl_divergence

@@ -12,6 +12,7 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
+from edge_spec.exporters.onnx import stacked
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
@@ -27,12 +28,14 @@ from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
     chosen_quantization,
+    converting,
     require_replaceable,
     require_unchanged,
+    work_key,
 )
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.storage.atomic import atomic_directory
+from edge_spec.storage.resumable import StepFile, resumable_directory
 
 GRAPH_FILE = "model.onnx"
 _REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
@@ -58,27 +61,34 @@ class OnnxExporter:
 
         Raises UsageError for unknown options, ModelFileError for a file that changes while it is
         read, ExportError beyond the quantization's bound; then, or when interrupted, `out` is left
-        as it was.
+        as it was. What is finished when it is interrupted is kept for the next export of the kind.
         """
         out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
-        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
-            _write_graph(checkpoint, work, quantization, block_size, progress)
+        key = work_key(checkpoint.path, self.format, options)
+        with (
+            resumable_directory(out, key, DATA_FILE) as work,
+            require_unchanged(checkpoint.path) as check_source,
+        ):
+            with StepFile(work.result / DATA_FILE, work.log, check_source) as data:
+                _write_graph(checkpoint, data, quantization, block_size, progress)
 
             def compared(bundle: Bundle) -> Parity:
                 bound = quantization.max_kl_divergence
                 return check(checkpoint, Converted("ort", bundle, bound, _REMEDY), progress)
 
             describe(
-                work,
+                work.result,
                 checkpoint,
                 checkpoint.config,
                 format=self.format,
                 quantization=name if quantization.bits > 8 else f"{name} block {block_size}",
                 check=compared if options.check else None,
+                kv_cache="whole" if stacked.pays(checkpoint.config) else "shared",
+                digests={DATA_FILE: data.sha256()},
             )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
@@ -106,27 +116,33 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
 
 def _write_graph(
     checkpoint: StoredCheckpoint,
-    work: Path,
+    data: StepFile,
     quantization: BlockQuantization,
     block_size: int,
     progress: Progress,
 ) -> None:
     num_layers = checkpoint.config.num_layers
-    with (work / DATA_FILE).open("wb") as data:
-        nodes = Nodes(Initializers(data))
-        weights: OnnxWeights
-        if quantization.bits <= 8:
-            weights = IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
-        else:
-            stored = np.float16 if quantization.bits == 16 else np.float32
-            weights = FloatWeights(checkpoint, nodes, stored)
-        graph = GraphBuilder(nodes, weights, checkpoint)
+    nodes = Nodes(Initializers(data))
+    weights: OnnxWeights
+    if quantization.bits <= 8:
+        weights = IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
+    else:
+        stored = np.float16 if quantization.bits == 16 else np.float32
+        weights = FloatWeights(checkpoint, nodes, stored)
+    graph = GraphBuilder(nodes, weights, checkpoint)
+    last = "model.layers.{}.mlp.down_proj.weight"
+    num_kept = sum(nodes.weights.is_kept(last.format(layer)) for layer in range(num_layers))
+    what = converting(num_kept, num_layers, "layers")
 
-        def written(layer: int) -> None:
-            checkpoint.release_pages()
-            progress("Converting the weights", (layer + 1) / num_layers)
+    def written(layer: int) -> None:
+        nodes.weights.finish()
+        checkpoint.release_pages()
+        if layer + 1 >= num_kept:
+            progress(what, (layer + 1) / num_layers)
 
-        model = graph.build(written)
+    model = graph.build(written)
+    nodes.weights.finish()
+    work = data.path.parent
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())

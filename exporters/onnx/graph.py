@@ -16,11 +16,13 @@ total: cached tokens + attended):
     logits                 [scored, vocab]
     hidden                 [scored, hidden]     after the final norm
 
-A single row is attended twice. onnxruntime's CPU attention takes another kernel for one row,
-whose last bits differ; int8 activations turn that into half a logit some layers later. With two
-rows attended, and blocks of 32, a row's logits are bit-identical at every width that was measured
-(edge_spec/control/numerics.py measures it again on each machine). It costs about 5 % of a plain
-step.
+Models whose keys are large have a second form of attention, with two more inputs (stacked.py).
+
+In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
+one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
+With two rows attended, and blocks of 32, a row's logits are bit-identical at every width that was
+measured (edge_spec/control/batch_invariance.py measures it again on each machine). It costs about
+5 % of a plain step.
 
 A sliding window is a second bias, made in the graph from `position_ids`: the operator's own counts
 cached rows, among which those of a tree stand side by side.
@@ -37,6 +39,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.onnx import stacked
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
@@ -63,6 +66,7 @@ class GraphBuilder:
         self.nodes = nodes
         self.weights = weights
         self.checkpoint = checkpoint
+        self.is_stacked = stacked.pays(self.config)
         self.sublayers: list[Sublayer] = []  # in the order they run in, filled by `build`
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
@@ -110,18 +114,40 @@ class GraphBuilder:
         self.sublayers.append(Sublayer(slice(start, len(self.nodes.protos)), update, layer))
 
     def _attention(self, x: str, layer: int) -> str:
-        config, nodes, kind = self.config, self.nodes, self.config.kind(layer)
+        config, nodes = self.config, self.nodes
         prefix = f"model.layers.{layer}.self_attn."
         names = [f"{prefix}{part}_proj.weight" for part in "qkv"]
         biases = [f"{prefix}{part}_proj.bias" for part in "qkv"] if config.qkv_bias else []
         packed = self.weights.linear(x, names, biases)  # q, k and v side by side
+        if config.qk_norm and self.is_stacked:
+            parts = self._normed_heads(packed, layer, prefix)
+            packed = nodes.add("Concat", parts, prefix + "normed", axis=-1)
+        outputs = [prefix + "output", f"present.{layer}.key", f"present.{layer}.value"]
+        if self.is_stacked:
+            output = stacked.either(
+                nodes,
+                lambda inner, end: stacked.attention(inner, config, packed, layer, end),
+                lambda inner, end: self._grouped(inner, packed, layer, end),
+                outputs,
+            )
+        else:
+            output, *_ = self._grouped(nodes, packed, layer, "")
+        bias = [prefix + "o_proj.bias"] if config.output_bias else []
+        update = self.weights.linear(output, [prefix + "o_proj.weight"], bias)
+        return self._update(update, prefix)
+
+    def _grouped(self, nodes: Nodes, packed: str, layer: int, end: str) -> list[str]:
+        """Adds GroupQueryAttention, `end` ending the names of what it returns."""
+        config, kind = self.config, self.config.kind(layer)
+        prefix = f"model.layers.{layer}.self_attn."
         attended = nodes.add("Gather", [packed, "attention_rows"], prefix + "attended", axis=1)
         inputs = [attended, "", ""]
-        if config.qk_norm:
+        if config.qk_norm and not self.is_stacked:
             inputs = self._normed_heads(inputs[0], layer, prefix)
         rotation = ["", "", ""]
         if kind.rope is not None and not config.qk_norm_after_rope:
             rotation = [*self.ropes[kind.rope], "position_ids"]
+        caches = [f"present.{layer}.{part}{end}" for part in ("key", "value")]
         mixed = nodes.add(
             "GroupQueryAttention",
             [
@@ -133,17 +159,15 @@ class GraphBuilder:
                 *rotation,
                 self.biases[kind.window],
             ],
-            [prefix + "mixed", f"present.{layer}.key", f"present.{layer}.value"],
+            [prefix + "mixed", *caches],
             domain=CONTRIB,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
             do_rotary=int(rotation[0] != ""),
             **self._score_attributes(),
         )
-        output = nodes.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
-        bias = [prefix + "o_proj.bias"] if config.output_bias else []
-        update = self.weights.linear(output, [prefix + "o_proj.weight"], bias)
-        return self._update(update, prefix)
+        output = nodes.add("Gather", [mixed, "kept_rows"], f"{prefix}output{end}", axis=1)
+        return [output, *caches]
 
     def _score_attributes(self) -> dict[str, float]:
         """What the operator makes of queries times keys, where it is not its own choice."""
@@ -269,6 +293,8 @@ class GraphBuilder:
             tensor("total_sequence_length", TensorProto.INT32, []),
             tensor("logit_rows", TensorProto.INT64, ["scored"]),
         ]
+        if self.is_stacked:
+            inputs += stacked.inputs()
         graph = helper.make_graph(
             self.nodes.protos,
             "edge-spec",
@@ -276,7 +302,8 @@ class GraphBuilder:
             scored + self._cache("present"),
             self.nodes.weights.protos,
         )
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        opset = stacked.OPSET if self.is_stacked else OPSET
+        opsets = [helper.make_opsetid("", opset), helper.make_opsetid(CONTRIB, 1)]
         return helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
         )

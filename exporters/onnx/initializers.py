@@ -6,10 +6,12 @@ tensor at once keeps an export's memory at that of its largest tensor.
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
+
+from edge_spec.storage.resumable import StepFile
 
 DATA_FILE = "model.onnx.data"
 INLINE_BYTES = 1024
@@ -17,24 +19,58 @@ _ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 
 
 class Initializers:
-    """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`."""
+    """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`.
 
-    def __init__(self, data: BinaryIO) -> None:
+    Those of steps that `data` has finished before are in it already.
+    """
+
+    def __init__(self, data: StepFile) -> None:
         self.protos: list[TensorProto] = []
         self._data = data
         self._names: set[str] = set()
+        stored = [bytes.fromhex(each) for step in data.steps for each in step]
+        self._kept = {proto.name: proto for proto in map(TensorProto.FromString, stored)}
+        self._num_finished = 0  # protos of finished steps
 
     def add(self, name: str, values: np.ndarray) -> str:
         """Writes `values` unless a tensor of this name was written before; returns the name."""
-        if name in self._names:
-            return name
-        self._names.add(name)
+        return self.add_made(name, lambda: values)
+
+    def add_made(self, name: str, make: Callable[[], np.ndarray]) -> str:
+        """Adds as `add` does what `make` returns, which is called only where it is written."""
+        if name not in self._names:
+            self._names.add(name)
+            kept = self._kept.get(name)
+            self.protos.append(self._written(name, make()) if kept is None else kept)
+        return name
+
+    def is_kept(self, name: str) -> bool:
+        """Whether a tensor is of a step that was finished before."""
+        return name in self._kept
+
+    def kept(self, name: str) -> np.ndarray | None:
+        """Returns the values of a tensor of a step that was finished before; large ones are mapped.
+        None for any other."""
+        proto = self._kept.get(name)
+        if proto is None or proto.data_location != TensorProto.EXTERNAL:
+            return None if proto is None else numpy_helper.to_array(proto)
+        offset = next(int(each.value) for each in proto.external_data if each.key == "offset")
+        dtype = helper.tensor_dtype_to_np_dtype(proto.data_type)
+        return np.memmap(self._data.path, dtype, "r", offset, tuple(proto.dims))
+
+    def finish(self) -> None:
+        """Ends a step; what was added before is kept."""
+        added = self.protos[self._num_finished :]
+        self._num_finished = len(self.protos)
+        if any(proto.name not in self._kept for proto in added):
+            self._data.finish([proto.SerializeToString().hex() for proto in added])
+
+    def _written(self, name: str, values: np.ndarray) -> TensorProto:
         values = np.ascontiguousarray(values)
         if values.nbytes <= INLINE_BYTES:
-            self.protos.append(numpy_helper.from_array(values, name))
-            return name
-        offset = -(-self._data.tell() // _ALIGNMENT) * _ALIGNMENT
-        self._data.write(b"\0" * (offset - self._data.tell()))
+            return numpy_helper.from_array(values, name)
+        offset = -(-self._data.end // _ALIGNMENT) * _ALIGNMENT
+        self._data.write(b"\0" * (offset - self._data.end))
         self._data.write(values.data)
         proto = TensorProto(
             name=name,
@@ -44,5 +80,4 @@ class Initializers:
         )
         for key, value in (("location", DATA_FILE), ("offset", offset), ("length", values.nbytes)):
             proto.external_data.add(key=key, value=str(value))
-        self.protos.append(proto)
-        return name
+        return proto

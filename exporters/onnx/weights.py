@@ -6,7 +6,7 @@ not know about quantization.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -46,7 +46,7 @@ class IntegerWeights:
     ) -> None:
         self._checkpoint = checkpoint
         self._nodes = nodes
-        self._layers = FittedLayers(checkpoint, bits, block_size)
+        self._layers = FittedLayers(checkpoint, bits, block_size, self._kept)
         self._tables: dict[str, list[str]] = {}  # what was stored of each
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
@@ -89,8 +89,22 @@ class IntegerWeights:
         """Embedding or head, which may be one: read once."""
         if name not in self._tables:
             stored = [self._checkpoint.tensors[name]]
-            self._tables[name] = self._store(name, quantize_stored(stored, 8, EMBEDDING_BLOCK))
+            table = self._kept([name], 8, EMBEDDING_BLOCK)
+            if table is None:
+                table = quantize_stored(stored, 8, EMBEDDING_BLOCK)
+            self._tables[name] = self._store(name, table)
+            self._nodes.weights.finish()
         return self._tables[name]
+
+    def _kept(self, names: Sequence[str], bits: int, block_size: int) -> BlockQuantized | None:
+        """What an interrupted export has stored of these matrices."""
+        kept = self._nodes.weights.kept
+        packed, scales = kept(names[0]), kept(names[0] + ".scales")
+        if packed is None or scales is None:
+            return None
+        columns = self._checkpoint.tensors[names[0]].shape[1]
+        zeros = kept(names[0] + ".zero_points")
+        return BlockQuantized(bits, block_size, columns, packed, scales, zeros)
 
     def _store(self, name: str, weight: BlockQuantized) -> list[str]:
         """Names of packed values, scales and, where there are any, zero points."""
@@ -132,30 +146,34 @@ class FloatWeights:
         self._stored = stored
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        joined = np.concatenate([self._checkpoint.float32(name) for name in names])
-        weight = self._add(names[0], joined.T)
+        weight = self._add(names[0], lambda: self._joined(names).T)
         output = names[0].removesuffix(".weight") + ".output"
         if not biases:
             return self._nodes.add("MatMul", [x, weight], output)
         product = self._nodes.add("MatMul", [x, weight], output + ".product")
-        bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
-        return self._nodes.add("Add", [product, self._nodes.weights.add(biases[0], bias)], output)
+        bias = self._nodes.weights.add(biases[0], self._joined(biases))
+        return self._nodes.add("Add", [product, bias], output)
 
     def embed(self, ids: str, output: str) -> None:
-        table = self._nodes.weights.add(EMBEDDING, self._read(EMBEDDING))
+        table = self._nodes.weights.add_made(EMBEDDING, lambda: self._read(EMBEDDING))
         if self._stored is np.float32:
             self._nodes.add("Gather", [table, ids], output)
         else:
             self._widen(self._nodes.add("Gather", [table, ids], output + ".stored"), output)
 
     def head(self, hidden: str, name: str, output: str) -> None:
-        self._nodes.add("Gemm", [hidden, self._add(name, self._read(name))], output, transB=1)
+        self._nodes.add(
+            "Gemm", [hidden, self._add(name, lambda: self._read(name))], output, transB=1
+        )
 
     def _read(self, name: str) -> np.ndarray:
         return self._checkpoint.float32(name).astype(self._stored)
 
-    def _add(self, name: str, values: np.ndarray) -> str:
-        stored = self._nodes.weights.add(name, values.astype(self._stored))
+    def _joined(self, names: Sequence[str]) -> np.ndarray:
+        return np.concatenate([self._checkpoint.float32(name) for name in names])
+
+    def _add(self, name: str, make: Callable[[], np.ndarray]) -> str:
+        stored = self._nodes.weights.add_made(name, lambda: make().astype(self._stored))
         return self._widen(stored, name + ".float32")
 
     def _widen(self, name: str, widened: str) -> str:

@@ -14,13 +14,20 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
 
 GROWTH_TOKENS = 512
+# A multiple of what vector kernels take at once: then each token is added up in the same lane
+# however much room there is after the last one, and sums are the same bit for bit.
+KERNEL_TOKENS = 64
 
 
 class KvCache:
-    """Keys and values of all layers, [layers, 2, 1, kv_heads, capacity, head_dim] float32."""
+    """Keys and values of all layers, [layers, 2, 1, kv_heads, capacity, head_dim] float32.
 
-    def __init__(self, config: ModelConfig) -> None:
+    is_read_whole: passes read what is not in use, too (stacked.py), so that room costs time.
+    """
+
+    def __init__(self, config: ModelConfig, is_read_whole: bool = False) -> None:
         self._config = config
+        self._is_read_whole = is_read_whole
         self.capacity = 0
         self.generation = 0  # changes when the buffers move: what is bound to them is stale
         self.last_writer: object | None = None
@@ -30,9 +37,7 @@ class KvCache:
         """Makes room for `needed` tokens, keeping the first `used`; the buffers may move."""
         if needed <= self.capacity:
             return
-        steps = -(-needed // GROWTH_TOKENS)
-        # One more than the context, for the second row of a single one (passes.MIN_ATTENDED).
-        capacity = min(steps * GROWTH_TOKENS, self._config.context_length + 1)
+        capacity = self._room(needed)
         grown = self._allocate(capacity)  # first: where memory is short, the old one stays
         grown[..., :used, :] = self._block[..., :used, :]
         self._block, self.capacity = grown, capacity
@@ -43,13 +48,13 @@ class KvCache:
         self._block = self._allocate(0)
         self.generation += 1
 
-    def bind(self, binding: onnxruntime.IOBinding) -> None:
-        """Binds each buffer as both past and present."""
+    def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
+        """Binds each buffer as both past and present. suffix: of the names."""
         for layer, parts in enumerate(self._block):
             for part, buffer in zip(("key", "value"), parts, strict=True):
                 shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-                binding.bind_ortvalue_input(f"past.{layer}.{part}", shared)
-                binding.bind_ortvalue_output(f"present.{layer}.{part}", shared)
+                binding.bind_ortvalue_input(f"past.{layer}.{part}{suffix}", shared)
+                binding.bind_ortvalue_output(f"present.{layer}.{part}{suffix}", shared)
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ..."""
@@ -68,9 +73,22 @@ class KvCache:
         self._block[..., :length, :] = state["kv"]
         self.last_writer = None
 
+    def _room(self, needed: int) -> int:
+        # One more than the context, for the second row of a single one (passes.MIN_ATTENDED).
+        most = self._config.context_length + 1
+        if not self._is_read_whole:
+            return min(_rounded(needed, GROWTH_TOKENS), most)
+        step = _rounded(needed // 8, KERNEL_TOKENS)
+        return _rounded(min(_rounded(needed, min(step, GROWTH_TOKENS)), most), KERNEL_TOKENS)
+
     def _allocate(self, capacity: int) -> np.ndarray:
         return np.zeros(self._shape(capacity), np.float32)
 
     def _shape(self, length: int) -> tuple[int, ...]:
         config = self._config
         return (config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)
+
+
+def _rounded(tokens: int, step: int) -> int:
+    """Returns the smallest multiple of `step` that is at least `tokens`, and `step`."""
+    return max(1, -(-tokens // step)) * step

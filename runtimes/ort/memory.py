@@ -24,6 +24,7 @@ _LAYER_BYTES = 95_000  # nodes of the graph
 _EMBEDDING_BLOCK = 32
 _FLOAT = 4  # bytes
 _DECODED_ROWS = 15  # whose scores are kept: a buffer for each width from 1 to 5
+_SCORE_BUFFERS, _ROUND_ROWS = 3, 16
 _ARENA = 2  # onnxruntime's arena grows in powers of two
 
 
@@ -38,7 +39,8 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     return Memory(
         weights=_weights(bundle, config),
         cache=2 * config.num_layers * config.kv_size * capacity * _FLOAT,
-        work=_work(config, capacity),
+        work=_work(config, capacity)
+        + (_stacked(config, capacity) if bundle.manifest.kv_cache == "whole" else 0),
         library=LIBRARY_BYTES,
     )
 
@@ -73,6 +75,12 @@ def _weights(bundle: Bundle, config: ModelConfig) -> int:
 def _layer_weights(config: ModelConfig) -> int:
     attention = 2 * config.query_size + 2 * config.kv_size
     return config.hidden_size * (attention + 3 * config.intermediate_size)
+
+
+def _stacked(config: ModelConfig, capacity: int) -> int:
+    """Forecasts the scores of all heads and tokens, as a round of many rows has them (exporters/
+    onnx/stacked.py)."""
+    return _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
 
 
 def _work(config: ModelConfig, capacity: int) -> int:

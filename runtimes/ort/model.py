@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.model import Capabilities, RuntimeOptions
+from edge_spec.core.model import Capabilities, Forward, PassPart, RuntimeOptions
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
@@ -25,10 +26,13 @@ from edge_spec.storage.atomic import cache_directory, sha256_file
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.growing import GrowingSession
+    from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
+_STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
 
 
 class _Weights:
@@ -46,7 +50,7 @@ class _Weights:
             for name, value in settings.items():
                 setattr(made, name, value)
             if options.takes_turns:  # waking them for each pass slows a model that runs alone
-                made.add_session_config_entry("session.force_spinning_stop", "1")
+                made.add_session_config_entry(_STOPS_SPINNING, "1")
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made
@@ -75,16 +79,19 @@ class _Weights:
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         return sum(file.stat().st_size for file in files)
 
-    def open(self, name: str, threads: int | None = None) -> Any:
-        """An InferenceSession; threads: if not as many as were asked for. Raises BundleError,
-        DeviceError."""
+    def open(self, name: str, threads: int | None = None, made: bytes | None = None) -> Any:
+        """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
+        graph over the same weights. Raises BundleError, DeviceError."""
         graph = self.bundle.file(name)
         options = self._options
-        if threads is not None:
+        if threads is not None or made is not None:
             options = self._chosen()
-            options.intra_op_num_threads = threads
+            options.intra_op_num_threads = threads or options.intra_op_num_threads
+        if made is not None:
+            options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
+            options.add_session_config_entry(_STOPS_SPINNING, "1")
         try:
-            session = self._load(graph, sess_options=options)
+            session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
@@ -115,15 +122,39 @@ class OrtModel:
         self._fewer = FewerThreads(
             self._weights.threads, self._inference, self._reopen, self._weights.count_bytes
         )
+        self._joint: JointGraphs | None = None
 
     def open_session(self) -> OrtSession:
         from edge_spec.runtimes.ort.session import OrtSession
 
         return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
 
+    def prepare_sharing(self, num_sessions: int) -> int:
+        from edge_spec.runtimes.ort.joint import JointGraphs
+
+        if self._weights.threads is None:
+            return 1  # not measured on other devices than the CPU
+        with self._lock:
+            if self._joint is None:
+                self._joint = JointGraphs(self.config, self._open_joint, self._weights.count_bytes)
+        return self._joint.prepare(num_sessions)
+
+    def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        assert self._joint is not None
+        joining = [(_own(part).passes, part.session.length, part) for part in parts]
+        return self._joint.score(joining, num_rows)
+
     def close(self) -> None:
         self._fewer.close()
+        if self._joint is not None:
+            self._joint.close()
         self._inference = self._partial = None
+
+    def _open_joint(self, num_places: int) -> Any:
+        from edge_spec.runtimes.ort.joint_graph import joint_graph
+
+        graph = self._weights.bundle.file(GRAPH_FILE)
+        return self._weights.open(GRAPH_FILE, made=joint_graph(graph, num_places))
 
     def _reopen(self, threads: int) -> Any:
         return self._weights.open(GRAPH_FILE, threads)
@@ -143,6 +174,13 @@ class OrtModel:
                 _require_described(opened, bundle)
                 self._partial = opened
             return self._partial
+
+
+def _own(part: PassPart) -> OrtSession:
+    from edge_spec.runtimes.ort.session import OrtSession
+
+    assert isinstance(part.session, OrtSession)
+    return part.session
 
 
 def _require_described(inference: Any, bundle: Bundle) -> None:

@@ -14,6 +14,7 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
@@ -29,7 +30,8 @@ class _Bound:
     binding: onnxruntime.IOBinding
     input_ids: np.ndarray  # [1, rows] int64
     position_ids: np.ndarray  # [1, attended] int64
-    bias: np.ndarray  # [attended * capacity] float32, zero between passes
+    bias: np.ndarray  # [attended * capacity] float32, zero between passes; empty where stacked
+    mask: StackedMask | None  # of a stacked pass
     logits: np.ndarray  # [scored, vocab] float32
     hidden: np.ndarray  # [scored, hidden] float32
 
@@ -51,11 +53,14 @@ class Passes:
     ) -> None:
         self.runs = runs
         self._inference = inference
+        self._has_stacked = has_stacked(inference)
+        self._takes_form = takes_form(inference)
         self._run_options = onnxruntime.RunOptions()
         self._config = config
-        self._cache = cache
+        self.cache = cache
         self._last = np.zeros(1, np.int32)  # seqlens_k
         self._total = np.zeros((), np.int32)
+        self.cached = np.zeros(1, np.int64)  # cached_tokens
         # One for all widths, since scores are valid until the next pass. Rows that are never used
         # take no memory.
         self._logits = np.empty((MAX_ROWS, config.vocab_size), np.float32)
@@ -91,15 +96,25 @@ class Passes:
             np.concatenate([first[0], rest.logits]), np.concatenate([first[1], rest.hidden])
         )
 
+    def prepare_joint(self, rows: int, start: int) -> None:
+        """Before a pass that other sessions share: makes room, and nothing can be kept until it has
+        succeeded. Raises ContextFullError."""
+        self._reserve(rows, start)
+        self.cache.last_writer = None
+
+    def joined(self) -> None:
+        """That pass has written its rows after the cached tokens: `keep` is of them."""
+        self.cache.last_writer = self
+
     def keep(self, rows: Sequence[int], start: int) -> None:
         """Moves these rows of the last pass together.
 
         Raises ValueError where another session has written to the cache since.
         """
-        if self._cache.last_writer is not self:
+        if self.cache.last_writer is not self:
             raise ValueError("the rows to commit are gone: the cache was written to since")
         if rows[-1] != len(rows) - 1:  # not simply the first rows
-            self._cache.compact(start, rows)
+            self.cache.compact(start, rows)
 
     def updates(self, tokens: Sequence[int], start: int) -> Iterator[list[np.ndarray]]:
         """Gives for each pass over a part of `tokens`: the embedded rows, then what each sublayer
@@ -111,9 +126,9 @@ class Passes:
             bound = self._bind_reading(len(chunk))
             found = [np.empty((1, len(chunk), self._config.hidden_size), np.float32) for _ in names]
             for name, buffer in zip(names, found, strict=True):
-                _bind_output(bound.binding, name, buffer)
+                bind_output(bound.binding, name, buffer)
             self._read(bound, chunk, start + done)
-            self._cache.last_writer = None  # none of these rows can be committed
+            self.cache.last_writer = None  # none of these rows can be committed
             yield [buffer[0] for buffer in found]
 
     def interrupt(self) -> None:
@@ -136,11 +151,11 @@ class Passes:
 
     def _reserve(self, rows: int, start: int) -> None:
         require_room(start, rows, self._config.context_length)
-        self._cache.reserve(start + max(rows, MIN_ATTENDED), start)
-        if self._generation != self._cache.generation:  # this session or another has grown it
+        self.cache.reserve(start + max(rows, MIN_ATTENDED), start)
+        if self._generation != self.cache.generation:  # this session or another has grown it
             self._bound.clear()
             self._others.clear()
-            self._generation = self._cache.generation
+            self._generation = self.cache.generation
 
     def _bind_reading(self, rows: int) -> _Bound:
         """The head has to score something: the last row, whose scores are not used."""
@@ -151,16 +166,18 @@ class Passes:
         bound.position_ids[0] = np.arange(start, start + len(tokens))
         self._run(bound, start)
 
-    def _bind(self, rows: int, scored: np.ndarray) -> _Bound:
+    def _bind(self, rows: int, scored: np.ndarray, is_stacked: bool = False) -> _Bound:
         binding = self._inference.io_binding()
-        self._cache.bind(binding)
+        self.cache.bind(binding)
         config = self._config
-        attended = max(rows, MIN_ATTENDED)
+        attended = rows if is_stacked else max(rows, MIN_ATTENDED)
+        mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
         bound = _Bound(
             binding=binding,
             input_ids=np.zeros((1, rows), np.int64),
             position_ids=np.zeros((1, attended), np.int64),
-            bias=np.zeros(attended * self._cache.capacity, np.float32),
+            bias=np.zeros(0 if is_stacked else attended * self.cache.capacity, np.float32),
+            mask=mask,
             logits=self._logits[: len(scored)],
             hidden=self._hidden[: len(scored)],
         )
@@ -171,12 +188,17 @@ class Passes:
         binding.bind_cpu_input("logit_rows", scored.astype(np.int64))
         binding.bind_cpu_input("seqlens_k", self._last)
         binding.bind_cpu_input("total_sequence_length", self._total)
+        if self._takes_form:
+            binding.bind_cpu_input(STACKED, np.array([is_stacked]))
+            binding.bind_cpu_input("cached_tokens", self.cached)
+        if mask is not None:
+            binding.bind_cpu_input("attention_bias", mask.bias)
         if self.runs is not None:
             binding.bind_cpu_input("no_update", np.zeros((1, rows, config.hidden_size), np.float32))
             for sublayer in range(len(self.runs)):
                 binding.bind_cpu_input(f"runs.{sublayer}", self.runs[sublayer : sublayer + 1])
-        _bind_output(binding, "logits", bound.logits)
-        _bind_output(binding, "hidden", bound.hidden)
+        bind_output(binding, "logits", bound.logits)
+        bind_output(binding, "hidden", bound.hidden)
         return bound
 
     def _score(
@@ -186,7 +208,7 @@ class Passes:
         rows = len(tokens)
         bound = self._bound.get(rows)
         if bound is None:
-            bound = self._bound[rows] = self._bind(rows, np.arange(rows))
+            bound = self._bound[rows] = self._bind(rows, np.arange(rows), self._has_stacked)
         bound.input_ids[0] = tokens
         bound.position_ids[0] = positions
         self._run(bound, start, sees)
@@ -197,19 +219,28 @@ class Passes:
         total = start + rows
         self._last[0] = total - 1
         self._total[...] = total
+        self.cached[0] = start
+        self.cache.last_writer = self
+        if bound.mask is not None:
+            bound.mask.show(start, sees)
+            self._run_bound(bound, rows, start)
+            return
         # The operator masks causally by itself, so a chain needs no bias but zeros.
         bias = bound.bias[: rows * total].reshape(1, 1, rows, total)
-        self._cache.last_writer = self
         try:
             if sees is not None:
                 bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
             bound.binding.bind_cpu_input("attention_bias", bias)
-            self._inference.run_with_iobinding(bound.binding, self._run_options)
-        except Exception as error:
-            raise pass_error(error, rows, start) from error
+            self._run_bound(bound, rows, start)
         finally:
             if sees is not None:
                 bias[0, 0, :, start:] = 0.0
+
+    def _run_bound(self, bound: _Bound, rows: int, start: int) -> None:
+        try:
+            self._inference.run_with_iobinding(bound.binding, self._run_options)
+        except Exception as error:
+            raise pass_error(error, rows, start) from error
 
 
 def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
@@ -222,5 +253,5 @@ def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
     return SessionError(what, remedy=remedy)
 
 
-def _bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
+def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
     binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))

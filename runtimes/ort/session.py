@@ -16,6 +16,7 @@ from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
+from edge_spec.runtimes.ort.stacked import has_stacked
 
 
 class OrtSession:
@@ -34,7 +35,7 @@ class OrtSession:
         self.length = 0
         self._config = config
         self._open_partial = open_partial
-        self._cache = KvCache(config)
+        self._cache = KvCache(config, has_stacked(inference))
         self._passes = Passes(inference, config, self._cache)
         self._parts: list[PartialSession] = []
         self._fewer = fewer
@@ -54,6 +55,12 @@ class OrtSession:
             if threads != before:
                 self._passes.use(self._fewer.inference(threads))
         return out
+
+    @property
+    def passes(self) -> Passes:
+        """Before a pass that other sessions share."""
+        self._move(self.length)
+        return self._passes
 
     def commit(self, rows: Sequence[int]) -> None:
         self._passes.keep(rows, self.length)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_spec.core.export import Observe
-from edge_spec.core.model import Capabilities, RuntimeOptions, TensorRows, Tensors
+from edge_spec.core.model import (
+    Capabilities,
+    Forward,
+    PassPart,
+    RuntimeOptions,
+    TensorRows,
+    Tensors,
+)
 from edge_spec.errors import UsageError
 from edge_spec.placement.devices import Device, processor
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
@@ -20,6 +27,17 @@ class ReferenceModel(Arithmetic):
 
     def open_session(self) -> ReferenceSession:
         return ReferenceSession(self)
+
+    def prepare_sharing(self, num_sessions: int) -> int:
+        return num_sessions
+
+    def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        """One after the other: what others are compared with."""
+        outs = [part.session.forward(part.tree) for part in parts]
+        return [
+            out if part.scored else Forward(out.logits[:0])
+            for part, out in zip(parts, outs, strict=True)
+        ]
 
     def close(self) -> None:
         self._weights.clear()

@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from fixtures import tiny_models
+
 pytestmark = pytest.mark.model
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,7 @@ def serving(command: list[str], *arguments: str) -> Iterator[tuple[Any, str]]:
         try:
             ready = json.loads(process.stdout.readline())
             assert ready["url"] == f"http://127.0.0.1:{ready['port']}"
+            assert "models" not in ready or ready["models"][0] == ready["model"]
             yield process, ready["url"]
         finally:
             process.kill()
@@ -52,6 +55,29 @@ def test_a_signal_cuts_the_answer_after_the_time_of_grace(edge_spec, command, nu
         assert '"finish_reason": "length"' in rest and rest.rstrip().endswith("data: [DONE]")
         out, errors = process.communicate(timeout=60)
     assert (process.returncode, out, errors) == (status, "", "")
+
+
+@pytest.mark.slow  # beside tests/integration/test_server_models.py
+def test_several_models_answer_at_one_address(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))  # of their conversions
+    one, two = (
+        str(tiny_models.write_hf(tiny_models.build(variant), tmp_path / variant))
+        for variant in ("llama", "qwen3")
+    )
+    options = ["--alias", "small=llama", "--max-models", "1"]
+    with serving(command, one, two, *options) as (process, url), httpx.Client(timeout=60) as client:
+        listed = client.get(f"{url}/v1/models").json()["data"]
+        assert [model["id"] for model in listed] == ["small", "qwen3"]
+        told = []
+        for model in ("small", "qwen3", "llama"):
+            body = {"model": model, "prompt": "hello", "max_tokens": 8}
+            answer = client.post(f"{url}/v1/completions", json=body).json()
+            told.append((answer["model"], answer["choices"][0]["text"]))
+        assert [name for name, _ in told] == ["small", "qwen3", "small"]
+        assert told[0] == told[2] and told[0][1] != told[1][1]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    assert process.returncode == 0
 
 
 def test_a_second_signal_does_not_wait(edge_spec, command):
@@ -99,7 +125,7 @@ def test_the_options_are_documented(edge_spec):
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
     server = shown[shown.index(" Server ") :]
     offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
-    assert len(offered) == 12 and offered <= documented
+    assert len(offered) == 15 and offered <= documented
 
 
 def test_the_readmes_requests_are_answered(edge_spec, command):

@@ -26,6 +26,12 @@ def silent(what: str, fraction: float) -> None:
     pass
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which no other test has left what it was interrupted in."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 def write(
     checkpoint: StoredCheckpoint, out: Path, quantization: str = "fp32", progress: Progress = silent
 ) -> None:
@@ -49,7 +55,10 @@ def test_progress_runs_from_little_to_all(checkpoint: Checkpoints, tmp_path: Pat
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("existing", [False, True])
 def test_an_interrupt_leaves_everything_as_it_was(
-    existing: bool, after: int, checkpoint: Checkpoints, tmp_path: Path
+    existing: bool,
+    after: int,
+    checkpoint: Checkpoints,
+    tmp_path: Path,
 ) -> None:
     """Progress is told twice while converting, twice of the reference and four times of the
     bundle: each has two layers, and 128 tokens take four passes."""

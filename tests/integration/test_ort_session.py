@@ -64,10 +64,27 @@ class Both:
             session.rollback(length)
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+SHAPES = {
+    "grouped": ("llama-llama3", {}),
+    "stacked": (
+        "llama-llama3",
+        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
+    ),
+    "stacked, normed heads": (
+        "qwen3",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def bundle(
+    request: pytest.FixtureRequest, tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    """Of each form of attention that exporters/onnx/stacked.py tells of."""
     directory = tmp_path_factory.mktemp("long")
-    model = tiny.build("llama-llama3", max_position_embeddings=CONTEXT + 1)
+    variant, shape = SHAPES[request.param]
+    model = tiny.build(variant, max_position_embeddings=CONTEXT + 1, **shape)
     source = open_checkpoint(tiny.write_hf(model, directory / "model"))
     options = ExportOptions("fp32", check=False)
     OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
@@ -144,18 +161,15 @@ def test_a_chain_after_a_tree_of_the_same_width(
 def test_an_interrupted_tree_leaves_no_mask_behind(
     both: Both, tokens: Tokens, random_tree: RandomTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mask's buffer is that of all passes of this width, laid out by their length."""
-    bind = onnxruntime.IOBinding.bind_cpu_input
+    """The mask's buffer is that of all passes of this width."""
 
-    def interrupted(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-        if name == "attention_bias":
-            raise KeyboardInterrupt
-        bind(binding, name, array)
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
 
     both.prefill(tokens(20))
     both.chain(tokens(7, seed=1))  # the width is bound
     with monkeypatch.context() as patched:
-        patched.setattr(onnxruntime.IOBinding, "bind_cpu_input", interrupted)
+        patched.setattr(onnxruntime.InferenceSession, "run_with_iobinding", interrupted)
         with pytest.raises(KeyboardInterrupt):
             both.sessions[0].forward(random_tree(7, seed=2))
     both.prefill(tokens(9, seed=3))

@@ -25,15 +25,24 @@ Tokens = Callable[..., list[int]]
 RandomTree = Callable[..., TokenTree]
 
 
-@pytest.fixture(scope="module", params=["fp32", "int4"])
+STACKED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("fp32", {}), ("int4", {}), ("int4", STACKED)],
+    ids=["fp32", "int4", "int4 stacked"],
+)
 def model(
     request: pytest.FixtureRequest, tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> OrtModel:
     """Of three layers."""
     directory = tmp_path_factory.mktemp("shared")
-    made = tiny.build("llama-llama3", num_hidden_layers=3, max_position_embeddings=CONTEXT + 1)
+    quantization, shape = request.param
+    longest = CONTEXT + 1
+    made = tiny.build("llama-llama3", num_hidden_layers=3, max_position_embeddings=longest, **shape)
     source = open_checkpoint(tiny.write_hf(made, directory / "hf"))
-    options = ExportOptions(request.param, check=False)
+    options = ExportOptions(quantization, check=False)
     OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
     return OrtRuntime().open(open_bundle(directory / "out"), RuntimeOptions(threads=1))
 

@@ -46,15 +46,19 @@ class App:
             for part in ("key", "value")
         }
         self.cached = 0
+        self._has_two_forms = "stacked" in {value.name for value in self._session.get_inputs()}
 
     def score(self, tokens: Sequence[int], depths: Sequence[int], sees: np.ndarray) -> np.ndarray:
         """sees: [rows, rows] bool."""
         rows = len(tokens)
-        repeated = list(range(rows)) if rows > 1 else [0, 0]
+        is_stacked = self._has_two_forms and rows < 8
+        repeated = list(range(rows)) if rows > 1 or is_stacked else [0, 0]
         total = self.cached + len(repeated)
-        bias = np.zeros((1, 1, len(repeated), total), np.float32)
+        capacity = self._cache["0.key"].shape[2] if is_stacked else total
+        bias = np.zeros((1, 1, len(repeated), capacity), np.float32)
+        bias[..., total:] = -np.inf
         if rows > 1:
-            bias[0, 0, :, self.cached :][~sees] = -np.inf
+            bias[0, 0, :, self.cached : total][~sees] = -np.inf
         logits = np.empty((rows, self._vocab), np.float32)
         binding = self._session.io_binding()
         inputs = {
@@ -67,6 +71,9 @@ class App:
             "total_sequence_length": np.array(total, np.int32),
             "logit_rows": np.arange(rows),
         }
+        if self._has_two_forms:
+            inputs["stacked"] = np.array([is_stacked])
+            inputs["cached_tokens"] = np.array([self.cached], np.int64)
         outputs = {"logits": logits, "hidden": np.empty((rows, self._hidden), np.float32)}
         for name, buffer in self._cache.items():
             inputs[f"past.{name}"] = outputs[f"present.{name}"] = buffer
@@ -106,13 +113,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> StoredCheckpoint:
     return open_checkpoint(write_model(tmp_path_factory.mktemp("source") / "tiny"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["one form of attention", "two forms"])
 def make_app(
-    source: StoredCheckpoint, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    source: StoredCheckpoint,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[], App]:
     bundle = tmp_path_factory.mktemp("port") / "bundle"
     options = ExportOptions("fp32", check=False)
-    OnnxExporter().export(source, bundle, options, lambda what, fraction: None)
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "two forms":  # which so small a model does not need
+            patched.setattr("edge_spec.exporters.onnx.stacked._MIN_KV_SIZE", 1)
+        OnnxExporter().export(source, bundle, options, lambda what, fraction: None)
     return lambda: App(bundle)
 
 

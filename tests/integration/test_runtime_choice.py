@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gguf as gguf_format
 import pytest
+from pydantic import TypeAdapter
 
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.cli.main import run
@@ -21,7 +24,8 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
-from edge_spec.loader import load_engine
+from edge_spec.loader import load_engine, place
+from edge_spec.loader.place import place_models
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
@@ -29,7 +33,13 @@ from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.devices import Device
-from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.placement.kept_costs import costs_path
+from edge_spec.placement.machine import cpu_name
+from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_profile
+from edge_spec.placement.row_findings import rows_key
+from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
+from edge_spec.storage.json_store import KeptFile
 from edge_spec.text.prompt_files import Prompt
 
 pytest.importorskip("onnxruntime")
@@ -229,6 +239,31 @@ def test_chat_without_a_template_is_refused_before_the_weights_are_read(
     assert "has no chat template" in told and "generate --raw" in told
 
 
+def test_chat_without_a_template_is_refused_before_anything_that_takes_long(
+    base_model: Path, hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file before a runtime is asked or a tokenizer made, a directory before it is converted."""
+    directory = Path(shutil.copytree(hf(), tmp_path / "base"))
+    (directory / "tokenizer_config.json").unlink()
+    with pytest.raises(UnsupportedModelError, match="no chat template"):
+        place_models(Source(str(directory), quiet), LoadOptions(), needs_chat=True)
+    assert not list((tmp_path / "cache").rglob("model.onnx*"))
+    monkeypatch.setattr(place, "resolve_model", None)  # would be called
+    for runtime in ("auto", "llamacpp"):
+        with pytest.raises(UnsupportedModelError, match="no chat template"):
+            place_models(Source(str(base_model), quiet), LoadOptions(runtime=runtime), True)
+
+
+def test_a_header_is_read_once(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    open_info = runtimes.open_model_info
+    monkeypatch.setattr(
+        runtimes, "open_model_info", lambda path: read.append(path) or open_info(path)
+    )
+    place_models(Source(str(other), quiet), LoadOptions(), needs_chat=True)
+    assert read == [other]
+
+
 def test_a_prompt_that_does_not_fit_is_refused_before_the_weights_are_read(
     base_model: Path, closed_weights: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,3 +321,74 @@ def test_a_plan_of_what_nothing_runs_says_all_reasons(named: Callable[..., Path]
     source = Source(str(named("nonesuch")), quiet)
     with pytest.raises(UnsupportedModelError, match="nothing that is installed can run named"):
         candidates(source, LoadOptions(), devices, quiet)
+
+
+def costs_of(source: Source, runtime: str, weights: str, step_s: float, **changes: Any) -> None:
+    """Keeps what passes of models of its shapes cost, as a first start would."""
+    profile = ProfileKey(
+        *("", "", weights, runtime, runtimes.library_version(runtime), "", None, (), cpu_name())
+    )
+    key = replace(rows_key(profile, source.header.config), **changes)
+    content = {"version": 1, "key": asdict(key), "seconds": {"1": step_s, "2": 2 * step_s}}
+    kept = KeptFile(costs_path(key), TypeAdapter(dict[str, Any]))
+    kept.update(lambda old: content)
+
+
+@pytest.mark.parametrize(
+    ("ort_s", "llamacpp_s", "changes", "chosen"),
+    [
+        (0.2, 0.1, {}, "llamacpp"),
+        (0.1, 0.2, {}, "ort"),
+        (0.105, 0.1, {}, "ort"),  # about as fast
+        (0.2, None, {}, "ort"),  # nothing to compare with
+        (0.2, 0.1, {"threads": 7}, "ort"),  # measured otherwise
+        (0.2, 0.1, {"library": "0"}, "ort"),
+        (0.2, 0.1, {"shapes": (1, 2)}, "ort"),  # of another model
+    ],
+)
+def test_the_runtime_that_was_faster_for_such_shapes_is_asked_first(
+    ort_s: float,
+    llamacpp_s: float | None,
+    changes: dict[str, Any],
+    chosen: str,
+    gguf: Callable[..., Path],
+) -> None:
+    told: list[str] = []
+    source = Source(str(gguf()), lambda what, fraction: told.append(what))
+    costs_of(source, "ort", "int4 block 32", ort_s)
+    if llamacpp_s is not None:
+        costs_of(source, "llamacpp", "F32", llamacpp_s, **changes)
+    assert place_models(source, LoadOptions()).target.runtime.name == chosen
+    assert any("Asking llamacpp first" in line for line in told) == (chosen == "llamacpp")
+
+
+def test_where_the_faster_one_cannot_run_it_the_next_does(
+    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: LlamaCppRuntime, source: Any) -> None:
+        raise UnsupportedModelError("not this one", remedy="Another.")
+
+    source = Source(str(gguf()), quiet)
+    costs_of(source, "ort", "int4 block 32", 0.2)
+    costs_of(source, "llamacpp", "F32", 0.1)
+    monkeypatch.setattr(LlamaCppRuntime, "require_runnable", refuse)
+    assert place_models(source, LoadOptions()).target.runtime.name == "ort"
+
+
+def test_a_profile_of_the_model_says_more_than_costs_of_its_shapes(
+    gguf: Callable[..., Path],
+) -> None:
+    source = Source(str(gguf()), quiet)
+    place_models(source, LoadOptions())  # converts it
+    for runtime, weights, shape_s, own_s in (
+        ("ort", "int4 block 32", 0.1, 0.2),
+        ("llamacpp", "F32", 0.2, 0.1),
+    ):
+        costs_of(source, runtime, weights, shape_s)
+        library = runtimes.library_version(runtime)
+        place = (weights, runtime, library, "", None, (), cpu_name())
+        profile = Profile((ContextCosts(32, {1: own_s}),), 1.0, 0.0, 0.0, rounds=3, spread=0.0)
+        save_profile(ProfileKey(source.name, source.identity, *place), profile)
+    assert runtime_order(source, LoadOptions()).names[:2] == ("llamacpp", "ort")
+    assert not runtime_order(source, LoadOptions(quantization="int8")).seconds
+    assert not runtime_order(source, LoadOptions(kv_type="f16")).seconds

@@ -209,17 +209,22 @@ def test_json_object_is_any_object(client: httpx.Client) -> None:
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_required_call_is_one(client: httpx.Client, choice: Any) -> None:
-    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": choice, "max_tokens": 80}
+    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": choice, "max_tokens": 120}
+    body["parallel_tool_calls"] = False
     (answer,) = ask(client, CHAT, **body)["choices"]
     assert answer["finish_reason"] == "tool_calls"
     assert answer["message"]["content"] is None
     (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert 1 <= json.loads(call["function"]["arguments"])["days"] <= 9
-    *_, last = events(client, CHAT, **body)
-    (streamed,) = last["choices"][0]["delta"]["tool_calls"]
-    assert streamed["function"] == call["function"]
-    assert last["choices"][0]["finish_reason"] == "tool_calls"
+    told = [event["choices"][0] for event in events(client, CHAT, **body)]
+    first, *others = [one for each in told for one in each["delta"].get("tool_calls", ())]
+    assert (first["index"], first["type"]) == (0, "function") and first["id"]
+    assert first["function"]["name"] == "weather"
+    assert all(set(each) == {"index", "function"} for each in others)
+    arguments = "".join(each["function"]["arguments"] for each in (first, *others))
+    assert arguments == call["function"]["arguments"]
+    assert told[-1]["finish_reason"] == "tool_calls"
 
 
 def test_tools_go_to_the_template_unless_they_are_turned_off(client: httpx.Client) -> None:
@@ -229,6 +234,62 @@ def test_tools_go_to_the_template_unless_they_are_turned_off(client: httpx.Clien
 
     assert prompt_tokens(tools=[TOOL]) > prompt_tokens() + 100
     assert prompt_tokens(tools=[TOOL], tool_choice="none") == prompt_tokens()
+
+
+def test_answers_that_may_call_tools_do_not_depend_on_drafting(client: httpx.Client) -> None:
+    body = {"messages": HELLO, "tools": [TOOL], "max_tokens": 60}
+    for choice in ("auto", "required"):
+        texts = []
+        for drafter in ("none", "auto", "recycling"):
+            speculative = {"drafter": drafter, "tokens": True}
+            answer = ask(client, CHAT, **body, tool_choice=choice, speculative=speculative)
+            texts.append([token["id"] for token in answer["edge_spec"]["tokens"]])
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_cut_call_keeps_its_name_and_says_so(client: httpx.Client) -> None:
+    body = {"messages": HELLO, "tools": [TOOL], "tool_choice": "required", "max_tokens": 45}
+    (choice,) = ask(client, CHAT, **body)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]["name"]) == ("length", "weather")
+    assert call["function"]["arguments"].startswith("{")
+
+
+def test_only_the_tools_that_may_be_called_are(client: httpx.Client) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    body = {"messages": HELLO, "tools": [TOOL, other], "max_tokens": 120, "n": 2, "temperature": 1}
+    named = {"type": "function", "function": {"name": "other"}}
+    allowed = {"mode": "required", "tools": [named]}
+    body["parallel_tool_calls"] = True
+    for choice in (named, {"type": "allowed_tools", "allowed_tools": allowed}):
+        for answer in ask(client, CHAT, **body, tool_choice=choice, seed=3)["choices"]:
+            calls = answer["message"]["tool_calls"]
+            assert {call["function"]["name"] for call in calls} == {"other"}
+            assert len(calls) == 1 or choice is not named
+
+
+def test_a_form_of_the_text_and_tools_go_together(client: httpx.Client) -> None:
+    schema = {"type": "boolean"}
+    format = {"type": "json_schema", "json_schema": {"name": "yes", "schema": schema}}
+    body = {"messages": HELLO, "tools": [TOOL], "response_format": format, "max_tokens": 120}
+    message = ask(client, CHAT, **body)["choices"][0]["message"]
+    assert message["content"] in ("true", "false") or message["tool_calls"]
+
+
+def test_messages_are_those_that_openai_allows(client: httpx.Client) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+    messages = [
+        {"role": "developer", "content": "ab"},
+        {"role": "system", "content": "cd"},
+        *HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "sun"}]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "user", "content": "why?", "name": "me"},
+    ]
+    for tools in ({}, {"tools": [TOOL]}):
+        ask(client, CHAT, messages=messages, max_tokens=1, **tools)
 
 
 def test_parts_of_text_and_the_developer_are_what_templates_know(client: httpx.Client) -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.errors import SessionError
+from edge_spec.apps.server.errors import api_error
+from edge_spec.errors import (
+    EdgeSpecError,
+    MissingDependencyError,
+    SessionError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.runtimes.reference import ReferenceSession
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -70,6 +77,9 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         ("response_format", ["json", {"type": "xml"}, {"type": "json_schema"}]),
         ("tools", ["f", [{}], [{"type": "function", "function": {"name": "a b"}}]]),
         ("tool_choice", ["maybe", {"type": "function", "function": {"name": "g"}}, "required"]),
+        ("parallel_tool_calls", ["yes", 1]),
+        ("functions", [[], [{"name": "f"}]]),
+        ("modalities", [["audio"]]),
         ("stream", ["yes", 1]),
         ("stream_options", [True]),
         ("session_id", [1, "x" * 300]),
@@ -111,13 +121,9 @@ def test_what_would_change_a_completion_is_refused(
     [
         ({"logit_bias": {"999999": 1}}, "outside the vocabulary"),
         ({"speculative": {"drafter": "oracle"}}, "no drafter called 'oracle'"),
-        ({"speculative": {"drafter": "draft-model"}}, "--draft MODEL"),
+        ({"speculative": {"drafter": "draft-model"}}, "Leave speculative.drafter out"),
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, "the context holds"),
         (called_with("[" * 100_000), "nested too deeply"),
-        (
-            {"response_format": {"type": "json_object"}, "tools": [TOOL]},
-            "cannot be JSON and still call a tool",
-        ),
         (
             {
                 "response_format": {
@@ -147,6 +153,7 @@ def test_what_the_engine_refuses_is_told(
     assert told in error["message"]
     if "context" in told:
         assert error["code"] == "context_length_exceeded"
+        assert "This model's maximum context length is" in error["message"]  # as LiteLLM looks for
     assert client.post(CHAT, json={"messages": HELLO, "max_tokens": 1}).status_code == 200
 
 
@@ -191,6 +198,30 @@ def test_half_a_character_is_no_fault_of_the_server(client: httpx.Client, where:
     body = f'{{{rest} {fields[where]}, "max_tokens": 2}}'.encode()
     response = client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
+
+
+def test_an_image_is_refused_by_its_name(client: httpx.Client) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    error = refusal(client.post(CHAT, json={"messages": [{"role": "user", "content": parts}]}), 400)
+    assert error["message"] == (
+        "messages.0.content: the model reads text: send parts of type text, not image_url."
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("it is wrong", remedy="Name it with --draft MODEL."),
+        UnsupportedModelError("it is wrong", remedy="Use `generate --raw`."),
+        MissingDependencyError("it is wrong", remedy='Run: pip install "edge-spec[grammar]".'),
+        SessionError("it is wrong", remedy="Give a shorter --context."),
+    ],
+)
+def test_no_client_is_told_of_the_command_line(error: EdgeSpecError) -> None:
+    told = api_error(error)
+    assert told.message.startswith("it is wrong.")
+    assert "--" not in told.message and "pip" not in told.message
+    assert ("runs the server" in told.message) == (told.status >= 500)
 
 
 def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:

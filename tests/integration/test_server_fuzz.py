@@ -38,7 +38,15 @@ def described(served_once: Engine) -> Iterator[Any]:
 
 
 ASKED = [("post", "/v1/chat/completions"), ("post", "/v1/completions")]
-TOLD = ["/v1/models", "/health", "/metrics", "/edge-spec/info", "/edge-spec/plan", "/props"]
+TOLD = [
+    "/v1/models",
+    "/v1/models/{model}",
+    "/health",
+    "/metrics",
+    "/edge-spec/info",
+    "/edge-spec/plan",
+    "/props",
+]
 CASES = [(*asked, mode, 60) for asked in ASKED for mode in GenerationMode]
 CASES += [("get", path, GenerationMode.POSITIVE, 2) for path in TOLD]
 

@@ -18,6 +18,7 @@ GUARDED = [
     ("POST", CHAT),
     ("POST", "/v1/completions"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("GET", "/edge-spec/info"),

@@ -41,20 +41,32 @@ export class ServerError extends Error {
   }
 }
 
+/** The names of the models that are served. Raises ServerError. */
+export async function fetchModels() {
+  const { data } = await (await request("v1/models")).json();
+  return data.map((model) => model.id);
+}
+
+// Of a model, "" being the server's choice. One that was never open is opened first.
+
 /** {model, runtime, drafter, drafters, context_length, version}. Raises ServerError. */
-export async function fetchInfo() {
-  return (await request("edge-spec/info")).json();
+export async function fetchInfo(model = "") {
+  return (await request("edge-spec/info" + query(model))).json();
 }
 
 /** How a conversation is answered: {default_generation_settings, edge_spec, ...}, in the names of
  * llama.cpp's server. Raises ServerError. */
-export async function fetchProps() {
-  return (await request("props")).json();
+export async function fetchProps(model) {
+  return (await request("props" + query(model))).json();
 }
 
 /** The plan, whose `placements` may be missing. Raises ServerError. */
-export async function fetchPlan() {
-  return (await request("edge-spec/plan")).json();
+export async function fetchPlan(model) {
+  return (await request("edge-spec/plan" + query(model))).json();
+}
+
+function query(model) {
+  return model === "" ? "" : `?${new URLSearchParams({ model })}`;
 }
 
 /**

@@ -111,6 +111,7 @@ export class Chats {
   }
 
   async #run(conversation, message) {
+    const { model } = this; // another one may be chosen meanwhile
     const { values } = this.#settings;
     const answer = shown(message);
     const index = conversation.messages.indexOf(message);
@@ -121,8 +122,8 @@ export class Chats {
     this.#store.save(conversation);
     this.#events.changed({ opened: true });
     this.#events.said("The model answers.");
-    const makers = await this.#settings.makersSampling();
-    const body = requestBody(this.model, before, answer.drafter, values, makers);
+    const makers = await this.#settings.makersSampling(model);
+    const body = requestBody(model, before, answer.drafter, values, makers);
     const paint = this.#painter(conversation, message);
     const error = await runAnswer(answer, body, controller.signal, paint);
     this.running.delete(conversation.id);

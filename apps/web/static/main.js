@@ -1,6 +1,6 @@
 // Puts the page together: what is clicked and typed, and what follows from it.
 
-import { ServerError, fetchInfo, fetchPlan, setKey, takeKeyFromAddress } from "./api.js";
+import { ServerError, fetchInfo, fetchModels, fetchPlan, setKey, takeKeyFromAddress } from "./api.js";
 import { Chats } from "./chats.js";
 import { byId, element, iconButton } from "./dom.js";
 import { planNodes } from "./plan.js";
@@ -12,6 +12,7 @@ import { Thread } from "./thread.js";
 
 const question = byId("question");
 const drafter = byId("drafter");
+const choice = byId("choice");
 const store = new Store(storageFull, otherTab);
 const settings = new Settings(store);
 const speedCovers = matchMedia("(max-width: 1080px)"); // as in page.css
@@ -116,12 +117,12 @@ function remove(id) {
 
 async function connect() {
   try {
-    const info = await fetchInfo();
-    chats.model = info.model;
-    const context = info.context_length.toLocaleString("en");
-    byId("model").textContent = `${info.model} on ${info.runtime}, ${context} tokens`;
-    listDrafters(info.drafters ?? []);
-    settings.makersSampling();
+    const [names, first] = await Promise.all([fetchModels(), fetchInfo()]);
+    const kept = settings.values.model;
+    chats.model = names.includes(kept) ? kept : first.model;
+    listModels(names);
+    if (chats.model === first.model) showInfo(first);
+    else await openModel();
     byId("notice").hidden = true;
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
@@ -130,10 +131,50 @@ async function connect() {
   }
 }
 
+function listModels(names) {
+  choice.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+  choice.value = chats.model;
+  byId("models").hidden = names.length < 2;
+}
+
+// Has the server open the model that is chosen, which may take a while.
+async function openModel() {
+  const { model } = chats;
+  byId("model").textContent = `Opening ${model}…`;
+  try {
+    const info = await fetchInfo(model);
+    if (chats.model === model) showInfo(info);
+  } catch (error) {
+    if (chats.model === model) byId("model").textContent = `${model} is not open`;
+    throw error;
+  }
+}
+
+function showInfo(info) {
+  const context = info.context_length.toLocaleString("en");
+  byId("model").textContent = `${info.model} on ${info.runtime}, ${context} tokens`;
+  listDrafters(info.drafters ?? []);
+  settings.makersSampling(info.model);
+}
+
+async function chooseModel() {
+  chats.model = choice.value;
+  settings.set("model", choice.value);
+  try {
+    await openModel();
+    byId("notice").hidden = true;
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    refused(error, chooseModel);
+    if (error.status !== 401) notify(`${error.message} ${error.remedy}`, "Try again", chooseModel);
+  }
+}
+
 function listDrafters(names) {
-  const listed = [...drafter.options].map((option) => option.value);
-  const added = names.filter((name) => !listed.includes(name));
-  drafter.append(...added.map((name) => element("option", { value: name }, name)));
+  const [auto, off] = drafter.options;
+  const others = names.filter((name) => name !== auto.value && name !== off.value);
+  const added = others.map((name) => element("option", { value: name }, name));
+  drafter.replaceChildren(auto, off, ...added);
   drafter.value = settings.values.drafter;
   if (drafter.selectedIndex === -1) drafter.value = "auto"; // it is not installed any more
 }
@@ -143,7 +184,7 @@ async function showPlan() {
   content.replaceChildren(element("p", { class: "note" }, "Asking the server…"));
   byId("plan").showModal();
   try {
-    content.replaceChildren(...planNodes(await fetchPlan()));
+    content.replaceChildren(...planNodes(await fetchPlan(chats.model)));
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     content.replaceChildren(element("p", {}, `${error.message} ${error.remedy}`));
@@ -256,6 +297,7 @@ function listen() {
     event.preventDefault();
     send();
   });
+  choice.addEventListener("change", chooseModel);
   drafter.addEventListener("change", () => settings.set("drafter", drafter.value));
   byId("key").addEventListener("close", keyEntered);
   document.addEventListener("keydown", pressed);

@@ -12,13 +12,17 @@ const SAMPLING = {
   min_p: "min_p",
   repeat_penalty: "repetition_penalty",
 };
-const DEFAULTS = { ...Object.fromEntries(FIELDS.map((name) => [name, ""])), drafter: "auto" };
+const DEFAULTS = {
+  ...Object.fromEntries(FIELDS.map((name) => [name, ""])),
+  drafter: "auto",
+  model: "", // the server's choice
+};
 
 /** What is set, as strings; "" is the server's choice. Changes are kept at once. */
 export class Settings {
   #store;
   #dialog = byId("settings");
-  #props = null; // as the server told them
+  #props = new Map(); // model: as the server told them
 
   constructor(store) {
     this.#store = store;
@@ -39,15 +43,16 @@ export class Settings {
   /** How the model's makers mean its answers to be drawn, in the names of requests, where that is
    * not what requests get anyway. The panel shows it from then on. Nothing where the server does
    * not tell: the question fails, too. */
-  async makersSampling() {
+  async makersSampling(model) {
     try {
-      this.#props ??= await fetchProps();
+      if (!this.#props.has(model)) this.#props.set(model, await fetchProps(model));
     } catch (error) {
       if (!(error instanceof ServerError)) throw error;
       return {};
     }
-    const { params } = this.#props.default_generation_settings;
-    const { sampling, sampling_source, request_params } = this.#props.edge_spec;
+    const props = this.#props.get(model);
+    const { params } = props.default_generation_settings;
+    const { sampling, sampling_source, request_params } = props.edge_spec;
     const { elements } = this.#dialog.querySelector("form");
     elements.temperature.placeholder = params.temperature;
     elements.top_p.placeholder = params.top_p;

@@ -21,6 +21,7 @@ from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.placement.row_findings import read_rows
 from edge_spec.storage.digests import check_digests
+from edge_spec.storage.resumable import DIRECTORY, KEPT_DAYS
 
 _SHOWN = 3
 _GGUF = b"GGUF"
@@ -80,6 +81,15 @@ def check_caches(cache: Path) -> Iterator[Finding]:
             "leftovers",
             f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
             f"Delete {cache}/*/.*.part while edge-spec does not run.",
+        )
+    unfinished = sorted((cache / DIRECTORY).glob(".*.part"))
+    if unfinished:
+        size = sum(map(_num_bytes, unfinished))
+        yield note(
+            "conversions",
+            f"{len(unfinished)} that were interrupted, or go on, {format_bytes(size)}",
+            "The same command goes on with one. What is older than "
+            f"{KEPT_DAYS} days goes before the next conversion.",
         )
     if not problems:
         yield ok("kept", ", ".join(counts))

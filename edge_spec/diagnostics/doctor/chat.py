@@ -54,7 +54,7 @@ def _turns(text: ChatFormat, other_ends: str) -> Iterator[Finding]:
     ends in another token than a text."""
     system = _system_problem(text)
     if system is not None:
-        yield warning("system", system, "Say it in the first question instead.")
+        yield warning("system", system, "It is said in the first question instead.")
     question, answer, follow_up = (str(message["content"]) for message in CONVERSATION)
     asked, several = text.rendered(CONVERSATION[:1]), text.rendered(CONVERSATION)
     if question not in asked or not _in_order(several, (question, answer, follow_up)):
@@ -93,7 +93,7 @@ def _end_problem(text: ChatFormat, behind_answer: str) -> str | None:
 
 def _system_problem(text: ChatFormat) -> str | None:
     try:
-        rendered = text.rendered((_SYSTEM, CONVERSATION[0]))
+        rendered = text.template().render((_SYSTEM, CONVERSATION[0]))
     except UnsupportedModelError as error:
         return error.shown
     return None if str(_SYSTEM["content"]) in rendered else "the template leaves it out"

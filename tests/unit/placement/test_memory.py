@@ -153,7 +153,9 @@ def test_what_is_free_is_read_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert forecasting.Forecast((), None).fits
 
 
-def bundle(path: Path, quantization: str, stored: int, **changes: Any) -> Any:
+def bundle(
+    path: Path, quantization: str, stored: int, kv_cache: str = "shared", **changes: Any
+) -> Any:
     """With 64 bytes a token of each layer's keys and values."""
     data = path / "model.onnx.data"
     data.write_bytes(b"0" * stored)
@@ -161,7 +163,7 @@ def bundle(path: Path, quantization: str, stored: int, **changes: Any) -> Any:
     config = replace(
         config, num_layers=2, hidden_size=32, intermediate_size=64, head_dim=16, **changes
     )
-    manifest = SimpleNamespace(quantization=quantization, kv_cache="shared")
+    manifest = SimpleNamespace(quantization=quantization, kv_cache=kv_cache)
     found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
     return found
 
@@ -178,6 +180,17 @@ def test_the_cache_of_ort_grows_in_the_steps_of_its_sessions(tmp_path: Path) -> 
     ]
     a_token = 2 * 2 * 16 * 4  # layers, keys and values, elements, bytes
     assert caches == [512 * a_token, 512 * a_token, 1024 * a_token, 4001 * a_token]
+
+
+def test_scores_of_the_whole_cache_are_counted_where_a_graph_makes_them(tmp_path: Path) -> None:
+    from edge_spec.runtimes.ort.memory import bundle_memory
+
+    sources = [
+        bundle(tmp_path, "int4 block 32", 1000, kv_cache, num_heads=4)
+        for kv_cache in ("shared", "whole")
+    ]
+    shared, whole = (bundle_memory(source, RuntimeOptions(), 1024).work for source in sources)
+    assert whole - shared >= 16 * 4 * 1024 * 4  # rows, heads, tokens, bytes
 
 
 def test_an_embedding_that_is_the_head_too_is_there_twice_in_ort(tmp_path: Path) -> None:

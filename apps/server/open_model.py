@@ -1,0 +1,102 @@
+"""A model that is open: its engine, and what answers requests with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from threading import Thread
+from typing import Any
+
+from edge_spec import Engine
+from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.props import props_document
+from edge_spec.apps.server.slots import Pool, Slot
+from edge_spec.apps.server.work import Desk
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is told of a model once it was open, also when it is closed again."""
+
+    info: Mapping[str, Any]  # documents.Info
+    props: Mapping[str, Any]  # documents.Props
+
+
+class OpenModel:
+    """Slot 0 is the engine itself, the others are its forks. `close` closes them, and the engine
+    where it is owned; else it drafts as before, whatever requests asked for."""
+
+    def __init__(
+        self, name: str, engine: Engine, options: ServerOptions, *, is_owned: bool
+    ) -> None:
+        """Raises an EdgeSpecError where the slots cannot be had, and then closes the engine where
+        it is owned."""
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            if is_owned:
+                opened.callback(engine.close)
+            else:
+                opened.callback(_restore, engine, engine.drafter)
+            forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
+            slots = [Slot(each) for each in (engine, *forks)]
+            for slot in slots:
+                opened.callback(slot.thread.shutdown)
+            self.pool = Pool(slots, options.queue, options.queue_timeout_s)
+            self.desk = Desk(name, engine, options)
+            self.description = _description(self.desk, engine, options)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+class Loading:
+    """A model that is being opened in a thread of its own, which ends with the process at the
+    latest."""
+
+    def __init__(self, open: Callable[[], OpenModel]) -> None:
+        self._open = open
+        self._result: Future[OpenModel] = Future()
+        self._result.set_running_or_notify_cancel()  # whoever waits may end, the thread goes on
+        self._thread = Thread(target=self._run, name="opening", daemon=True)
+        self._thread.start()
+
+    async def result(self) -> OpenModel:
+        """Raises what `open` raises."""
+        return await asyncio.wrap_future(self._result)
+
+    def discard(self, timeout_s: float) -> None:
+        """Closes what is opened as soon as it is; waits for that as long as this."""
+        self._result.add_done_callback(_close_opened)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._result.set_result(self._open())
+        except BaseException as error:  # told to whoever waits, whatever it is
+            self._result.set_exception(error)
+
+
+def _close_opened(result: Future[OpenModel]) -> None:
+    if result.exception() is None:
+        result.result().close()
+
+
+def _restore(engine: Engine, drafter: str) -> None:
+    if engine.drafter != drafter:
+        engine.set_drafter(drafter)
+
+
+def _description(desk: Desk, engine: Engine, options: ServerOptions) -> Description:
+    info = {
+        "model": desk.model,
+        "runtime": engine.runtime,
+        "drafter": desk.drafter,
+        "drafters": ["auto", "none", *engine.drafters],
+        "context_length": engine.context_length,
+        "version": version("edge-spec"),
+    }
+    return Description(info, props_document(desk.model, engine, options))

@@ -1,0 +1,48 @@
+"""What passes take by their rows, learnt from those that were made: a fixed part, mostly the
+weights that are read, and a part for each row."""
+
+from __future__ import annotations
+
+_REMEMBERED = 1 - 1 / 32  # weight of the passes before
+_OUTLIER = 4.0  # times what was expected, beyond which something else was going on
+_PRIOR_ROWS = 4.0  # of a first pass, half of which is taken for fixed
+_FAMILIARITY = 0.5  # passes that this counts for
+
+
+class PassTimes:
+    """Least squares over the passes observed, each of which counts less the older it is."""
+
+    def __init__(self) -> None:
+        self.fixed_s = self.row_s = 0.0
+        self.num_observed = 0
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, rows, rows^2, seconds and rows * seconds
+
+    def at(self, rows: float) -> float:
+        return self.fixed_s + self.row_s * rows
+
+    def rows_within(self, seconds: float) -> int:
+        """How many rows a pass of that time has; 0 where none fits."""
+        if self.row_s <= 0:
+            return 0
+        return max(0, int((seconds - self.fixed_s) / self.row_s))
+
+    def observe(self, rows: int, seconds: float) -> None:
+        if not self.num_observed:  # until widths differ, nothing tells the two parts apart
+            self._add(0, seconds / 2, _FAMILIARITY)
+            self._add(_PRIOR_ROWS * rows, seconds / 2 * (1 + _PRIOR_ROWS), _FAMILIARITY)
+        elif self.num_observed > 1:
+            seconds = min(seconds, _OUTLIER * self.at(rows))
+        self.num_observed += 1
+        self._add(rows, seconds, 1.0)
+        count, x, xx, y, xy = self._sums
+        determinant = count * xx - x * x
+        if determinant > 0:
+            self.row_s = max(0.0, (count * xy - x * y) / determinant)
+            self.fixed_s = max(0.0, (y - self.row_s * x) / count)
+
+    def _add(self, rows: float, seconds: float, weight: float) -> None:
+        new = (1.0, rows, rows * rows, seconds, rows * seconds)
+        keep = _REMEMBERED if weight == 1.0 else 1.0
+        self._sums = tuple(  # type: ignore[assignment]
+            keep * old + weight * each for old, each in zip(self._sums, new, strict=True)
+        )

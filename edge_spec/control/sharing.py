@@ -1,0 +1,79 @@
+"""Whether a text can depend on who else is being served; measured, not assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from edge_spec.control.batch_invariance import is_large
+from edge_spec.core.model import Model, PassPart, Restorable, Session, SharesPasses
+from edge_spec.core.tree import TokenTree
+
+_HELD = (40, 23)  # tokens of the two conversations
+_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
+_PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
+
+
+def shares_alike(model: Model, widths: Sequence[int]) -> bool:
+    """Whether chains score bit for bit alike in passes that two sessions share and in passes of
+    their own, which are widened to the next of these ascending widths."""
+    assert isinstance(model, SharesPasses)
+    drawn = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in drawn.integers(0, model.config.vocab_size, count)]
+
+    with ExitStack() as opened:
+        own, shared = (
+            [opened.enter_context(closing(model.open_session())) for _ in _HELD] for _ in range(2)
+        )
+        for pair, held in zip(zip(own, shared, strict=True), _HELD, strict=True):
+            prompt = tokens(held)
+            for session in pair:
+                session.prefill(prompt)
+        for counts in _ROWS:
+            trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
+            width = wider(sum(counts), widths)
+            if width is None:
+                continue
+            parts = [PassPart(*each) for each in zip(shared, trees, strict=True)]
+            outs = model.forward_together(parts, width)
+            for session, tree, part, out in zip(own, trees, parts, outs, strict=True):
+                expected = session.forward(tree.padded(wider(len(tree), widths) or 0)).logits
+                if not np.array_equal(expected[: len(tree)], out.logits):
+                    return False
+                session.commit(range(len(tree)))
+                part.session.commit(range(len(tree)))
+    return True
+
+
+def slices_alike(model: Model, rows: int) -> bool:
+    """Whether a prompt leaves the same cache, bit for bit, read in one pass or in slices of so many
+    tokens and fewer."""
+    length = _LARGE_PROMPT if is_large(model.config) else _PROMPT
+    length = min(length, model.config.context_length - 1)
+    prompt = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()
+    sizes = [rows, max(1, rows // 2), max(1, rows // 4 + 1)]  # in turns
+    states = []
+    for whole in (True, False):
+        with closing(model.open_session()) as session:
+            start = 0
+            while start < length:
+                end = length if whole else min(length, start + sizes[start % len(sizes)])
+                session.prefill(prompt[start:end])
+                start = end
+            states.append(_state(session))
+    read, sliced = states
+    return bool(read) and all(np.array_equal(read[name], sliced[name]) for name in read)
+
+
+def wider(rows: int, widths: Sequence[int]) -> int | None:
+    """The first of these ascending widths that has so many rows; `rows` where there are none, None
+    where all are narrower."""
+    return next((width for width in widths if width >= rows), None) if widths else rows
+
+
+def _state(session: Session) -> dict[str, np.ndarray]:
+    return session.state() if isinstance(session, Restorable) else {}

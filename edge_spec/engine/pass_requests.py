@@ -1,0 +1,171 @@
+"""What conversations ask of a pass that they may share, and when each is likely to ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_spec.core.model import Forward, PassPart, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.passes import Passes, Scored
+
+_WEIGHT = 0.3  # of the last time between two passes
+_LATE = 2.0  # times that, after which nobody is expected any more
+_SLACK_S = 0.001
+_PAUSE_S = 1.0  # between two answers, not between two passes
+
+
+class Arrivals:
+    """When one conversation comes for its passes."""
+
+    def __init__(self) -> None:
+        self._gap_s: float | None = None  # from the end of a pass to the next request
+        self._left_s: float | None = None
+
+    @property
+    def due_s(self) -> float:
+        """When it comes again, as far as its last passes tell."""
+        return (self._left_s or 0.0) + (self._gap_s or 0.0)
+
+    def is_expected(self, now: float) -> bool:
+        if self._gap_s is None or self._left_s is None:
+            return False
+        return now < self._left_s + _LATE * self._gap_s + _SLACK_S
+
+    def arrived(self, now: float) -> None:
+        if self._left_s is None:
+            return
+        gap_s = now - self._left_s
+        if gap_s < _PAUSE_S:
+            known = gap_s if self._gap_s is None else self._gap_s
+            self._gap_s = known + _WEIGHT * (gap_s - known)
+        self._left_s = None  # it is here
+
+    def left(self, now: float) -> None:
+        self._left_s = now
+
+
+class Request:
+    """One session's wish. is_done: it has what it wanted, or an error; alone: only a pass of its
+    own is left to it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.arrived_s = 0.0
+        self.is_done = False
+        self.alone = False
+        self._error: BaseException | None = None
+        self._charged_s = 0.0
+
+    @property
+    def num_rows(self) -> int:
+        """Of the next pass, as far as they are its own."""
+        raise NotImplementedError
+
+    @property
+    def can_join(self) -> bool:
+        return True
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its own pass tells what rows take."""
+        return True
+
+    def part(self) -> PassPart:
+        raise NotImplementedError
+
+    def finish(self, out: Forward) -> None:
+        """What a shared pass gave."""
+        raise NotImplementedError
+
+    def run(self, passes: Passes) -> None:
+        """A pass of its own. What that raises, the conversation is told."""
+        try:
+            self._run(passes)
+        except Exception as error:
+            self._error, self.is_done = error, True
+
+    def charge(self, seconds: float) -> None:
+        self._charged_s += seconds
+
+    def require_no_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, passes: Passes) -> None:
+        raise NotImplementedError
+
+
+class TreeRequest(Request):
+    def __init__(self, session: Session, tree: TokenTree, width: int) -> None:
+        """width: of a pass of its own, if more than the tree's rows."""
+        super().__init__(session)
+        self._tree = tree
+        self._width = width
+        self._scored: Scored | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._tree)
+
+    @property
+    def can_join(self) -> bool:
+        """A tree on an empty cache may take a pass more."""
+        return self.session.length > 0 or self._tree.is_chain
+
+    def part(self) -> PassPart:
+        return PassPart(self.session, self._tree)
+
+    def finish(self, out: Forward) -> None:
+        self._scored, self.is_done = Scored(out, len(self._tree)), True
+
+    def scored(self) -> Scored:
+        """Once it is done."""
+        assert self._scored is not None
+        return self._scored._replace(charged_s=self._charged_s)
+
+    def _run(self, passes: Passes) -> None:
+        self._scored = passes.forward(self.session, self._tree, self._width)
+        self.is_done = True
+
+
+class PromptRequest(Request):
+    """Tokens to commit, in as many passes as it takes."""
+
+    def __init__(self, session: Session, tokens: Sequence[int]) -> None:
+        super().__init__(session)
+        self._tokens = tokens
+        self._start = session.length
+        self._num_taken = len(tokens)
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_taken
+
+    @property
+    def is_timed(self) -> bool:
+        return False  # the head does not score its rows
+
+    def take(self, num_tokens: int | None) -> None:
+        """Of the tokens that are left, into the next pass; None: all."""
+        left = len(self._left)
+        self._num_taken = left if num_tokens is None else min(left, num_tokens)
+
+    def part(self) -> PassPart:
+        taken = self._left[: self._num_taken]
+        return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), scored=False)
+
+    def finish(self, out: Forward) -> None:
+        self.session.commit(range(self._num_taken))
+        self._ends()
+
+    @property
+    def _left(self) -> Sequence[int]:
+        return self._tokens[self.session.length - self._start :]
+
+    def _run(self, passes: Passes) -> None:
+        passes.prefill(self.session, self._left[: self._num_taken])
+        self._ends()
+
+    def _ends(self) -> None:
+        self.is_done = not len(self._left)
+        self._num_taken = len(self._left)

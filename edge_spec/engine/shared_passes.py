@@ -1,0 +1,314 @@
+"""Conversations on one target make their passes together, where that is faster.
+
+A pass takes most of its time for the weights, which it reads once for all rows, so those of several
+conversations are scored side by side (Yu et al. 2022, Orca: iteration-level scheduling). A
+conversation joins and leaves with each pass. Who comes first waits for another one that is about to
+come only while that wins more than it costs: at most as long as the weights take once more. Prompts
+are read in slices beside the rows of others (Agrawal et al. 2024, Sarathi-Serve), so that a long
+one makes nobody's pass more than about twice as long.
+
+No text depends on who else is there: where texts are promised to be bit-identical, passes are
+shared only if that was measured to change no bit, and prompts are divided only likewise.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from threading import Condition, Lock, Thread
+from weakref import WeakKeyDictionary
+
+from edge_spec.control.concurrency import Concurrency
+from edge_spec.control.lossless import Losslessness
+from edge_spec.control.pass_times import PassTimes
+from edge_spec.control.sharing import shares_alike, slices_alike, wider
+from edge_spec.core.model import Forward, Model, Session, SharesPasses
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
+from edge_spec.engine.passes import OwnPasses, Scored
+from edge_spec.errors import EdgeSpecError
+
+_ANY_ROWS = 32  # of a shared pass, where widths need not agree
+_LEAST_SLICE = 4  # tokens of a prompt, that others leave room for
+_LONGER = 2.0  # how many times as long a slice may make the passes of others
+_REST = 64  # passes without sharing, after sharing lost or failed; twice as many each time
+_PATIENCE = 8  # shared passes, before they are held against others
+_WEIGHT = 0.1  # of the last shared pass, in how they compare
+
+_log = logging.getLogger(__name__)
+
+
+class SharedPasses:
+    """Passes of all conversations on one model. Any thread may call, each with its own session.
+
+    One pass is made at a time, by the thread of whoever has waited longest, for as many as fit.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        lossless: Losslessness,
+        load: Concurrency,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model = model
+        self._lossless = lossless
+        self._load = load
+        self._clock = clock
+        self._own = OwnPasses()
+        self._turn = Condition(Lock())
+        self._queue: list[Request] = []  # the oldest first
+        self._is_running = False
+        self._most = 1  # sessions of a pass
+        self._slices = False  # whether prompts may be divided
+        self._times = PassTimes()
+        self._alone_times = PassTimes()  # of passes of one conversation
+        self._ratio = 1.0  # of shared passes' time to what they would have taken one by one
+        self._num_shared = 0  # since it was begun to compare
+        self._resting, self._next_rest = 0, _REST
+        self._usual_rows = 1.0  # of passes that score
+        self._arrivals: WeakKeyDictionary[Session, Arrivals] = WeakKeyDictionary()
+        self._preparing: Thread | None = None
+        self._prepared_for = 1
+
+    @property
+    def most(self) -> int:
+        """Conversations that may share a pass now."""
+        return self._most
+
+    def prepare_for(self, num_conversations: int) -> None:
+        """Begins to make ready for so many conversations, in another thread."""
+        if num_conversations <= self._prepared_for or not isinstance(self._model, SharesPasses):
+            return
+        with self._turn:
+            if num_conversations <= self._prepared_for:
+                return
+            self._prepared_for = num_conversations
+            before = self._preparing
+            self._preparing = Thread(
+                target=self._prepare, args=(num_conversations, before), daemon=True
+            )
+            self._preparing.start()
+
+    def settle(self) -> None:
+        """Returns when nothing is being prepared."""
+        with self._turn:
+            preparing = self._preparing
+        if preparing is not None:
+            preparing.join()
+
+    def forward(self, session: Session, tree: TokenTree, num_rows: int) -> Scored:
+        self.prepare_for(self._load.active)
+        if self._most < 2:
+            return self._own.forward(session, tree, num_rows)
+        request = TreeRequest(session, tree, num_rows)
+        self._submit(request)
+        return request.scored()
+
+    def prefill(self, session: Session, tokens: Sequence[int]) -> None:
+        if self._most < 2:
+            self._own.prefill(session, tokens)
+        elif len(tokens):
+            self._submit(PromptRequest(session, tokens))
+
+    def _prepare(self, num_conversations: int, before: Thread | None) -> None:
+        if before is not None:
+            before.join()
+        model = self._model
+        assert isinstance(model, SharesPasses)
+        try:
+            most, slices = model.prepare_sharing(num_conversations), self._slices
+            widths = self._lossless.widths
+            if self._most < 2 <= most:
+                slices = not widths or slices_alike(model, widths[-1])
+                if widths and not shares_alike(model, widths):
+                    _log.info("passes are not shared: that would change texts on this machine")
+                    most = 1
+        except EdgeSpecError as error:  # conversations take turns
+            _log.info("passes are not shared: %s", error)
+            return
+        with self._turn:
+            self._slices, self._most = slices, most
+
+    def _submit(self, request: Request) -> None:
+        """Returns when the request is done; raises what it failed with."""
+        with self._turn:
+            self._arrivals_of(request.session).arrived(self._clock())
+            request.arrived_s = self._clock()
+            self._queue.append(request)
+            self._turn.notify_all()  # who waits for company may go
+            try:
+                while not request.is_done:
+                    if self._is_running or self._queue[0] is not request:
+                        self._turn.wait()
+                        continue
+                    wait_s = self._worth_waiting_s()
+                    if wait_s > 0:
+                        self._turn.wait(wait_s)
+                    else:
+                        self._lead()
+            except BaseException:
+                while self._is_running:  # the pass may write to this session's cache
+                    self._turn.wait()
+                if request in self._queue:
+                    self._queue.remove(request)
+                self._turn.notify_all()
+                raise
+        request.require_no_error()
+
+    def _lead(self) -> None:
+        """Makes the next pass, without the lock meanwhile."""
+        chosen = self._take()
+        self._is_running = True
+        self._turn.release()
+        try:
+            self._run(chosen)
+        finally:
+            self._turn.acquire()
+            self._is_running = False
+            now = self._clock()
+            for request in chosen:
+                self._arrivals_of(request.session).left(now)
+            self._queue[:0] = [request for request in chosen if not request.is_done]
+            self._turn.notify_all()
+
+    def _take(self) -> list[Request]:
+        """Out of the queue, what goes into the next pass; who has waited longest is among them."""
+        first = self._queue[0]
+        chosen: list[Request] = []
+        if self._resting:
+            self._resting -= 1
+        elif self._joins(first):
+            chosen = self._fitting()
+        if len(chosen) < 2:
+            chosen = [first]
+            if isinstance(first, PromptRequest):
+                divided = self._slices and self._is_company(first)
+                first.take(self._rows_for_prompts(0) if divided else None)
+        for request in chosen:
+            self._queue.remove(request)
+        return chosen
+
+    def _fitting(self) -> list[Request]:
+        """As many rows as one pass takes, the oldest first, and beside them slices of prompts."""
+        waiting = [request for request in self._queue if self._joins(request)]
+        prompts = [request for request in waiting if isinstance(request, PromptRequest)]
+        limit = self._widest - (_LEAST_SLICE if prompts else 0)
+        most = self._most - bool(prompts)
+        chosen: list[Request] = []
+        rows = 0
+        for request in waiting:
+            if request in prompts or len(chosen) == most or rows + request.num_rows > limit:
+                continue
+            chosen.append(request)
+            rows += request.num_rows
+        left = self._rows_for_prompts(rows)
+        for prompt in prompts:
+            if left > 0 and len(chosen) < self._most:
+                prompt.take(left)
+                chosen.append(prompt)
+                left -= prompt.num_rows
+        return chosen if self._queue[0] in chosen else []
+
+    def _joins(self, request: Request) -> bool:
+        """Near ties that plain steps decide are left to passes of a single row, which are
+        nobody else's."""
+        if request.alone or not request.can_join:
+            return False
+        if isinstance(request, PromptRequest):
+            return self._slices
+        return not (self._lossless.replays and request.num_rows == 1)
+
+    @property
+    def _widest(self) -> int:
+        widths = self._lossless.widths
+        return widths[-1] if widths else min(_ANY_ROWS, self._model.capabilities.max_rows)
+
+    def _rows_for_prompts(self, rows: int) -> int:
+        """Beside `rows` of others; or of those that are about to come."""
+        others = max(rows, self._usual_rows)
+        fitting = self._times.rows_within(_LONGER * self._times.at(others)) - rows
+        return min(self._widest - rows, max(_LEAST_SLICE, fitting))
+
+    def _is_company(self, request: Request) -> bool:
+        """Whether others have passes in these moments, which a long one would hold up."""
+        now = self._clock()
+        return any(
+            arrivals.is_expected(now)
+            for session, arrivals in self._arrivals.items()
+            if session is not request.session
+        ) or any(other is not request for other in self._queue)
+
+    def _worth_waiting_s(self) -> float:
+        """For another conversation: as long as one pass less would save, at most; 0 for not."""
+        first = self._queue[0]
+        if self._resting or len(self._queue) >= self._most or not self._joins(first):
+            return 0.0
+        now = self._clock()
+        deadline = first.arrived_s + self._times.fixed_s
+        waiting = {id(request.session) for request in self._queue}
+        expected = [
+            arrivals.due_s
+            for session, arrivals in self._arrivals.items()
+            if id(session) not in waiting and arrivals.is_expected(now)
+        ]
+        if now >= deadline or not any(due < deadline for due in expected):
+            return 0.0
+        return deadline - now
+
+    def _run(self, chosen: Sequence[Request]) -> None:
+        started = self._clock()
+        rows = sum(request.num_rows for request in chosen)
+        if len(chosen) == 1:
+            chosen[0].run(self._own)
+            seconds = self._clock() - started
+            chosen[0].charge(seconds)
+            if chosen[0].is_timed:
+                self._alone_times.observe(rows, seconds)
+                self._times.observe(rows, seconds)
+            return
+        width = wider(rows, self._lossless.widths)
+        assert width is not None and isinstance(self._model, SharesPasses)
+        try:
+            outs = self._model.forward_together([request.part() for request in chosen], width)
+        except Exception as error:
+            _log.info("a pass of several conversations failed, each is made alone: %s", error)
+            for request in chosen:
+                request.alone = True
+            self._rest()
+            return
+        self._observe(chosen, outs, rows, self._clock() - started)
+
+    def _observe(
+        self, chosen: Sequence[Request], outs: Sequence[Forward], rows: int, seconds: float
+    ) -> None:
+        times = self._times
+        times.observe(rows, seconds)
+        weights = [times.fixed_s / len(chosen) + times.row_s * each.num_rows for each in chosen]
+        for request, out, weight in zip(chosen, outs, weights, strict=True):
+            request.charge(seconds * weight / (sum(weights) or 1.0))
+            request.finish(out)
+        scored = sum(each.num_rows for each in chosen if isinstance(each, TreeRequest))
+        if scored:
+            self._usual_rows += _WEIGHT * (scored - self._usual_rows)
+        alone = self._alone_times
+        if alone.num_observed < _PATIENCE:
+            return
+        one_by_one = sum(alone.at(each.num_rows) for each in chosen)
+        self._ratio += _WEIGHT * (seconds / one_by_one - self._ratio)
+        self._num_shared += 1
+        if self._num_shared >= _PATIENCE and self._ratio > 1:
+            _log.info(
+                "passes are not shared for a while: they took %.2f times as long as passes "
+                "one by one",
+                self._ratio,
+            )
+            self._rest()
+
+    def _rest(self) -> None:
+        self._resting, self._next_rest = self._next_rest, 2 * self._next_rest
+        self._ratio, self._num_shared = 1.0, 0
+
+    def _arrivals_of(self, session: Session) -> Arrivals:
+        return self._arrivals.setdefault(session, Arrivals())

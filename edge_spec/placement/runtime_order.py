@@ -1,0 +1,127 @@
+"""In which order `auto` asks the runtimes for a model: the fastest first, where that was measured.
+
+What is known of a model here is its profiles, of models of its shapes what passes cost. Nothing is
+measured for it, and without figures of two runtimes for the model as each would run it, or where
+the usual one is about as fast, the usual order stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions
+from edge_spec.errors import EdgeSpecError
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import is_bundle, read_manifest
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import joined_types
+from edge_spec.models.runtime_choice import compute_for
+from edge_spec.models.source import Source
+from edge_spec.placement.kept_costs import kept_costs
+from edge_spec.placement.machine import cpu_name
+from edge_spec.placement.profile import (
+    TYPICAL_TOKENS,
+    Profile,
+    ProfileKey,
+    kept_profiles,
+    options_apart,
+)
+from edge_spec.placement.row_findings import RowsKey, shapes_of
+
+_MARGIN = 1.1  # of the usual one's time: less may be what else the machine did
+
+
+@dataclass(frozen=True)
+class RuntimeOrder:
+    """names: of runtimes, the first to be asked first. seconds: of a plain step, of those that are
+    known; none where the order is the usual one."""
+
+    names: tuple[str, ...]
+    seconds: Mapping[str, float]
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{name} {self.seconds[name] * 1e3:.1f} ms" for name in self.seconds)
+        return f"Asking {self.names[0]} first, which was faster here (a step: {steps})"
+
+
+def runtime_order(source: Source, options: LoadOptions) -> RuntimeOrder:
+    """Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that
+    cannot be read."""
+    usual = tuple(runtimes.installed_runtimes())
+    unchanged = RuntimeOrder(usual, {})
+    is_left = options.quantization is None and options.block_size is None
+    if options.runtime != "auto" or not is_left or len(usual) < 2 or source.is_demo:
+        return unchanged
+    if source.formats is not None or not source.path.is_file():
+        return unchanged
+    seconds = _known_seconds(source, options, usual)
+    known = [name for name in usual if name in seconds]
+    by_speed = sorted(known, key=seconds.__getitem__)
+    if len(known) < 2 or seconds[known[0]] <= _MARGIN * seconds[by_speed[0]]:
+        return unchanged
+    faster = iter(by_speed)  # in the places of those that are known
+    names = tuple(next(faster) if name in seconds else name for name in usual)
+    return RuntimeOrder(names, {name: seconds[name] for name in by_speed})
+
+
+def _known_seconds(
+    source: Source, options: LoadOptions, usual: tuple[str, ...]
+) -> dict[str, float]:
+    """Of a plain step, by runtime: of the model itself, else of one of its shapes."""
+    profiles = [each for each in kept_profiles(source) if _holds(each[0], options)]
+    costs = [each for each in kept_costs() if _holds(each[0], options)]
+    measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
+    if len(measured & set(usual)) < 2:
+        return {}  # not worth the time that it takes to read a header
+    seconds = {}
+    for name in usual:
+        weights = _weights(source, name, options)
+        own = (name, weights)
+        found = [_plain_s(each) for key, each in profiles if (key.runtime, key.weights) == own]
+        found = found or list(_of_shapes(costs, name, weights, source.header.config))
+        if found:
+            seconds[name] = min(found)
+    return seconds
+
+
+def _of_shapes(
+    costs: list[tuple[RowsKey, Mapping[int, float]]],
+    runtime: str,
+    weights: str | None,
+    config: ModelConfig,
+) -> Iterator[float]:
+    """Before a conversion for the runtime, of weights in whatever form it ran."""
+    for key, seconds in costs:
+        is_same = (key.runtime, key.shapes) == (runtime, shapes_of(config))
+        if is_same and weights in (None, key.weights):
+            yield min(seconds.values())  # a wider pass bounds what a step takes
+
+
+def _plain_s(profile: Profile) -> float:
+    return min(profile.seconds(TYPICAL_TOKENS).values())
+
+
+def _weights(source: Source, name: str, options: LoadOptions) -> str | None:
+    """As `stored_weights` has them; None for a model that has to be converted."""
+    runtime = runtimes.load_runtime(name)
+    if runtime.reads == "gguf":
+        return joined_types(source.header.weight_types)
+    compute = compute_for(runtime, options.providers)
+    bundle = source.cached(runtime.reads, ExportOptions(compute=compute))
+    with suppress(EdgeSpecError):
+        return read_manifest(bundle).quantization if is_bundle(bundle) else None
+    return None
+
+
+def _holds(key: ProfileKey | RowsKey, options: LoadOptions) -> bool:
+    """Whether it was measured with this library and processor, and as the model would be run."""
+    asked = options.runtime_options
+    return (
+        key.cpu == cpu_name()
+        and key.library == runtimes.library_version(key.runtime)
+        and (key.device, key.threads) == (",".join(asked.providers), asked.threads)
+        and key.options == options_apart(asked)
+    )

@@ -1,0 +1,157 @@
+"""What a chat template makes of messages, found out by rendering small ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from edge_spec.errors import EdgeSpecError
+from edge_spec.text.chat_template import Message, Tools
+from edge_spec.text.tool_form import END_TAG, TAG, ToolForm
+
+Render = Callable[[Sequence[Message], Tools], str]
+
+# Words that no template has of its own.
+_USER, _SYSTEM, _MORE, _LATER = "probe-user", "probe-system", "probe-more", "probe-later"
+_ASSISTANT, _LISTED, _CALLED = "probe-assistant", "probe_listed", "probe_called"
+_RESULT, _ARGUMENTS = "probe-result", {"probe_argument": "probe-value"}
+_TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": _LISTED,
+            "description": "A probe.",
+            "parameters": {"type": "object", "properties": {"probe_argument": {"type": "string"}}},
+        },
+    }
+]
+
+
+@dataclass(frozen=True)
+class NativeTools:
+    """How a template that knows tools wants calls in messages.
+
+    silence: the content of a message that only calls. is_text: arguments are JSON text, not a
+    mapping. takes_several: calls in one message.
+    """
+
+    form: ToolForm
+    silence: str | None
+    is_text: bool
+    takes_several: bool
+
+
+class TemplateTraits:
+    """Each is found out when it is asked for first. Any thread may ask."""
+
+    def __init__(self, render: Render) -> None:
+        """render: raises EdgeSpecError for what the template refuses."""
+        self._render = render
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether a first message of the system is shown."""
+        return self._shows(_message("system", _SYSTEM), _message("user", _USER))
+
+    @cached_property
+    def takes_more_systems(self) -> bool:
+        """Whether messages of the system are shown beyond the first, and wherever they stand."""
+        return self._shows(
+            _message("system", _SYSTEM),
+            _message("system", _MORE),
+            _message("user", _USER),
+            _message("assistant", _ASSISTANT),
+            _message("system", _LATER),
+            _message("user", "probe-next"),
+        )
+
+    @cached_property
+    def takes_repeats(self) -> bool:
+        """Whether user or assistant may speak twice in turn."""
+        return self._shows(
+            _message("user", _USER),
+            _message("user", _MORE),
+            _message("assistant", _ASSISTANT),
+            _message("assistant", _LATER),
+            _message("user", "probe-next"),
+        )
+
+    @cached_property
+    def native_tools(self) -> NativeTools | None:
+        """None where it knows no tools, loses what they return, or has calls written in a form
+        that `ToolForm` is not."""
+        for silence, is_text in product(("", None), (False, True)):
+            text = self._tried([_call(silence, is_text), _message("tool", _RESULT)])
+            if text is None or _LISTED not in text or _RESULT not in text:
+                continue
+            form = self._form(text)
+            if form is not None:
+                several = self._tried([_call(silence, is_text, 2), *[_message("tool", "")] * 2])
+                shown = several is not None and several.count(_CALLED) == 2
+                return NativeTools(form, silence, is_text, takes_several=shown)
+        return None
+
+    def _form(self, text: str) -> ToolForm | None:
+        """Of the call in a rendered conversation."""
+        start, end, call = _object_with(_CALLED, text)
+        names = list(call)
+        if names not in (["name", "arguments"], ["name", "parameters"]):
+            return None
+        if call["name"] != _CALLED or call[names[1]] != _ARGUMENTS:
+            return None
+        before, after = text[:start], text[end:]
+        if before.rstrip().endswith(TAG) and after.lstrip().startswith(END_TAG):
+            opened = before[len(before.rstrip()) :]
+            closed = after[: len(after) - len(after.lstrip())]
+            return ToolForm(f"{TAG}{opened}", f"{closed}{END_TAG}", names[1])
+        plain = self._tried([_message("assistant", _ASSISTANT)])
+        is_bare = plain is not None and plain.partition(_ASSISTANT)[0] == before
+        return ToolForm("", "", names[1]) if is_bare else None
+
+    def _tried(self, answer: Sequence[Message]) -> str | None:
+        try:
+            return self._render([_message("user", _USER), *answer], _TOOLS)
+        except EdgeSpecError:
+            return None
+
+    def _shows(self, *messages: Message) -> bool:
+        try:
+            text = self._render(messages, ())
+        except EdgeSpecError:
+            return False
+        return all(message["content"] in text for message in messages)
+
+
+def _message(role: str, content: str) -> Message:
+    named = {"name": _CALLED, "tool_call_id": "probe0001"} if role == "tool" else {}
+    return {"role": role, "content": content, **named}
+
+
+def _call(silence: str | None, is_text: bool, times: int = 1) -> Message:
+    arguments = json.dumps(_ARGUMENTS) if is_text else _ARGUMENTS
+    function = {"name": _CALLED, "arguments": arguments}
+    calls = [
+        {"id": f"probe000{index + 1}", "type": "function", "function": function}
+        for index in range(times)
+    ]
+    return {"role": "assistant", "content": silence, "tool_calls": calls}
+
+
+def _object_with(word: str, text: str) -> tuple[int, int, Mapping[str, Any]]:
+    """The innermost JSON object in `text` around the word: where it is, and what; (0, 0, {})
+    without one."""
+    place = text.find(f'"{word}"')
+    start = text.rfind("{", 0, max(place, 0))
+    while start >= 0:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value, end = None, 0
+        if end > place:
+            return start, end, value
+        start = text.rfind("{", 0, start)
+    return 0, 0, {}

@@ -1,0 +1,199 @@
+"""Any chat template takes messages and tools as OpenAI has them, and calls have their form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edge_spec.errors import UsageError
+from edge_spec.text.chat_messages import fitted
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.grammar import GrammarCompiler
+from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tool_form import ToolForm
+
+EOS, VOCAB = 258, 260  # of the byte tokenizer
+
+# As published templates do it, in short. They know no tools:
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m['content'] + '' }}{% endfor %}"
+TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m['content'] + '' }}"
+    "{% endfor %}"
+)  # nor the system
+FIRST = (  # nor the system beyond the first message
+    "{% if messages[0].role == 'system' %}<{{ messages[0].content }}>"
+    "{% set messages = messages[1:] %}{% endif %}" + TURNS
+)
+# They do:
+TAGGED = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for call in m.tool_calls %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}{% endfor %}"
+)
+BARE = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}"
+    '{"name": "{{ m.tool_calls[0].function.name }}", '
+    '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+OTHER = TAGGED.replace("<tool_call>\n", "[TOOL_CALLS]").replace("\n</tool_call>", "")
+
+F: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"n": {"$ref": "#/$defs/digit"}},
+            "required": ["n"],
+            "$defs": {"digit": {"type": "integer", "minimum": 1, "maximum": 9}},
+        },
+    },
+}
+G: dict[str, Any] = {"type": "function", "function": {"name": "g"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"n": 3}}}
+USER = {"role": "user", "content": "hi"}
+TAGGED_CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 3}}\n</tool_call>'
+BARE_CALL = '{"name": "f", "parameters": {"n": 3}}'
+
+
+def traits_of(source: str) -> TemplateTraits:
+    return TemplateTraits(ChatTemplate(source).render)
+
+
+def rendered(source: str, messages: list[Any], tools: Any = ()) -> str:
+    return ChatTemplate(source).render(*fitted(messages, tools, traits_of(source)))
+
+
+def said(*roles: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": str(place)} for place, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "text"),
+    [
+        (PLAIN, "system system user user", "[system]0[system]1[user]2[user]3"),
+        (FIRST, "system system user user", "<0\n\n1>[user]2\n\n3"),
+        (FIRST, "system user assistant system user", "<0>[user]1[assistant]2[user]3\n\n4"),
+        (FIRST, "user assistant assistant", "[user]0[assistant]1\n\n2"),
+        (TURNS, "system user assistant", "[user]0\n\n1[assistant]2"),
+        (TURNS, "system system", "[user]0\n\n1"),
+        (FIRST, "system system", "<0\n\n1>"),
+    ],
+)
+def test_no_message_is_refused_or_lost(source: str, roles: str, text: str) -> None:
+    assert rendered(source, said(*roles.split())) == text
+
+
+def test_what_a_template_takes_stays_as_it_is() -> None:
+    messages = said("system", "user", "assistant", "user")
+    for source in (PLAIN, FIRST, TAGGED):
+        assert fitted(messages, (), traits_of(source)) == (messages, ())
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        (PLAIN, None),
+        (TURNS, None),
+        (OTHER, None),
+        (TAGGED.replace("m.tool_calls", "[]"), None),
+        (TAGGED, ToolForm()),
+        (BARE, ToolForm("", "", "parameters")),
+    ],
+)
+def test_the_form_of_calls_is_the_templates(source: str, form: ToolForm | None) -> None:
+    native = traits_of(source).native_tools
+    assert (native and native.form) == form
+
+
+@pytest.mark.parametrize("source", [PLAIN, TURNS, FIRST, OTHER, TAGGED, BARE])
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_calls_and_results_are_in_every_prompt(source: str, num_calls: int) -> None:
+    calls = {"role": "assistant", "content": None, "tool_calls": [CALL] * num_calls}
+    results = [{"role": "tool", "content": f"r{n}", "tool_call_id": "1"} for n in range(num_calls)]
+    text = rendered(source, [USER, calls, *results], [F])
+    written = BARE_CALL if source == BARE else TAGGED_CALL
+    assert text.count(written) == num_calls
+    assert "None" not in text and "r0" in text and f"r{num_calls - 1}" in text
+    assert '"name": "f"' in text and "#/$defs/digit" in text
+
+
+def test_arguments_are_text_where_the_template_adds_them_to_text() -> None:
+    source = TAGGED.replace("call.function.arguments | tojson", "call.function.arguments + ''")
+    calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert TAGGED_CALL in rendered(source, [USER, calls], [F])
+
+
+@pytest.mark.parametrize("tools", [["f"], [{"type": "function"}], [{"function": {"name": 1}}]])
+def test_tools_without_a_name_are_refused(tools: Any) -> None:
+    with pytest.raises(UsageError, match="without a function's name"):
+        fitted([USER], tools, traits_of(PLAIN))
+    with pytest.raises(UsageError, match="without a function's name"):
+        message = {"role": "assistant", "content": None, "tool_calls": tools}
+        fitted([USER, message], (), traits_of(TAGGED))
+
+
+EMPTY_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+BARE_FORM = ToolForm("", "", "parameters")
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "fits", "not_fits"),
+    [
+        (
+            ToolForm(),
+            {"required": False, "several": True},
+            ["", "hi", "<b> <tool_c", TAGGED_CALL, f"So.\n{TAGGED_CALL}\n{EMPTY_G}"],
+            [f"{TAGGED_CALL} so", "<tool_call>x", TAGGED_CALL.replace("3", "0")],
+        ),
+        (
+            ToolForm(),
+            {"required": True, "several": False},
+            [TAGGED_CALL, EMPTY_G],
+            ["hi", f"{TAGGED_CALL}\n{EMPTY_G}", f" {TAGGED_CALL}"],
+        ),
+        (
+            ToolForm(),
+            {"required": False, "several": False, "text": {"type": "boolean"}},
+            [TAGGED_CALL, "true"],
+            ["hi", f"true{TAGGED_CALL}"],
+        ),
+        (
+            BARE_FORM,
+            {"required": False, "several": True},
+            [BARE_CALL, "hi", '{"a": 1}', f"So: {BARE_CALL}"],
+            [f"{BARE_CALL}\n", '{"name": "h"', BARE_CALL.replace("3", "3, 4")],
+        ),
+        (BARE_FORM, {"required": True, "several": True}, [BARE_CALL], ["hi", '{"a": 1}']),
+    ],
+)
+def test_an_answer_is_held_to_its_calls(
+    byte_tokenizer: Any, form: ToolForm, options: Any, fits: list[str], not_fits: list[str]
+) -> None:
+    compiler = GrammarCompiler(byte_tokenizer, VOCAB, (EOS,))
+    grammar = form.grammar([F, G], **options)
+    for text in fits + not_fits:
+        tokens = [*text.encode(), EOS]
+        fitting = compiler.compile(grammar).num_allowed(tokens) == len(tokens)
+        assert fitting == (text in fits), text
+
+
+def test_a_keyword_that_grammars_do_not_know_is_passed_over(byte_tokenizer: Any) -> None:
+    parameters = {"properties": {"a": {"type": "string", "format": "of-mine"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammar = ToolForm().grammar([tool], required=True, several=False)
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
+    tokens = [*text.encode(), EOS]
+    constraint = GrammarCompiler(byte_tokenizer, VOCAB, (EOS,)).compile(grammar)
+    assert constraint.num_allowed(tokens) == len(tokens)
+
+
+def test_a_description_has_every_tool() -> None:
+    text = ToolForm().described([F, G])
+    assert json.dumps(F["function"]) in text and '{"name": "g"}' in text
