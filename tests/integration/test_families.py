@@ -25,6 +25,7 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import open_bundle
+from edge_spec.runtimes.ort import OrtModel
 from edge_spec.runtimes.reference import arithmetic
 from edge_spec.testing import check_session, check_sharing
 from fixtures import families
@@ -126,6 +127,17 @@ def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: O
     opened = model(name, runtime)
     magnitude = float(np.abs(families.load(name).logits).max())
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan"])
+def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
+    name: str, model: Opened
+) -> None:
+    opened = model(name, "ort")
+    assert isinstance(opened, OrtModel)
+    magnitude = float(np.abs(families.load(name).logits).max())
+    bound = 5 * float32_tolerance(opened.config, CONTEXT, magnitude)
+    assert check_sharing(opened, bound) <= bound
 
 
 @pytest.mark.parametrize("name", ["gemma3", "smollm3"])
