@@ -41,6 +41,7 @@ from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
 from edge_spec.storage.json_store import KeptFile
 from edge_spec.text.prompt_files import Prompt
+from fixtures import family_gguf
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("llama_cpp")
@@ -132,6 +133,26 @@ def test_so_does_a_draft(
 def test_what_the_usual_runtime_can_run_stays_there(gguf: Callable[..., Path]) -> None:
     choice = choose_runtime(Source(str(gguf()), quiet), "auto", LoadOptions())
     assert (choice.runtime.name, choice.refusals) == ("ort", ())
+
+
+@pytest.mark.parametrize(
+    "family, is_well, first",
+    [("gemma3", False, "llamacpp"), ("gemma3", True, "ort"), ("llama", False, "ort")],
+)
+def test_what_a_conversion_would_make_worse_goes_to_who_reads_it_as_it_is(
+    family: str,
+    is_well: bool,
+    first: str,
+    gguf: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """is_well: whether the file's weights are of a form that conversions keep or do justice to."""
+    if not is_well:
+        monkeypatch.setattr("edge_spec.placement.runtime_order._REQUANTIZED_WELL", frozenset())
+    plain = family == "llama"
+    path = gguf() if plain else family_gguf.write_gguf(family, tmp_path / "model.gguf")
+    assert runtime_order(Source(str(path), quiet), LoadOptions()).names[0] == first
 
 
 def test_a_conversion_that_is_there_needs_no_header(
