@@ -91,9 +91,9 @@ class Source:
 
     @cached_property
     def header(self) -> ModelInfo:
-        """What a GGUF file says of itself, read once. Raises as `path` does, ModelFileError,
+        """What a GGUF file says of itself, read once. Raises as `at` does, ModelFileError,
         UnsupportedModelError."""
-        return runtimes.open_model_info(self.path)
+        return runtimes.open_model_info(self.at("gguf"))
 
     @property
     def num_bytes(self) -> int:
