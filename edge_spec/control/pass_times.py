@@ -1,12 +1,20 @@
 """What passes take by their rows, learnt from those that were made: a fixed part, mostly the
-weights that are read, and a part for each row."""
+weights that are read, and a part for each row. And whether it pays to share them."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
 
 _REMEMBERED = 1 - 1 / 32  # weight of the passes before
 _OUTLIER = 4.0  # times what was expected, beyond which something else was going on
 _PRIOR_ROWS = 4.0  # of a first pass, half of which is taken for fixed
 _FAMILIARITY = 0.5  # passes that this counts for
+_REST = 64  # passes without sharing, after sharing lost or failed; twice as many each time
+_PATIENCE = 8  # shared passes, before they are held against others
+_WEIGHT = 0.1  # of the last shared pass, in how they compare
+
+_log = logging.getLogger(__name__)
 
 
 class PassTimes:
@@ -46,3 +54,46 @@ class PassTimes:
         self._sums = tuple(  # type: ignore[assignment]
             keep * old + weight * each for old, each in zip(self._sums, new, strict=True)
         )
+
+
+class SharingTimes:
+    """What passes take, of one conversation or several. Where those of several take longer than
+    one by one, or fail, they rest: conversations take turns for so many passes."""
+
+    def __init__(self) -> None:
+        self.all = PassTimes()
+        self._alone = PassTimes()  # of passes of one conversation
+        self._ratio = 1.0  # of shared passes' time to what they would have taken one by one
+        self._num_shared = 0  # since it was begun to compare
+        self._resting, self._next_rest = 0, _REST
+
+    @property
+    def rests(self) -> bool:
+        return self._resting > 0
+
+    def count(self) -> None:
+        """One pass more."""
+        self._resting = max(0, self._resting - 1)
+
+    def observe_alone(self, rows: int, seconds: float) -> None:
+        self._alone.observe(rows, seconds)
+        self.all.observe(rows, seconds)
+
+    def observe_shared(self, rows: Sequence[int], seconds: float) -> None:
+        """rows: of each conversation."""
+        self.all.observe(sum(rows), seconds)
+        if self._alone.num_observed < _PATIENCE:
+            return
+        one_by_one_s = sum(self._alone.at(each) for each in rows)
+        self._ratio += _WEIGHT * (seconds / one_by_one_s - self._ratio)
+        self._num_shared += 1
+        if self._num_shared >= _PATIENCE and self._ratio > 1:
+            _log.info(
+                "passes are not shared for a while: they took %.2f times as long as one by one",
+                self._ratio,
+            )
+            self.rest()
+
+    def rest(self) -> None:
+        self._resting, self._next_rest = self._next_rest, 2 * self._next_rest
+        self._ratio, self._num_shared = 1.0, 0

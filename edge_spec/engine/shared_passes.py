@@ -21,20 +21,17 @@ from weakref import WeakKeyDictionary
 
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import Losslessness
-from edge_spec.control.pass_times import PassTimes
+from edge_spec.control.pass_times import SharingTimes
 from edge_spec.control.sharing import shares_alike, slices_alike, wider
 from edge_spec.core.model import Forward, Model, Session, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
 from edge_spec.engine.passes import OwnPasses, Scored
-from edge_spec.errors import EdgeSpecError
 
 _ANY_ROWS = 32  # of a shared pass, where widths need not agree
 _LEAST_SLICE = 4  # tokens of a prompt, that others leave room for
 _LONGER = 2.0  # how many times as long a slice may make the passes of others
-_REST = 64  # passes without sharing, after sharing lost or failed; twice as many each time
-_PATIENCE = 8  # shared passes, before they are held against others
-_WEIGHT = 0.1  # of the last shared pass, in how they compare
+_WEIGHT = 0.1  # of the last pass that scored, in how many rows are usual
 
 _log = logging.getLogger(__name__)
 
@@ -62,11 +59,7 @@ class SharedPasses:
         self._is_running = False
         self._most = 1  # sessions of a pass
         self._slices = False  # whether prompts may be divided
-        self._times = PassTimes()
-        self._alone_times = PassTimes()  # of passes of one conversation
-        self._ratio = 1.0  # of shared passes' time to what they would have taken one by one
-        self._num_shared = 0  # since it was begun to compare
-        self._resting, self._next_rest = 0, _REST
+        self._times = SharingTimes()
         self._usual_rows = 1.0  # of passes that score
         self._arrivals: WeakKeyDictionary[Session, Arrivals] = WeakKeyDictionary()
         self._preparing: Thread | None = None
@@ -125,7 +118,7 @@ class SharedPasses:
                 if widths and not shares_alike(model, widths):
                     _log.info("passes are not shared: that would change texts on this machine")
                     most = 1
-        except EdgeSpecError as error:  # conversations take turns
+        except Exception as error:  # whatever the library raises: conversations take turns
             _log.info("passes are not shared: %s", error)
             return
         with self._turn:
@@ -177,10 +170,9 @@ class SharedPasses:
         """Out of the queue, what goes into the next pass; who has waited longest is among them."""
         first = self._queue[0]
         chosen: list[Request] = []
-        if self._resting:
-            self._resting -= 1
-        elif self._joins(first):
+        if not self._times.rests and self._joins(first):
             chosen = self._fitting()
+        self._times.count()
         if len(chosen) < 2:
             chosen = [first]
             if isinstance(first, PromptRequest):
@@ -228,7 +220,8 @@ class SharedPasses:
     def _rows_for_prompts(self, rows: int) -> int:
         """Beside `rows` of others; or of those that are about to come."""
         others = max(rows, self._usual_rows)
-        fitting = self._times.rows_within(_LONGER * self._times.at(others)) - rows
+        times = self._times.all
+        fitting = times.rows_within(_LONGER * times.at(others)) - rows
         return min(self._widest - rows, max(_LEAST_SLICE, fitting))
 
     def _is_company(self, request: Request) -> bool:
@@ -243,10 +236,10 @@ class SharedPasses:
     def _worth_waiting_s(self) -> float:
         """For another conversation: as long as one pass less would save, at most; 0 for not."""
         first = self._queue[0]
-        if self._resting or len(self._queue) >= self._most or not self._joins(first):
+        if self._times.rests or len(self._queue) >= self._most or not self._joins(first):
             return 0.0
         now = self._clock()
-        deadline = first.arrived_s + self._times.fixed_s
+        deadline = first.arrived_s + self._times.all.fixed_s
         waiting = {id(request.session) for request in self._queue}
         expected = [
             arrivals.due_s
@@ -265,8 +258,7 @@ class SharedPasses:
             seconds = self._clock() - started
             chosen[0].charge(seconds)
             if chosen[0].is_timed:
-                self._alone_times.observe(rows, seconds)
-                self._times.observe(rows, seconds)
+                self._times.observe_alone(rows, seconds)
             return
         width = wider(rows, self._lossless.widths)
         assert width is not None and isinstance(self._model, SharesPasses)
@@ -276,39 +268,20 @@ class SharedPasses:
             _log.info("a pass of several conversations failed, each is made alone: %s", error)
             for request in chosen:
                 request.alone = True
-            self._rest()
+            self._times.rest()
             return
-        self._observe(chosen, outs, rows, self._clock() - started)
+        self._observe(chosen, outs, self._clock() - started)
 
-    def _observe(
-        self, chosen: Sequence[Request], outs: Sequence[Forward], rows: int, seconds: float
-    ) -> None:
-        times = self._times
-        times.observe(rows, seconds)
+    def _observe(self, chosen: Sequence[Request], outs: Sequence[Forward], seconds: float) -> None:
+        self._times.observe_shared([each.num_rows for each in chosen], seconds)
+        times = self._times.all
         weights = [times.fixed_s / len(chosen) + times.row_s * each.num_rows for each in chosen]
-        for request, out, weight in zip(chosen, outs, weights, strict=True):
-            request.charge(seconds * weight / (sum(weights) or 1.0))
-            request.finish(out)
         scored = sum(each.num_rows for each in chosen if isinstance(each, TreeRequest))
         if scored:
             self._usual_rows += _WEIGHT * (scored - self._usual_rows)
-        alone = self._alone_times
-        if alone.num_observed < _PATIENCE:
-            return
-        one_by_one = sum(alone.at(each.num_rows) for each in chosen)
-        self._ratio += _WEIGHT * (seconds / one_by_one - self._ratio)
-        self._num_shared += 1
-        if self._num_shared >= _PATIENCE and self._ratio > 1:
-            _log.info(
-                "passes are not shared for a while: they took %.2f times as long as passes "
-                "one by one",
-                self._ratio,
-            )
-            self._rest()
-
-    def _rest(self) -> None:
-        self._resting, self._next_rest = self._next_rest, 2 * self._next_rest
-        self._ratio, self._num_shared = 1.0, 0
+        for request, out, weight in zip(chosen, outs, weights, strict=True):
+            request.charge(seconds * weight / (sum(weights) or 1.0))
+            request.finish(out)
 
     def _arrivals_of(self, session: Session) -> Arrivals:
         return self._arrivals.setdefault(session, Arrivals())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.control.pass_times import PassTimes
+from edge_spec.control.pass_times import PassTimes, SharingTimes
 
 
 def observed(fixed_s: float, row_s: float, times: PassTimes, count: int = 64) -> PassTimes:
@@ -43,3 +43,18 @@ def test_passes_of_one_width_leave_half_of_it_fixed() -> None:
     assert times.at(2) == pytest.approx(10e-3, rel=0.02)
     assert 0 < times.fixed_s < 10e-3 and times.row_s > 0
     assert PassTimes().rows_within(1.0) == 0
+
+
+@pytest.mark.parametrize("shared_s, rests", [(8e-3, False), (13e-3, True)])
+def test_sharing_rests_where_it_loses(shared_s: float, rests: bool) -> None:
+    """Two passes of one row take 10 ms one after the other."""
+    times = SharingTimes()
+    for rows in (1, 2) * 20:
+        times.observe_alone(rows, 4e-3 + rows * 1e-3)
+    for _ in range(40):
+        if not times.rests:
+            times.observe_shared([1, 1], shared_s)
+    assert times.rests == rests
+    for _ in range(200):
+        times.count()
+    assert not times.rests

@@ -209,7 +209,7 @@ def fails(tree: TokenTree) -> Forward:
 def test_a_prompt_is_read_in_slices_beside_the_rows_of_others() -> None:
     served = Served()
     prompt, other = served.session(0), served.session()
-    served.passes._times.fixed_s, served.passes._times.row_s = 4e-3, 1e-3
+    served.passes._times.all.fixed_s, served.passes._times.all.row_s = 4e-3, 1e-3
     released = served.hold()
     served.read("prompt", prompt, 100)
     served.ask("other", other, 2)
@@ -286,7 +286,7 @@ def test_nobody_waits_longer_than_it_wins(due_s: float, waits: bool) -> None:
     served = Served()
     passes = served.passes
     passes._clock = lambda: now[0]
-    passes._times.fixed_s, passes._times.row_s = 4e-3, 1e-3
+    passes._times.all.fixed_s, passes._times.all.row_s = 4e-3, 1e-3
     other = served.session()
     arrivals = passes._arrivals_of(other)
     for _ in range(8):
