@@ -163,7 +163,10 @@ class SharedPasses:
             now = self._clock()
             for request in chosen:
                 self._arrivals_of(request.session).left(now)
-            self._queue[:0] = [request for request in chosen if not request.is_done]
+            left = [request for request in chosen if not request.is_done]
+            read = [request for request in left if isinstance(request, PromptRequest)]
+            # A prompt has just had its slice: others are first now.
+            self._queue = [each for each in left if each not in read] + self._queue + read
             self._turn.notify_all()
 
     def _take(self) -> list[Request]:

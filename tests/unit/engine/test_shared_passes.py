@@ -221,6 +221,19 @@ def test_a_prompt_is_read_in_slices_beside_the_rows_of_others() -> None:
     assert prompt.committed == list(range(100))  # type: ignore[attr-defined]
 
 
+def test_a_wide_tree_does_not_wait_for_the_end_of_a_prompt() -> None:
+    """Beside whose slices it has no room."""
+    served = Served()
+    served.passes._times.all.fixed_s, served.passes._times.all.row_s = 4e-3, 1e-3
+    released = served.hold()
+    served.read("prompt", served.session(0), 400)
+    served.ask("narrow", served.session(), 1)
+    served.ask("wide", served.session(), 30)
+    released.set()
+    passes = served.end()
+    assert any((30, True) in each for each in passes[:3])
+
+
 def test_prompts_that_slices_would_change_are_read_as_a_whole() -> None:
     served = Served()
     served.passes._slices = False
