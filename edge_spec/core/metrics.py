@@ -57,9 +57,11 @@ class RoundStats:
     def as_charged(self) -> RoundStats:
         """As if the pass had been this conversation's alone: what one more row takes is then taken
         from all who share it, and is worth it only at the rate of all of them."""
-        if self.charged_s is None:
+        if self.charged_s is None or self.forward_s <= 0:
             return self
-        total_s = self.total_s - self.forward_s + self.charged_s
+        # Outside of passes threads wait for each other, too: in the same proportion.
+        around_s = (self.total_s - self.forward_s - self.draft_s) * self.charged_s / self.forward_s
+        total_s = self.draft_s + self.charged_s + around_s
         return replace(self, forward_s=self.charged_s, total_s=total_s)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from edge_spec.control.batch_invariance import widths_for
-from edge_spec.core.model import HasWays, Model
+from edge_spec.core.model import HasWays, Model, SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
@@ -88,14 +88,18 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
     mode = options.lossless_mode
     widths = widths_for(options.most_rows)
     findings = settle_rows(models.target, key, widths, mode)
+    lossless = findings.lossless(mode, replays=not options.anticipates)
+    limit = options.parallel_rows
+    if limit is None and lossless.widths and isinstance(models.target, SharesPasses):
+        limit = lossless.widths[-1]  # beyond it, some would have to wait for a second pass
     return SpeculationFactory(
         models.context,
         models.target.capabilities,
         findings.batch_invariance,
-        lossless=findings.lossless(mode, replays=not options.anticipates),
+        lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
-        parallel_rows=options.parallel_rows,
+        parallel_rows=limit,
         costs=models.costs,
     )
 
