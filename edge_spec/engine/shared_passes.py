@@ -164,7 +164,7 @@ class SharedPasses:
             for request in chosen:
                 self._arrivals_of(request.session).left(now)
             left = [request for request in chosen if not request.is_done]
-            read = [request for request in left if isinstance(request, PromptRequest)]
+            read: list[Request] = [each for each in left if isinstance(each, PromptRequest)]
             # A prompt has just had its slice: others are first now.
             self._queue = [each for each in left if each not in read] + self._queue + read
             self._turn.notify_all()
