@@ -8,7 +8,8 @@ from contextlib import ExitStack, closing
 import numpy as np
 
 from edge_spec.control.batch_invariance import is_large
-from edge_spec.core.model import Model, PassPart, Restorable, Session, SharesPasses
+from edge_spec.core.model import Model, Restorable, Session
+from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 
 _HELD = (40, 23)  # tokens of the two conversations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -119,35 +119,6 @@ class OwnLoop(Protocol):
         """Scores it, and keeps it; returns when its scores are there."""
 
     def close(self) -> None: ...
-
-
-class PassPart(NamedTuple):
-    """What one session has in a pass that several share."""
-
-    session: Session
-    tree: TokenTree
-    scored: bool = True  # whether its scores are read: those of a prompt are not
-
-
-@runtime_checkable
-class SharesPasses(Protocol):
-    """A model that scores the trees of several of its sessions in one pass over its weights.
-
-    The weights of a matrix are read once for all rows, which is most of what a pass of a few rows
-    takes (Yu et al. 2022, Orca: selective batching); attention stays that of each session.
-    """
-
-    def prepare_sharing(self, num_sessions: int) -> int:
-        """Makes what passes of so many sessions need; returns how many may share one, 1 for none:
-        where memory is short, say. Takes long, and any thread may call it, during passes too."""
-
-    def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        """Leaves each session as its own `forward` would, with its scores, one thread at a time.
-
-        num_rows: of the pass, which is widened to them; at least those of all parts. Of parts that
-        are not scored the result has no rows. Where it raises, none of the sessions has a last
-        forward to commit, and each may score its tree by itself.
-        """
 
 
 @runtime_checkable

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from edge_spec.core.model import Forward, PassPart, Session
+from edge_spec.core.model import Forward, Session
+from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.passes import Passes, Scored
 
@@ -74,13 +76,19 @@ class Request:
         raise NotImplementedError
 
     def finish(self, out: Forward) -> None:
-        """What a shared pass gave."""
-        raise NotImplementedError
+        """out: what a shared pass gave. What taking it raises, the conversation is told."""
+        with self._telling_errors():
+            self._finish(out)
 
     def run(self, passes: Passes) -> None:
         """A pass of its own. What that raises, the conversation is told."""
-        try:
+        with self._telling_errors():
             self._run(passes)
+
+    @contextmanager
+    def _telling_errors(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             self._error, self.is_done = error, True
 
@@ -90,6 +98,9 @@ class Request:
     def require_no_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _finish(self, out: Forward) -> None:
+        raise NotImplementedError
 
     def _run(self, passes: Passes) -> None:
         raise NotImplementedError
@@ -115,7 +126,7 @@ class TreeRequest(Request):
     def part(self) -> PassPart:
         return PassPart(self.session, self._tree)
 
-    def finish(self, out: Forward) -> None:
+    def _finish(self, out: Forward) -> None:
         self._scored, self.is_done = Scored(out, len(self._tree)), True
 
     def scored(self) -> Scored:
@@ -154,7 +165,7 @@ class PromptRequest(Request):
         taken = self._left[: self._num_taken]
         return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), scored=False)
 
-    def finish(self, out: Forward) -> None:
+    def _finish(self, out: Forward) -> None:
         self.session.commit(range(self._num_taken))
         self._ends()
 

@@ -23,7 +23,8 @@ from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import SharingTimes
 from edge_spec.control.sharing import shares_alike, slices_alike, wider
-from edge_spec.core.model import Forward, Model, Session, SharesPasses
+from edge_spec.core.model import Forward, Model, Session
+from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
 from edge_spec.engine.passes import OwnPasses, Scored

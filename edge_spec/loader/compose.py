@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from edge_spec.control.batch_invariance import widths_for
-from edge_spec.core.model import HasWays, Model, SharesPasses
+from edge_spec.core.model import HasWays, Model
+from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine

@@ -10,11 +10,11 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import (
     Capabilities,
     Forward,
-    PassPart,
     require_rollback,
     require_room,
     require_state,
 )
+from edge_spec.core.shared_pass import PassPart, forward_one_by_one
 from edge_spec.core.tree import TokenTree
 
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
@@ -59,11 +59,7 @@ class ScriptedModel:
         return num_sessions
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        outs = [part.session.forward(part.tree) for part in parts]
-        return [
-            out if part.scored else Forward(out.logits[:0])
-            for part, out in zip(parts, outs, strict=True)
-        ]
+        return forward_one_by_one(parts)
 
     def close(self) -> None:
         pass

@@ -7,7 +7,8 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 
-from edge_spec.core.model import Model, PassPart, Session, SharesPasses
+from edge_spec.core.model import Model, Session
+from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 
 _HELD = (12, 1, 5, 9)  # tokens of each conversation at first

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Forward, PassPart
+from edge_spec.core.model import Forward
+from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import EdgeSpecError
 from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
@@ -89,7 +89,6 @@ class JointPasses:
         self._suffixes = [place_suffix(place) for place in range(num_places)]
         self._bound: list[tuple[KvCache, int] | None] = [None] * num_places
         self._no_bias = np.zeros(0, np.float32)
-        self._run_options = onnxruntime.RunOptions()
 
     def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
         """One pass. parts: of each session its passes, the tokens that it holds, its tree.
@@ -197,9 +196,10 @@ class JointPasses:
         bind_output(binding, "logits", logits)
         bind_output(binding, "hidden", hidden)
         try:
-            self._inference.run_with_iobinding(binding, self._run_options)
+            self._inference.run_with_iobinding(binding)
         except Exception as error:
-            raise _joint_error(error, len(tokens), parts) from error
+            longest = max(start for _, start, _ in parts)
+            raise pass_error(error, len(tokens), longest) from error
         found = [Forward(logits[:0], hidden[:0])] * len(parts)
         row = 0
         for at in places:
@@ -212,9 +212,3 @@ class JointPasses:
                 found[at] = Forward(logits[scored], hidden[scored])
                 row = scored.stop
         return found
-
-
-def _joint_error(
-    error: Exception, num_rows: int, parts: Sequence[tuple[Passes, int, PassPart]]
-) -> EdgeSpecError:
-    return pass_error(error, num_rows, max(start for _, start, _ in parts))

@@ -10,7 +10,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.model import Capabilities, Forward, PassPart, RuntimeOptions
+from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
+from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device

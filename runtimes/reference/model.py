@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_spec.core.export import Observe
-from edge_spec.core.model import (
-    Capabilities,
-    Forward,
-    PassPart,
-    RuntimeOptions,
-    TensorRows,
-    Tensors,
-)
+from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, TensorRows, Tensors
+from edge_spec.core.shared_pass import PassPart, forward_one_by_one
 from edge_spec.errors import UsageError
 from edge_spec.placement.devices import Device, processor
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
@@ -33,11 +27,7 @@ class ReferenceModel(Arithmetic):
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
         """One after the other: what others are compared with."""
-        outs = [part.session.forward(part.tree) for part in parts]
-        return [
-            out if part.scored else Forward(out.logits[:0])
-            for part, out in zip(parts, outs, strict=True)
-        ]
+        return forward_one_by_one(parts)
 
     def close(self) -> None:
         self._weights.clear()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import PassPart, RuntimeOptions, SharesPasses
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses

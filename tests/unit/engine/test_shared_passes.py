@@ -11,7 +11,8 @@ import pytest
 
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import LosslessMode, Losslessness
-from edge_spec.core.model import Forward, PassPart, Session
+from edge_spec.core.model import Forward, Session
+from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import TreeRequest
 from edge_spec.engine.shared_passes import SharedPasses
@@ -219,6 +220,20 @@ def test_a_prompt_is_read_in_slices_beside_the_rows_of_others() -> None:
     assert 4 <= passes[0][1][0] <= 32  # a slice, so that nobody waits for the whole
     assert sum(rows for each in passes for rows, scored in each if not scored) == 100
     assert prompt.committed == list(range(100))  # type: ignore[attr-defined]
+
+
+def test_who_cannot_keep_its_slice_is_told_and_the_others_go_on() -> None:
+    served = Served()
+    served.passes._times.all.fixed_s, served.passes._times.all.row_s = 4e-3, 1e-3
+    broken, whole = served.session(0), served.session()
+    broken.commit = fails  # type: ignore[method-assign, assignment]
+    released = served.hold()
+    served.ask("whole", whole, 2)
+    served.read("broken", broken, 100)
+    released.set()
+    assert len(served.end()[0]) == 2  # one pass of both
+    assert isinstance(served.found["broken"], SessionError)
+    assert np.array_equal(served.found["whole"].out.logits, logits(whole, 2))
 
 
 def test_a_wide_tree_does_not_wait_for_the_end_of_a_prompt() -> None:
