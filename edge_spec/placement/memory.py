@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +22,8 @@ class Memory:
     weights: with what the library copies of them; cache: of keys and values; work: buffers for
     the widest passes; library: its code and tables, once however many of its models are open;
     mapped_twice: of the weights, what stays mapped beside a copy that alone is used, and is dropped
-    where memory is wanted.
+    where memory is wanted; on_devices: in devices' own memory, by their names, which the other
+    numbers leave out.
     """
 
     weights: int
@@ -30,6 +31,7 @@ class Memory:
     work: int
     library: int = 0
     mapped_twice: int = 0
+    on_devices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
