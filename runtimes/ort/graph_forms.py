@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,6 +31,7 @@ from edge_spec.runtimes.ort.stacked import STACKED
 _CONTRIB = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
 _BIAS, _BIAS_INPUT = "attention_bias", 10  # of the operator's inputs
+_OF_FORMS = {STACKED, "cached_tokens", "attention_rows", "kept_rows", _BIAS}  # inputs
 _POSITIONS = "position_ids"
 _OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
 
@@ -74,7 +76,7 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
         is_wide = form.has_wide_stream
         made = halve(model, path, keeps_wide_stream(config) if is_wide is None else is_wide)
     _drop_unused(model.graph)
-    return FormedGraph(model.SerializeToString(), made)
+    return FormedGraph(bytes(model.SerializeToString()), made)
 
 
 def _keep_one_attention(model: ModelProto) -> None:
@@ -104,6 +106,10 @@ def _attend_once(graph: GraphProto) -> None:
         if node.op_type == "Gather" and node.input[1] in ("attention_rows", "kept_rows")
     }
     kept = [node for node in graph.node if node.output[0] not in taken]
+    for node in kept:
+        if list(node.input) == [_POSITIONS] and node.op_type == "Squeeze":
+            graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_axis"))
+            node.input.append("first_axis")  # one row stays a row
     _replace(graph, _renamed(kept, taken))
     for value in graph.input:
         for size in value.type.tensor_type.shape.dim:
@@ -136,7 +142,7 @@ def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterato
         return
     prefix, (packed, *others) = node.output[0], node.input[:3]
     parts = [packed, *others]
-    if not any(others):
+    if others == ["", ""]:
         parts = [f"{prefix}.{part}" for part in "qkv"]
         sizes = np.array([config.query_size, config.kv_size, config.kv_size])
         constant = numpy_helper.from_array(sizes, f"{prefix}.sizes")
@@ -145,7 +151,7 @@ def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterato
     tables = list(node.input[7:9])
     for i, heads in enumerate((config.num_heads, config.num_kv_heads)):
         turned = f"{prefix}.{'qk'[i]}.rotated"
-        partial = {"num_heads": heads, "rotary_embedding_dim": config.rotated}
+        partial: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": config.rotated}
         yield onnx.helper.make_node(
             "RotaryEmbedding",
             [parts[i], _POSITIONS, *tables],
@@ -175,8 +181,10 @@ def _replace(graph: GraphProto, nodes: list[NodeProto]) -> None:
 
 
 def _drop_unused(graph: GraphProto) -> None:
-    """Drops inputs and weights that no node reads."""
+    """Drops weights that no node reads, and inputs of forms that are not this one."""
     read = {name for node in graph.node for name in node.input}
-    for values in (graph.input, graph.initializer):
-        for at in reversed([at for at, value in enumerate(values) if value.name not in read]):
+    inputs = [at for at, value in enumerate(graph.input) if value.name in _OF_FORMS - read]
+    weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
+    for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
+        for at in reversed(unread):
             del values[at]

@@ -10,7 +10,7 @@ norms stay float32, with a Cast before and after each matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +103,7 @@ class _Halving:
             of_heads = any(name.endswith(_HEAD_NORMS) for name in node.input)
             return _HALF if of_heads else _FLOAT
         if node.op_type == "Gather" and floating[0] in self._stored:  # of an embedding
-            return self._types[floating[0]]
+            return int(self._types[floating[0]])
         return _widest(self._types[name] for name in floating if name not in self._stored)
 
     def _is_floating(self, name: str) -> bool:

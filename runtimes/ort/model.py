@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
@@ -27,7 +28,10 @@ from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
@@ -36,17 +40,28 @@ GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
+_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class _Weights:
-    """How the graphs of one bundle are loaded: their devices and threads."""
+    """How the graphs of one bundle are loaded: their form, devices and threads.
 
-    def __init__(self, bundle: Bundle, options: RuntimeOptions, **settings: bool) -> None:
+    form: of the whole model's graph; None: as it is in the bundle, which suits the CPU.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        form: GraphForm | None = None,
+        **settings: bool,
+    ) -> None:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
         self._on_cpu = all(device.name == CPU for device in self._devices)
-        self._segments = segment_files(bundle) if self._on_cpu else []
+        self.form = form
+        self._segments = segment_files(bundle) if self._on_cpu and form is None else []
         takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
 
         def chosen() -> Any:
@@ -69,10 +84,9 @@ class _Weights:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._load = partial(
-            onnxruntime.InferenceSession,
-            providers=add_providers(self._options, self._devices, _compiled(bundle)),
-        )
+        self._providers = partial(add_providers, chosen=self._devices, compiled=_compiled(bundle))
+        self._load = partial(onnxruntime.InferenceSession, providers=self._providers(self._options))
+        self._held: list[Any] = []  # weights of graphs, which read them where they are
 
     @property
     def threads(self) -> int | None:
@@ -92,23 +106,45 @@ class _Weights:
         With another number of threads, one after the other: that is for a machine that is busy.
         Raises BundleError, DeviceError.
         """
+        if self.form is not None:
+            return self.open_form(self.form, threads)
         if not self._segments:
             return self.open(GRAPH_FILE, threads)
         open_one = partial(self.open, threads=threads)
         with ThreadPoolExecutor(len(self._segments) if threads is None else 1) as loaders:
             return SegmentedInference(self.bundle, list(loaders.map(open_one, self._segments)))
 
-    def open(self, name: str, threads: int | None = None, made: bytes | None = None) -> Any:
+    def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
+        """The whole model in another form. Raises BundleError, DeviceError."""
+        from edge_spec.runtimes.ort.graph_forms import formed_graph
+
+        made = formed_graph(self.bundle.file(GRAPH_FILE), self.config, form)
+        return self.open(GRAPH_FILE, threads, made.graph, made.initializers)
+
+    def open(
+        self,
+        name: str,
+        threads: int | None = None,
+        made: bytes | None = None,
+        initializers: Mapping[str, np.ndarray] = _NOTHING,
+    ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
-        graph over the same weights. Raises BundleError, DeviceError."""
+        graph over the same weights, but those that `initializers` has. Raises BundleError,
+        DeviceError."""
         graph = self.bundle.file(name)
         options = self._options
         if threads is not None or made is not None:
             options = self._chosen()
+            self._providers(options)  # those of packages are part of the options
             options.intra_op_num_threads = threads or options.intra_op_num_threads
         if made is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
             options.add_session_config_entry(_STOPS_SPINNING, "1")
+        if initializers:
+            made_value = import_onnxruntime().OrtValue.ortvalue_from_numpy
+            given = list(map(made_value, initializers.values()))
+            options.add_external_initializers(list(initializers), given)
+            self._held += given
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
@@ -123,15 +159,20 @@ class _Weights:
 class OrtModel:
     """One InferenceSession, and a second one once a session opens a part of the model.
 
-    Sessions share the weights and the thread pool.
+    Sessions share the weights and the thread pool. form: of the graph; None: as it is stored.
     """
 
-    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        self._weights = _Weights(bundle, options)
+    def __init__(
+        self, bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
+    ) -> None:
+        self._weights = _Weights(bundle, options, form)
         from edge_spec.runtimes.ort.passes import MAX_ROWS
 
         self.capabilities = Capabilities(
-            max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
+            max_rows=MAX_ROWS,
+            trees=form is None or form.takes_trees,
+            rollback=True,
+            hidden_states=True,
         )
         self.config = self._weights.config
         self._inference: Any = self._weights.open_whole()
@@ -151,7 +192,7 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraphs
 
-        if self._weights.threads is None:
+        if self._weights.threads is None or self._weights.form is not None:
             return 1  # not measured on other devices than the CPU
         with self._lock:
             if self._joint is None:
@@ -179,8 +220,13 @@ class OrtModel:
         return self._weights.open_whole(threads)
 
     def _open_partial(self) -> Any:
-        """Loads it once. Raises UsageError where the bundle has none."""
+        """Loads it once. Raises UsageError where the bundle has none, or the cache is another."""
         bundle = self._weights.bundle
+        if self._weights.form is not None:
+            raise UsageError(
+                "a model cannot draft for itself on this device, whose cache is of another kind",
+                remedy="Choose another --drafter, or --device cpu.",
+            )
         if PARTIAL_FILE not in bundle.manifest.files:
             raise UsageError(
                 f"{bundle.path} was exported without {PARTIAL_FILE}: the model cannot draft "
