@@ -14,6 +14,7 @@ from edge_spec.exporters.families import (
     ministral,
     olmo,
     phi,
+    qwen_moe,
     smollm3,
 )
 from edge_spec.exporters.families.family import Family
@@ -33,6 +34,7 @@ _FAMILIES = (
     olmo.EXAONE4,
     hunyuan.HUNYUAN,
     ministral.MINISTRAL,
+    qwen_moe.QWEN3_MOE,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

@@ -41,6 +41,7 @@ LAYER_NAMES = MappingProxyType(
     }
 )
 LAYER = "model.layers."
+_ALL_EXPERTS = ".mlp.experts."
 _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
 
@@ -72,6 +73,8 @@ def _our_name(name: str, family: Family) -> str:
         name = name.removeprefix("language_model.")  # of a head
     number, _, rest = name.removeprefix(LAYER).partition(".")
     part, _, suffix = rest.rpartition(".")
+    if name.startswith(LAYER) and rest in family.parts:
+        return f"{LAYER}{number}.{family.parts[rest]}"
     if name.startswith(LAYER) and part in family.parts:
         return f"{LAYER}{number}.{family.parts[part]}.{suffix}"
     return name
@@ -104,6 +107,28 @@ def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
             )
         if not start:
             found[name] = tensor
+    return found
+
+
+def each_expert(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with those of all experts at once, [experts, ...], as one of each."""
+    found = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.partition(_ALL_EXPERTS)
+        if part.count(".") != 1 or config.experts is None:
+            found[name] = tensor
+            continue
+        if tensor.shape[0] != config.num_experts or len(tensor.shape) < 2:
+            raise ModelFileError(
+                f"tensor {name} has the shape {list(tensor.shape)}, expected "
+                f"{config.num_experts} experts",
+                remedy="Download or convert the model again.",
+            )
+        for expert in range(config.num_experts):
+            own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
+            found[f"{prefix}{_ALL_EXPERTS}{expert}.{part}"] = own
     return found
 
 
