@@ -180,7 +180,7 @@ class ModelConfig:
         return next(filter(None, map(self._rope_problem, self.ropes)), None)
 
     def _optional(self) -> Iterator[float]:
-        clamp = self.experts and self.experts.clamp
+        clamp = None if self.experts is None else self.experts.clamp
         values = (self.attention_scale, self.attention_softcap, self.logit_softcap, clamp)
         return (value for value in values if value is not None)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from edge_spec.exporters.families import (
     gemma,
+    gpt_oss,
     granite,
     hunyuan,
     llama,
@@ -35,6 +36,7 @@ _FAMILIES = (
     hunyuan.HUNYUAN,
     ministral.MINISTRAL,
     qwen_moe.QWEN3_MOE,
+    gpt_oss.GPT_OSS,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

@@ -73,8 +73,6 @@ def _our_name(name: str, family: Family) -> str:
         name = name.removeprefix("language_model.")  # of a head
     number, _, rest = name.removeprefix(LAYER).partition(".")
     part, _, suffix = rest.rpartition(".")
-    if name.startswith(LAYER) and rest in family.parts:
-        return f"{LAYER}{number}.{family.parts[rest]}"
     if name.startswith(LAYER) and part in family.parts:
         return f"{LAYER}{number}.{family.parts[part]}.{suffix}"
     return name

@@ -33,7 +33,9 @@ class Mixture:
         """x: [1, rows, hidden] -> the same; prefix: of the names of the layer's tensors."""
         nodes, hidden = self._nodes, self._config.hidden_size
         layer = _Layer(
-            prefix, self._router(prefix), self._matrices(prefix, "gate_proj", "up_proj"),
+            prefix,
+            self._router(prefix),
+            self._matrices(prefix, "gate_proj", "up_proj"),
             self._matrices(prefix, "down_proj"),
         )
         sizes = nodes.weights.add("rows_shape", np.array([-1, hidden]))

@@ -106,6 +106,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
             f"blocks of {EMBEDDING_BLOCK}",
             remedy="Export it with --quant fp16 or fp32.",
         )
+    _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
     if config.head_dim % 16:
         raise UnsupportedModelError(
             f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 16, this "
@@ -113,6 +114,17 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
             remedy="Run it with --runtime reference.",
         )
     return name, block_size
+
+
+def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
+    """Raises UnsupportedModelError for experts whose rows end within a block."""
+    sizes = (checkpoint.config.hidden_size, checkpoint.config.intermediate_size)
+    if checkpoint.config.experts and bits <= 8 and any(size % block_size for size in sizes):
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: experts of {sizes[0]} x {sizes[1]} cannot be quantized in blocks "
+            f"of {block_size}",
+            remedy="Export it with --block-size 32, or with --quant fp16 or fp32.",
+        )
 
 
 def _write_graph(
