@@ -55,6 +55,9 @@ QUANTIZATIONS = MappingProxyType(
 class OnnxExporter:
     format = "onnx"
 
+    def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
+        _require_heads(checkpoint)
+
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
@@ -107,13 +110,18 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
             remedy="Export it with --quant fp16 or fp32.",
         )
     _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
-    if config.head_dim % 16:
+    _require_heads(checkpoint)
+    return name, block_size
+
+
+def _require_heads(checkpoint: StoredCheckpoint) -> None:
+    head_dim = checkpoint.config.head_dim
+    if head_dim % 16:
         raise UnsupportedModelError(
             f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 16, this "
-            f"model has {config.head_dim}",
+            f"model has {head_dim}",
             remedy="Run it with --runtime reference.",
         )
-    return name, block_size
 
 
 def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
