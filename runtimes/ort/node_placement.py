@@ -26,10 +26,10 @@ def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
 
 
 def heavy_on_cpu(placement: Mapping[str, Mapping[str, int]]) -> str:
-    """Lists the operators on the CPU that take a model's time, such as "30 GroupQueryAttention and
-    121 MatMulNBits"; empty where there is none."""
+    """Lists the operators on the CPU that take a model's time, such as "30 GroupQueryAttention, 121
+    MatMulNBits"; empty where there is none."""
     found = placement.get(_CPU_PROVIDER, {})
-    return " and ".join(f"{found[name]} {name}" for name in _HEAVY if name in found)
+    return ", ".join(f"{found[name]} {name}" for name in _HEAVY if name in found)
 
 
 def require_on_device(inference: Any, chosen: Sequence[ProviderChoice]) -> None:
@@ -41,7 +41,6 @@ def require_on_device(inference: Any, chosen: Sequence[ProviderChoice]) -> None:
     if heavy:
         names = ",".join(choice.name for choice in chosen)
         raise DeviceError(
-            f"onnxruntime would compute {heavy} on the CPU, not on {names}, which does not take "
-            "them in this model's types",
-            remedy=f"Choose another --device, or allow it: --device {names},cpu",
+            f"onnxruntime would compute {heavy} of this model on the CPU, not on {names}",
+            remedy=f"Choose another --device or --runtime, or allow it: --device {names},cpu",
         )
