@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError, UsageError
+from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.placement.isolated import IsolatedError
 from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model
@@ -133,6 +134,22 @@ def test_a_provider_that_is_not_used_says_why(name: str) -> None:
     pretended = Pretended(ep_device("TensorrtExecutionProvider", "GPU"))
     assert "tensorrt" not in choices(pretended)
     assert list(devices.unused(pretended)) == ["tensorrt"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("", "installed in part"), ("raise ImportError('DLL load failed')", "DLL load failed")],
+)
+def test_a_damaged_onnxruntime_is_not_called_missing(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after one of its two packages, which install the same module, was uninstalled."""
+    (tmp_path / "onnxruntime.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    with pytest.raises(MissingDependencyError, match=said) as caught:
+        devices.import_onnxruntime()
+    assert "uninstall both" in caught.value.remedy
 
 
 def test_no_name_stands_for_the_cpu_and_loads_no_package() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,27 +114,29 @@ def test_no_driver_is_one_line_with_the_linkers_own_words(monkeypatch: pytest.Mo
     assert "\n" not in str(caught.value)
 
 
-def test_what_preloading_prints_reaches_no_one(capfd: pytest.CaptureFixture[str]) -> None:
-    """As onnxruntime's __init__ prints what it does not find."""
-    namespace: dict[str, object] = {}
-    exec("def preload_dlls():\n    print('Failed to load libcublasLt.so.13')", namespace)
-    library = _Module(namespace)
+LIBRARY = """
+cuda_version = "13.0"
+severities = []
+
+
+def set_default_logger_severity(severity):
+    severities.append(severity)
+
+
+def preload_dlls():
+    print("Failed to load libcublasLt.so.13")
+"""
+
+
+def test_what_preloading_prints_reaches_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As onnxruntime's module prints what it does not find."""
+    (tmp_path / "printing_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    library = import_module("printing_library")
     prepare_cuda(library)
     assert capfd.readouterr().out == ""
     assert library.severities == [4]
-    assert "print" not in namespace
-    library.preload_dlls()
+    library.preload_dlls()  # prints as before
     assert "libcublasLt" in capfd.readouterr().out
-
-
-class _Module:
-    """A module's attributes are the globals of its functions."""
-
-    cuda_version = "13.0"
-
-    def __init__(self, namespace: dict[str, object]) -> None:
-        self.__dict__ = namespace
-        namespace["severities"] = []
-
-    def set_default_logger_severity(self, severity: int) -> None:
-        self.severities.append(severity)
