@@ -13,7 +13,16 @@ from edge_spec.runtimes.ort.devices import ProviderChoice
 RECORDS_PLACEMENT = "session.record_ep_graph_assignment_info"  # "1", before the graph is loaded
 _CPU_PROVIDER = "CPUExecutionProvider"
 # What takes a model's time; a few nodes that compute shapes or look up rows are not worth a copy.
-_HEAVY = ("Attention", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits", "MultiHeadAttention")
+_HEAVY = (
+    "Attention",
+    "Gemm",
+    "GroupQueryAttention",
+    "MatMul",
+    "MatMulNBits",
+    "MoE",
+    "MultiHeadAttention",
+    "QMoE",
+)
 
 
 def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
