@@ -15,7 +15,7 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.runtimes.ort import OrtModel, model
+from edge_spec.runtimes.ort import OrtModel, runtime
 from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("free_rows")]
@@ -56,7 +56,7 @@ def test_drafting_in_float16_changes_no_token(
         forms.append(HALF)
         return OrtModel(bundle, options, HALF)
 
-    monkeypatch.setattr(model, "_open", opened)
+    monkeypatch.setattr(runtime, "_open", opened)
     plain, drafted = (texts(drafter) for drafter in ("none", "suffix"))
     assert forms == [HALF, HALF]
     assert drafted == plain
