@@ -54,7 +54,7 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
             f"Give --context {few}, {_SMALLER}.",
         )
     else:
-        remedy = what_fits(target, drafts, chosen.options, full.free or 0, few)
+        remedy = what_fits(target, drafts, chosen.options, few, lambda found: found.fits)
         yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
 
 
