@@ -63,10 +63,10 @@ def probe_pair(
 
         for done in range(_ROUNDS + 1):
             into = found if done else _Seconds()  # the first passes bind buffers
-            verify()  # after the other model's
-            into.target.append(watch.time(verify))
-            read()
+            read()  # after the other model's pass
             into.draft.append(watch.time(chain) / _DRAFT_TOKENS)
+            verify()
+            into.target.append(watch.time(verify))
             into.turns.append(watch.time(in_turns))
             # The draft is busy for as long as the target.
             count = 1 + min(_MOST_BESIDE, int(into.target[-1] / max(LEAST_S, into.draft[-1])))
