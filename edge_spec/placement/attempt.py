@@ -8,7 +8,7 @@ reason, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,14 +39,28 @@ def attempt(
     """What `work`, one of WORKS, returns of `argument`. others: places that it uses, too. Raises
     PlaceError."""
     if not any(each.is_risky for each in (place, *others)):
-        return _reasoned(lambda: work(place, argument, on_step))
+        try:
+            return work(place, argument, on_step)
+        except Exception as error:  # as in the other process
+            raise PlaceError(reason_of(error)) from error
     request = {"work": work.__name__, "place": described(place), "argument": argument}
+    done = 0.0
+
+    def on_told(fraction: float) -> None:
+        nonlocal done
+        done = fraction
+        on_step(fraction)
+
     with TemporaryDirectory() as directory:
         file = Path(directory) / "request"  # longer than a command line may be
         file.write_text(json.dumps(request), encoding="utf-8")
-        return _reasoned(
-            lambda: isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_step)
-        )
+        try:
+            return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_told)
+        except NoAnswerError as error:
+            slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
+            raise PlaceError(slow if done else str(error), is_silent=True) from error
+        except IsolatedError as error:
+            raise PlaceError(str(error)) from error
 
 
 def do_request(file: str) -> Any:
@@ -55,14 +69,3 @@ def do_request(file: str) -> Any:
     request = json.loads(Path(file).read_text(encoding="utf-8"))
     place = candidate_of(request["place"])
     return WORKS[request["work"]](place, request["argument"], tell)
-
-
-def _reasoned(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except NoAnswerError as error:
-        raise PlaceError(str(error), is_silent=True) from error
-    except IsolatedError as error:
-        raise PlaceError(str(error)) from error
-    except Exception as error:  # as in the other process
-        raise PlaceError(reason_of(error)) from error

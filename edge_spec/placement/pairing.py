@@ -87,6 +87,7 @@ class Pairing:
             hits = None if place.is_risky else known
             if hits is None:
                 what = f"Reading the texts with the draft on {place.place}"
+                self.progress(what, 0.0)
                 try:
                     hits = preferred(place, recordings, partial(self.progress, what))
                 except PlaceError as error:
