@@ -28,6 +28,9 @@ from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.ort.device_memory import Place
+    from edge_spec.runtimes.ort.device_model import DeviceSessions
+    from edge_spec.runtimes.ort.device_session import DeviceSession
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
@@ -73,6 +76,15 @@ class _Weights:
             onnxruntime.InferenceSession,
             providers=add_providers(self._options, self._devices, _compiled(bundle)),
         )
+
+    @property
+    def place(self) -> Place | None:
+        """Where sessions keep keys and values; None: in main memory."""
+        if self._on_cpu:
+            return None
+        from edge_spec.runtimes.ort.device_memory import place_of
+
+        return place_of(self._devices)
 
     @property
     def threads(self) -> int | None:
@@ -123,10 +135,11 @@ class _Weights:
 class OrtModel:
     """One InferenceSession, and a second one once a session opens a part of the model.
 
-    Sessions share the weights and the thread pool.
+    Sessions share the weights and the thread pool. place: whose memory they keep keys and values
+    in; None: where the options say.
     """
 
-    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+    def __init__(self, bundle: Bundle, options: RuntimeOptions, place: Place | None = None) -> None:
         self._weights = _Weights(bundle, options)
         from edge_spec.runtimes.ort.passes import MAX_ROWS
 
@@ -142,8 +155,16 @@ class OrtModel:
             self._weights.threads, self._inference, self._reopen, self._weights.count_bytes
         )
         self._joint: JointGraphs | None = None
+        self._device: DeviceSessions | None = None
+        place = place or self._weights.place
+        if place is not None:
+            from edge_spec.runtimes.ort.device_model import DeviceSessions
 
-    def open_session(self) -> OrtSession:
+            self._device = DeviceSessions(place, self._inference, self.config, self._open_copying)
+
+    def open_session(self) -> OrtSession | DeviceSession:
+        if self._device is not None:
+            return self._device.open()
         from edge_spec.runtimes.ort.session import OrtSession
 
         return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
@@ -151,7 +172,7 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraphs
 
-        if self._weights.threads is None:
+        if self._weights.threads is None or self._device is not None:
             return 1  # not measured on other devices than the CPU
         with self._lock:
             if self._joint is None:
@@ -167,7 +188,10 @@ class OrtModel:
         self._fewer.close()
         if self._joint is not None:
             self._joint.close()
-        self._inference = self._partial = None
+        self._inference = self._partial = self._device = None
+
+    def _open_copying(self, graph: bytes) -> Any:
+        return self._weights.open(GRAPH_FILE, threads=1, made=graph)
 
     def _open_joint(self, num_places: int) -> Any:
         from edge_spec.runtimes.ort.joint_graph import joint_graph
