@@ -52,16 +52,16 @@ class DeviceCache:
     def bind(self, binding: onnxruntime.IOBinding) -> None:
         """Binds the keys and the values of each layer as both past and present."""
         assert self._block is not None
-        config, place = self._config, self._memory.place
+        config, address = self._config, self._memory.address
         shape = (1, config.num_kv_heads, self.capacity, config.head_dim)
         step = prod(shape) * self._element.itemsize
-        address = self._block.data_ptr()
+        pointer = self._block.data_ptr()
         for layer in range(config.num_layers):
             for part in ("key", "value"):
-                buffer = (*place, self._element.type, shape, address)
+                buffer = (*address, self._element.type, shape, pointer)
                 binding.bind_input(f"past.{layer}.{part}", *buffer)
                 binding.bind_output(f"present.{layer}.{part}", *buffer)
-                address += step
+                pointer += step
                 self._memory.traffic.bound += step
 
     def compact(self, start: int, rows: Sequence[int]) -> None:

@@ -34,8 +34,8 @@ class DeviceGraphs:
 
 
 def _pad(kind: int) -> bytes:
-    inputs = [("array", kind, "abcd"), ("pads", TensorProto.INT64, [8])]
-    outputs = [("padded", kind, ["e", "f", "g", "h"])]
+    inputs: _Values = [("array", kind, [*"abcd"]), ("pads", TensorProto.INT64, [8])]
+    outputs: _Values = [("padded", kind, [*"efgh"])]
     return _model([helper.make_node("Pad", ["array", "pads"], ["padded"])], inputs, outputs)
 
 
@@ -44,7 +44,7 @@ def _move(kind: int) -> bytes:
         helper.make_node("Gather", ["cache", "rows"], ["kept"], axis=2),
         helper.make_node("TensorScatter", ["cache", "kept", "at"], ["moved"], axis=2),
     ]
-    inputs = [
+    inputs: _Values = [
         ("cache", kind, [1, *CACHE]),
         ("rows", TensorProto.INT64, ["rows"]),
         ("at", TensorProto.INT64, [1]),
@@ -58,8 +58,8 @@ def _take(kind: int) -> bytes:
         for name, value in (("start", 0), ("axis", 2))
     ]
     taking = helper.make_node("Slice", ["cache", "start", "length", "axis"], ["taken"])
-    inputs = [("cache", kind, [1, *CACHE]), ("length", TensorProto.INT64, [1])]
-    outputs = [("taken", kind, [1, "parts", "tokens", "size"])]
+    inputs: _Values = [("cache", kind, [1, *CACHE]), ("length", TensorProto.INT64, [1])]
+    outputs: _Values = [("taken", kind, [1, "parts", "tokens", "size"])]
     return _model([*constants, taking], inputs, outputs)
 
 

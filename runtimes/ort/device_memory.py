@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from onnxruntime import OrtValue
 
 from edge_spec.runtimes.ort.device_graphs import DeviceGraphs
+from edge_spec.runtimes.ort.device_place import Place
 
-if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.devices import ProviderChoice
-
-# Providers whose memory has addresses, as IOBinding takes them, and what onnxruntime calls it.
-_MEMORIES = {"CUDAExecutionProvider": "cuda"}
-
-
-class Place(NamedTuple):
-    """Whose memory it is, as onnxruntime's OrtValue names it."""
-
-    device: str
-    number: int  # of several
-
-
-def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
-    """Returns where the providers of a session keep what they compute with; None: in main
-    memory, or where it has no addresses."""
-    for choice in chosen:
-        if choice.provider in _MEMORIES:
-            number = int(choice.options.get("device_id", "0"))
-            return Place(_MEMORIES[choice.provider], number)
-    return None
+_ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 @dataclass
@@ -60,6 +40,11 @@ class DeviceMemory:
         self.traffic = Traffic()
         self._graphs = graphs
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Names the device as OrtValue and IOBinding take it."""
+        return self.place.device, self.place.number
+
     def bind_input(self, binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
         """Copies an array of the host to wherever the graph reads it."""
         binding.bind_cpu_input(name, array)
@@ -74,7 +59,7 @@ class DeviceMemory:
 
     def bind_unread(self, binding: onnxruntime.IOBinding, name: str) -> None:
         """An output that stays on the device, where the next one takes its place."""
-        binding.bind_output(name, *self.place)
+        binding.bind_output(name, *self.address)
 
     def padded(
         self, array: np.ndarray | OrtValue, before: Sequence[int], after: Sequence[int]
@@ -83,7 +68,7 @@ class DeviceMemory:
         shape = array.shape if isinstance(array, np.ndarray) else array.shape()
         wider = [sum(sizes) for sizes in zip(before, shape, after, strict=True)]
         kind = np.dtype(array.dtype if isinstance(array, np.ndarray) else _element(array))
-        made = OrtValue.ortvalue_from_shape_and_type(wider, kind.type, *self.place)
+        made = OrtValue.ortvalue_from_shape_and_type(wider, kind.type, *self.address)
         binding = self._graphs.pad.io_binding()
         if isinstance(array, np.ndarray):
             self.bind_input(binding, "array", array)
@@ -119,14 +104,6 @@ class DeviceMemory:
         self._graphs.take.run_with_iobinding(binding)
         self.count_scores(found)
         return found
-
-
-def element_of(value: Any) -> np.dtype[Any]:
-    """Returns numpy's name of the type of an input or output of a graph."""
-    return np.dtype(_ELEMENTS[value.type])
-
-
-_ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 def _element(value: OrtValue) -> Any:

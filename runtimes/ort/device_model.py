@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.runtimes.ort.device_graphs import DeviceGraphs
-from edge_spec.runtimes.ort.device_memory import DeviceMemory, Place
+from edge_spec.runtimes.ort.device_memory import DeviceMemory
 from edge_spec.runtimes.ort.device_passes import DeviceGraph, DevicePasses
+from edge_spec.runtimes.ort.device_place import Place
 from edge_spec.runtimes.ort.device_session import DeviceSession
+from edge_spec.runtimes.ort.graph_forms import GraphForm
+
+
+class Weights(Protocol):
+    """Loads graphs of one model where it is computed."""
+
+    config: ModelConfig
+    form: GraphForm | None
+    place: Place | None
+
+    def open_form(self, form: GraphForm) -> Any: ...
+
+    def open_beside(self, graph: bytes) -> Any: ...
 
 
 class DeviceSessions:
-    """open_graph: loads a serialized model where the model itself is. Raises what it raises."""
+    """inference: of the model in the form of `weights`. Where that takes trees, the one for chains
+    alone is loaded beside it, which shares the matrices. Raises BundleError, DeviceError."""
 
-    def __init__(
-        self,
-        place: Place,
-        inference: onnxruntime.InferenceSession,
-        config: ModelConfig,
-        open_graph: Callable[[bytes], Any],
-    ) -> None:
-        self._place = place
-        self._config = config
+    def __init__(self, weights: Weights, inference: onnxruntime.InferenceSession) -> None:
+        assert weights.place is not None
+        self._place = weights.place
+        self._config = weights.config
         self._trees = self._chains = DeviceGraph(inference)
-        self._copying = DeviceGraphs(open_graph, self._trees.cache)
+        if weights.form is not None and weights.form.takes_trees:
+            chains = replace(weights.form, takes_trees=False)
+            self._chains = DeviceGraph(weights.open_form(chains))
+        self._copying = DeviceGraphs(weights.open_beside, self._trees.signature.cache)
 
     def open(self) -> DeviceSession:
         memory = DeviceMemory(self._place, self._copying)

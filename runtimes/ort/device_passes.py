@@ -14,8 +14,9 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.runtimes.ort.device_cache import DeviceCache
-from edge_spec.runtimes.ort.device_memory import DeviceMemory, element_of
+from edge_spec.runtimes.ort.device_memory import DeviceMemory
 from edge_spec.runtimes.ort.passes import MAX_ROWS, PREFILL_ROWS, pass_error
+from edge_spec.runtimes.ort.signature import Signature, widened
 from edge_spec.runtimes.ort.stacked import STACKED
 
 _BIAS = "attention_bias"
@@ -25,12 +26,9 @@ class DeviceGraph:
     """One form of the model, and what it takes and gives."""
 
     def __init__(self, inference: onnxruntime.InferenceSession) -> None:
-        inputs = {value.name: value for value in inference.get_inputs()}
-        outputs = {value.name: value for value in inference.get_outputs()}
         self.inference = inference
-        self.inputs = frozenset(inputs)
-        self.cache = element_of(inputs["past.0.key"])
-        self.logits, self.hidden = element_of(outputs["logits"]), element_of(outputs["hidden"])
+        self.inputs = frozenset(value.name for value in inference.get_inputs())
+        self.signature = Signature.of(inference)
 
 
 class DevicePasses:
@@ -46,14 +44,15 @@ class DevicePasses:
     def __init__(
         self, trees: DeviceGraph, chains: DeviceGraph, config: ModelConfig, memory: DeviceMemory
     ) -> None:
+        signature = trees.signature
         self._trees, self._chains = trees, chains
         self._config = config
         self._memory = memory
-        self.cache = DeviceCache(config, trees.cache, memory)
+        self.cache = DeviceCache(config, signature.cache, memory)
         self._run_options = onnxruntime.RunOptions()
         # One for all widths, since scores are valid until the next pass.
-        self._logits = np.empty((MAX_ROWS, config.vocab_size), trees.logits)
-        self._hidden = np.empty((MAX_ROWS, config.hidden_size), trees.hidden)
+        self._logits = np.empty((MAX_ROWS, config.vocab_size), signature.logits)
+        self._hidden = np.empty((MAX_ROWS, config.hidden_size), signature.hidden)
         self._bound: dict[tuple[DeviceGraph, int], onnxruntime.IOBinding] = {}
         self._generation = self.cache.generation  # of the cache that is bound
 
@@ -81,13 +80,11 @@ class DevicePasses:
             self._reserve(rows, start)
             sees = None if tree.is_chain else tree.ancestors
             if start or sees is None:
-                found = self._score(tree.tokens, start + tree.depths, start, sees)
-                return Forward(*(each.astype(np.float32, copy=False) for each in found))
+                return widened(*self._score(tree.tokens, start + tree.depths, start, sees))
             # On an empty cache GroupQueryAttention counts rows by itself (passes.Passes.score).
             root = [each.copy() for each in self._score(tree.tokens[:1], tree.depths[:1], 0, None)]
             rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:])
-            both = (np.concatenate(pair) for pair in zip(root, rest, strict=True))
-            return Forward(*(each.astype(np.float32, copy=False) for each in both))
+            return widened(*(np.concatenate(pair) for pair in zip(root, rest, strict=True)))
 
     def interrupt(self) -> None:
         """A pass ends before its next operation: what an operation does cannot be interrupted."""
@@ -141,7 +138,8 @@ class DevicePasses:
             binding = self._bind(graph, rows, np.arange(rows))
             for name, scores in zip(("logits", "hidden"), found, strict=True):
                 self._memory.bind_scores(binding, name, scores)
-            self._bound[graph, rows] = binding
+            if not self._memory.place.is_copied:
+                self._bound[graph, rows] = binding
         self._run(graph, binding, tokens, positions, start, sees)
         self._memory.count_scores(*found)
         return found
@@ -156,7 +154,7 @@ class DevicePasses:
         sees: np.ndarray | None,
     ) -> None:
         total = start + len(tokens)
-        changing = {
+        changing: dict[str, np.ndarray] = {
             "input_ids": tokens.astype(np.int64)[None],
             "position_ids": positions.astype(np.int64)[None],
             "seqlens_k": np.array([total - 1], np.int32),
@@ -171,7 +169,7 @@ class DevicePasses:
     def _bias(self, rows: int, start: int, sees: np.ndarray | None) -> onnxruntime.OrtValue:
         """[1, 1, rows, start + rows], made on the device: all rows see what is cached. The operator
         is causal by itself, so a chain needs no bias but zeros."""
-        own = np.zeros((1, 1, rows, rows), self._trees.cache)
+        own = np.zeros((1, 1, rows, rows), self._trees.signature.bias)
         if sees is not None:
             own[0, 0] = np.where(sees, 0.0, -np.inf)
         return self._memory.padded(own, (0, 0, 0, start), (0, 0, 0, 0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
@@ -16,6 +17,7 @@ from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
+from edge_spec.runtimes.ort.device_place import Place, place_of
 from edge_spec.runtimes.ort.devices import (
     add_providers,
     choose,
@@ -27,10 +29,14 @@ from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
+    import numpy as np
+    from onnxruntime import OrtValue
+
     from edge_spec.placement.memory import Memory
-    from edge_spec.runtimes.ort.device_memory import Place
     from edge_spec.runtimes.ort.device_model import DeviceSessions
     from edge_spec.runtimes.ort.device_session import DeviceSession
+    from edge_spec.runtimes.ort.device_weights import DeviceMatrices
+    from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
@@ -39,17 +45,30 @@ GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
+_NOTHING: Mapping[str, np.ndarray | OrtValue] = MappingProxyType({})
 
 
 class _Weights:
-    """How the graphs of one bundle are loaded: their devices and threads."""
+    """How the graphs of one bundle are loaded: their form, devices and threads.
 
-    def __init__(self, bundle: Bundle, options: RuntimeOptions, **settings: bool) -> None:
+    form: of the whole model's graph; None: as it is in the bundle, which suits the CPU.
+    place: where sessions keep keys and values; None: where the options say.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        form: GraphForm | None = None,
+        place: Place | None = None,
+        **settings: bool,
+    ) -> None:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
         self._on_cpu = all(device.name == CPU for device in self._devices)
-        self._segments = segment_files(bundle) if self._on_cpu else []
+        self.form = form
+        self._segments = segment_files(bundle) if self._on_cpu and form is None else []
         takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
 
         def chosen() -> Any:
@@ -72,19 +91,11 @@ class _Weights:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._load = partial(
-            onnxruntime.InferenceSession,
-            providers=add_providers(self._options, self._devices, _compiled(bundle)),
-        )
-
-    @property
-    def place(self) -> Place | None:
-        """Where sessions keep keys and values; None: in main memory."""
-        if self._on_cpu:
-            return None
-        from edge_spec.runtimes.ort.device_memory import place_of
-
-        return place_of(self._devices)
+        self._providers = partial(add_providers, chosen=self._devices, compiled=_compiled(bundle))
+        self._load = partial(onnxruntime.InferenceSession, providers=self._providers(self._options))
+        self._matrices: DeviceMatrices | None = None  # that graphs share
+        self._held: list[Any] = []  # weights of graphs, which read them where they are
+        self.place = place or place_of(self._devices)
 
     @property
     def threads(self) -> int | None:
@@ -104,23 +115,63 @@ class _Weights:
         With another number of threads, one after the other: that is for a machine that is busy.
         Raises BundleError, DeviceError.
         """
+        if self.form is not None:
+            return self.open_form(self.form, threads)
         if not self._segments:
             return self.open(GRAPH_FILE, threads)
         open_one = partial(self.open, threads=threads)
         with ThreadPoolExecutor(len(self._segments) if threads is None else 1) as loaders:
             return SegmentedInference(self.bundle, list(loaders.map(open_one, self._segments)))
 
-    def open(self, name: str, threads: int | None = None, made: bytes | None = None) -> Any:
+    def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
+        """The whole model in another form. Raises BundleError, DeviceError."""
+        from edge_spec.runtimes.ort.graph_forms import formed_graph
+
+        path = self.bundle.file(GRAPH_FILE)
+        made = formed_graph(path, self.config, form)
+        given: Mapping[str, np.ndarray | OrtValue] = made.initializers
+        if self.place is not None:
+            from edge_spec.runtimes.ort.device_weights import DeviceMatrices
+
+            self._matrices = self._matrices or DeviceMatrices(self.place, path)
+            given = {**given, **self._matrices.given(made)}
+        return self.open(GRAPH_FILE, threads, made.graph, given)
+
+    def release(self) -> None:
+        """Drops what only graphs that are still to be loaded would share."""
+        self._matrices = None
+
+    def open_beside(self, graph: bytes) -> Any:
+        """A graph without weights, where the model is. Raises BundleError, DeviceError."""
+        return self.open(GRAPH_FILE, threads=1, made=graph)
+
+    def open(
+        self,
+        name: str,
+        threads: int | None = None,
+        made: bytes | None = None,
+        initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
+    ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
-        graph over the same weights. Raises BundleError, DeviceError."""
+        graph over the same weights, but those that `initializers` has. Raises BundleError,
+        DeviceError."""
         graph = self.bundle.file(name)
         options = self._options
         if threads is not None or made is not None:
             options = self._chosen()
+            self._providers(options)  # those of packages are part of the options
             options.intra_op_num_threads = threads or options.intra_op_num_threads
         if made is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
             options.add_session_config_entry(_STOPS_SPINNING, "1")
+        if initializers:
+            value = import_onnxruntime().OrtValue
+            given = [
+                each if isinstance(each, value) else value.ortvalue_from_numpy(each)
+                for each in initializers.values()
+            ]
+            options.add_external_initializers(list(initializers), given)
+            self._held += given
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
@@ -135,16 +186,25 @@ class _Weights:
 class OrtModel:
     """One InferenceSession, and a second one once a session opens a part of the model.
 
-    Sessions share the weights and the thread pool. place: whose memory they keep keys and values
-    in; None: where the options say.
+    Sessions share the weights and the thread pool. form: of the graph; None: as it is stored.
+    place: whose memory sessions keep keys and values in; None: where the options say.
     """
 
-    def __init__(self, bundle: Bundle, options: RuntimeOptions, place: Place | None = None) -> None:
-        self._weights = _Weights(bundle, options)
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        form: GraphForm | None = None,
+        place: Place | None = None,
+    ) -> None:
+        self._weights = _Weights(bundle, options, form, place)
         from edge_spec.runtimes.ort.passes import MAX_ROWS
 
         self.capabilities = Capabilities(
-            max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True
+            max_rows=MAX_ROWS,
+            trees=form is None or form.takes_trees,
+            rollback=True,
+            hidden_states=True,
         )
         self.config = self._weights.config
         self._inference: Any = self._weights.open_whole()
@@ -156,11 +216,10 @@ class OrtModel:
         )
         self._joint: JointGraphs | None = None
         self._device: DeviceSessions | None = None
-        place = place or self._weights.place
-        if place is not None:
+        if self._weights.place is not None:
             from edge_spec.runtimes.ort.device_model import DeviceSessions
 
-            self._device = DeviceSessions(place, self._inference, self.config, self._open_copying)
+            self._device = DeviceSessions(self._weights, self._inference)
 
     def open_session(self) -> OrtSession | DeviceSession:
         if self._device is not None:
@@ -172,7 +231,7 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraphs
 
-        if self._weights.threads is None or self._device is not None:
+        if self._weights.threads is None or self._weights.form is not None or self._device:
             return 1  # not measured on other devices than the CPU
         with self._lock:
             if self._joint is None:
@@ -189,9 +248,7 @@ class OrtModel:
         if self._joint is not None:
             self._joint.close()
         self._inference = self._partial = self._device = None
-
-    def _open_copying(self, graph: bytes) -> Any:
-        return self._weights.open(GRAPH_FILE, threads=1, made=graph)
+        self._weights.release()
 
     def _open_joint(self, num_places: int) -> Any:
         from edge_spec.runtimes.ort.joint_graph import joint_graph
@@ -203,8 +260,13 @@ class OrtModel:
         return self._weights.open_whole(threads)
 
     def _open_partial(self) -> Any:
-        """Loads it once. Raises UsageError where the bundle has none."""
+        """Loads it once. Raises UsageError where the bundle has none, or the cache is another."""
         bundle = self._weights.bundle
+        if self._weights.form is not None:
+            raise UsageError(
+                "a model cannot draft for itself on this device, whose cache is of another kind",
+                remedy="Choose another --drafter, or --device cpu.",
+            )
         if PARTIAL_FILE not in bundle.manifest.files:
             raise UsageError(
                 f"{bundle.path} was exported without {PARTIAL_FILE}: the model cannot draft "

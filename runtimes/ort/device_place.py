@@ -1,0 +1,31 @@
+"""Where sessions keep keys and values, by the providers that compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from edge_spec.runtimes.ort.devices import ProviderChoice
+
+# Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
+# addresses. None: it has none, so that they compute on copies of what is in main memory.
+_MEMORIES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": None}
+
+
+class Place(NamedTuple):
+    """Memory as onnxruntime names it. is_copied: every pass has to be given a copy of it."""
+
+    device: str
+    number: int  # of several such devices
+    is_copied: bool = False
+
+
+def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
+    """Returns the place for providers in their order; None: they compute in main memory."""
+    for choice in chosen:
+        if choice.provider in _MEMORIES:
+            memory = _MEMORIES[choice.provider]
+            if memory is None:
+                return Place("cpu", 0, is_copied=True)
+            return Place(memory, int(choice.options.get("device_id", "0")))
+    return None
