@@ -13,17 +13,9 @@ from onnxruntime import OrtValue
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
 from edge_spec.runtimes.ort.device_memory import DeviceMemory
+from edge_spec.runtimes.ort.device_place import capacity_for
 
-FIRST_TOKENS = 512
 _NOTHING = (0, 0, 0, 0)
-
-
-def capacity_for(needed: int, capacity: int, context_length: int) -> int:
-    """Returns for how many tokens a cache has room that had it for `capacity`: it doubles."""
-    room = max(FIRST_TOKENS, capacity)
-    while room < needed:
-        room *= 2
-    return min(room, context_length)
 
 
 class DeviceCache:
