@@ -15,9 +15,10 @@ memory, over the same file of weights:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,32 @@ _OPSET = 21  # of all nodes but those of the stacked form; few devices know newe
 @dataclass(frozen=True)
 class GraphForm:
     """See the module. has_wide_stream: whether float16 stays out of the residual stream and its
-    norms; None: as the model's description asks for."""
+    norms (half_graph.py)."""
 
     is_half: bool = False
     takes_trees: bool = True
     is_attended_once: bool = False
     is_rotated_apart: bool = False
-    has_wide_stream: bool | None = None
+    has_wide_stream: bool = False
+
+
+# By onnxruntime's names of providers. Not measured on any: no machine with one was at hand.
+_FORMS: Mapping[str, GraphForm] = MappingProxyType(
+    {
+        "CUDAExecutionProvider": GraphForm(is_half=True, is_attended_once=True),
+        "WebGpuExecutionProvider": GraphForm(is_attended_once=True, is_rotated_apart=True),
+    }
+)
+
+
+def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm | None]:
+    """Returns the forms to try on devices, the fastest first: for the first provider that has one
+    of its own. None stands for the graph as it is stored."""
+    form = next((_FORMS[name] for name in providers if name in _FORMS), None)
+    if form is None or not form.is_half:
+        return [form]
+    streams = [True] if keeps_wide_stream(config) else [False, True]
+    return [replace(form, has_wide_stream=is_wide) for is_wide in streams]
 
 
 @dataclass(frozen=True)
@@ -73,8 +93,7 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
         _rotate_apart(model.graph, config)
     made: Mapping[str, np.ndarray] = {}
     if form.is_half:
-        is_wide = form.has_wide_stream
-        made = halve(model, path, keeps_wide_stream(config) if is_wide is None else is_wide)
+        made = halve(model, path, form.has_wide_stream)
     _drop_unused(model.graph)
     return FormedGraph(bytes(model.SerializeToString()), made)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import BundleError, UsageError
+from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
@@ -206,6 +206,7 @@ class OrtModel:
             rollback=True,
             hidden_states=True,
         )
+        self.form = form
         self.config = self._weights.config
         self._inference: Any = self._weights.open_whole()
         _require_described(self._inference, bundle)
@@ -343,9 +344,11 @@ class GrowingModel:
         self._inference = None
 
 
-def _open(bundle: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
+def _open(
+    bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
+) -> OrtModel | GrowingModel:
     growing = bundle.manifest.kv_cache == "growing"
-    return GrowingModel(bundle, options) if growing else OrtModel(bundle, options)
+    return GrowingModel(bundle, options) if growing else OrtModel(bundle, options, form)
 
 
 def _compiled(bundle: Bundle) -> Path:
@@ -365,15 +368,25 @@ class OrtRuntime:
         devices = choose(import_onnxruntime(), options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
-        from edge_spec.runtimes.ort import trial
+        from edge_spec.runtimes.ort import graph_forms, trial
 
         on_cpu = _open(source, replace(options, providers=()))
         expected = trial.scores(on_cpu)
         on_cpu.close()
-        model = _open(source, options)
         names = ", ".join(device.name for device in devices)
-        trial.require_same(trial.scores(model), expected, names)
-        return model
+        providers = [device.provider for device in devices]
+        fault: EdgeSpecError | None = None
+        for form in graph_forms.forms_for(providers, source.config):
+            model = _open(source, options, form)
+            try:
+                trial.require_same(trial.scores(model), expected, names)
+            except (DeviceError, SessionError) as error:  # such as where float16 overflows
+                model.close()
+                fault = error
+            else:
+                return model
+        assert fault is not None
+        raise fault
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         from edge_spec.runtimes.ort.listing import listed
