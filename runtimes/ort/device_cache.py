@@ -54,7 +54,7 @@ class DeviceCache:
                 binding.bind_input(f"past.{layer}.{part}", *buffer)
                 binding.bind_output(f"present.{layer}.{part}", *buffer)
                 pointer += step
-                self._memory.traffic.bound += step
+        self._memory.count_cache(step * 2 * config.num_layers)
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ...; rows ascend."""

@@ -22,7 +22,7 @@ class Traffic:
     """Bytes that a session has moved so far."""
 
     allocated: int = 0  # in buffers of the cache and masks
-    bound: int = 0  # of the cache, as past and present of a pass: nothing is copied by that
+    bound: int = 0  # of the cache, as past and present of a pass
     to_device: int = 0
     to_host: int = 0
     on_device: int = 0  # copied there, and not through the host
@@ -56,6 +56,14 @@ class DeviceMemory:
 
     def count_scores(self, *arrays: np.ndarray) -> None:
         self.traffic.to_host += sum(array.nbytes for array in arrays)
+
+    def count_cache(self, num_bytes: int) -> None:
+        """Counts a binding of the cache, whose pass reads and writes it where it is, or copies of
+        it."""
+        self.traffic.bound += num_bytes
+        if self.place.is_copied:
+            self.traffic.to_device += num_bytes
+            self.traffic.to_host += num_bytes
 
     def bind_unread(self, binding: onnxruntime.IOBinding, name: str) -> None:
         """An output that stays on the device, where the next one takes its place."""

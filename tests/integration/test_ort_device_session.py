@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,18 +16,28 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import ContextFullError, DeviceMemoryError, SessionError
+from edge_spec.errors import (
+    ContextFullError,
+    DeviceMemoryError,
+    SessionError,
+    UnsupportedModelError,
+)
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader import load_engine
 from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.ort import OrtModel, device_place
 from edge_spec.runtimes.ort.device_memory import DeviceMemory
 from edge_spec.runtimes.ort.device_place import Place, place_of
+from edge_spec.runtimes.ort.device_session import DeviceSession
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import check_session
 
 CONTEXT = 1024
@@ -194,6 +205,21 @@ def test_what_a_chain_copies_grows_with_its_rows_and_not_with_the_text(
     for each in found:
         assert each.pop("to_device") == 6 * 2 * 8 + 4 + 4  # tokens and positions, two lengths
         assert each == expected
+
+
+def test_where_a_device_has_no_addresses_each_pass_copies_the_cache_anew(
+    opened: Opened, tokens: Tokens
+) -> None:
+    """What is bound is copied when it is bound: a binding that is used again reads the keys of the
+    pass that it was made for."""
+    with closing(opened(HALF, Place("cpu", 0, is_copied=True)).open_session()) as session:
+        session.prefill(tokens(20))
+        traffic, a_cache = session._passes._memory.traffic, session.state()["kv"].nbytes // 20 * 512
+        for _ in range(2):
+            before = astuple(traffic)
+            session.forward(TokenTree.chain(1, [2]))
+            _, bound, given, read, _ = np.subtract(astuple(traffic), before)
+            assert bound == a_cache < min(given, read)
 
 
 def test_a_prompt_brings_no_scores_back(session: Any, recorder: Recorder, tokens: Tokens) -> None:
@@ -377,6 +403,30 @@ def test_sessions_of_one_model_run_at_the_same_time(
         together = list(pool.map(scored, range(2)))
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_an_engine_writes_the_same_with_drafts_and_without(
+    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees of lookups and chains of a draft model, on sessions that are copied and restored."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("edge_spec.runtimes.ort.model.place_of", lambda chosen: HERE)
+    options = LoadOptions(runtime="ort", quantization="fp32", drafter="none", threads=1)
+    drafting = {"draft": (str(hf()),), "draft_threads": 1}
+    prompt, texts = [5, 9, 5, 9, 7, 5, 9], {}
+    for name in ("none", "lookahead", "draft-model"):
+        chosen = replace(options, drafter=name, **(drafting if name == "draft-model" else {}))
+        with load_engine(str(hf()), chosen, lambda what, fraction: None) as engine:
+            assert isinstance(engine._session, DeviceSession)
+            if name != "none":  # whether or not it pays on this machine
+                policy = FixedPolicy()
+                engine._drafting.speculation = replace(engine._drafting.speculation, policy=policy)
+            result = engine.generate(prompt, max_tokens=40)
+            texts[name] = [token.id for token in result.tokens]
+            assert name == "none" or result.stats.draft_n > 0
+            with pytest.raises(UnsupportedModelError, match="ort on the CPU"):
+                engine.set_drafter("early-exit")
+    assert texts["none"] == texts["lookahead"] == texts["draft-model"]
 
 
 def test_it_has_no_parts_and_takes_turns(model: OrtModel, session: Session) -> None:
