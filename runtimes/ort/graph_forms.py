@@ -7,7 +7,7 @@ memory, over the same file of weights:
   know the operator;
 - a single row attended once (`is_attended_once`): no `attention_rows` and `kept_rows`;
 - for chains alone (`takes_trees` False): without `attention_bias`, with which CUDA takes neither
-  flash attention nor a captured graph. Layers with a window keep a bias that the graph makes;
+  flash attention nor a captured graph. The operator counts the rows of a window itself;
 - rotated before attention (`is_rotated_apart`): WebGPU's attention ignores `position_ids`, which
   its RotaryEmbedding does not;
 - float16 (`is_half`, half_graph.py): CUDA's GroupQueryAttention takes no float32.
@@ -33,6 +33,7 @@ _CONTRIB = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
 _BIAS, _BIAS_INPUT = "attention_bias", 10  # of the operator's inputs
 _OF_FORMS = {STACKED, "cached_tokens", "attention_rows", "kept_rows", _BIAS}  # inputs
+_WINDOW = "window."  # begins the names of nodes that make its bias
 _POSITIONS = "position_ids"
 _OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
 
@@ -88,7 +89,7 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     if form.is_attended_once:
         _attend_once(model.graph)
     if not form.takes_trees:
-        _take_chains(model.graph)
+        _take_chains(model.graph, config)
     if form.is_rotated_apart:
         _rotate_apart(model.graph, config)
     made: Mapping[str, np.ndarray] = {}
@@ -136,17 +137,18 @@ def _attend_once(graph: GraphProto) -> None:
                 size.dim_param = "rows"
 
 
-def _take_chains(graph: GraphProto) -> None:
-    """Attention is causal by itself; a window stays a bias, over nothing."""
-    nothing = numpy_helper.from_array(np.zeros((1, 1, 1, 1), np.float32), "no_bias")
-    graph.initializer.append(nothing)
-    for node in graph.node:
-        inputs = list(node.input)
-        if node.op_type == _ATTENTION and inputs[_BIAS_INPUT : _BIAS_INPUT + 1] == [_BIAS]:
-            del inputs[_BIAS_INPUT]
-        else:
-            inputs = [nothing.name if name == _BIAS else name for name in inputs]
-        node.input[:] = inputs
+def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
+    """Attention is causal by itself, and counts a window's rows right where they follow each
+    other."""
+    layers = (node for node in graph.node if node.op_type == _ATTENTION)
+    for layer, node in enumerate(layers):
+        window = config.kind(layer).window
+        if window is not None:
+            node.attribute.append(onnx.helper.make_attribute("local_window_size", window))
+        del node.input[_BIAS_INPUT]
+    made = [node for node in graph.node if node.name.startswith(_WINDOW)]
+    for node in made:
+        graph.node.remove(node)
 
 
 def _rotate_apart(graph: GraphProto, config: ModelConfig) -> None:

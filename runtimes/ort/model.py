@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, SessionError, UsageError
+from edge_spec.errors import BundleError, DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort.device_place import Place, place_of
 from edge_spec.runtimes.ort.devices import (
+    ProviderChoice,
     add_providers,
     choose,
     import_onnxruntime,
     require_started,
 )
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
+from edge_spec.runtimes.ort.node_placement import (
+    RECORDS_PLACEMENT,
+    count_nodes,
+    require_on_device,
+)
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
+from edge_spec.runtimes.ort.start_errors import start_error
+from edge_spec.runtimes.ort.starting import require_driver
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
+    from edge_spec.runtimes.ort.trial import TrialScores
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
@@ -66,7 +76,8 @@ class _Weights:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
-        self._on_cpu = all(device.name == CPU for device in self._devices)
+        self._names = [device.name for device in self._devices]
+        self._on_cpu = all(name == CPU for name in self._names)
         self.form = form
         self._segments = segment_files(bundle) if self._on_cpu and form is None else []
         takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
@@ -79,6 +90,7 @@ class _Weights:
                 setattr(made, name, value)
             if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
+            made.add_session_config_entry(RECORDS_PLACEMENT, "1")
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made
@@ -92,7 +104,11 @@ class _Weights:
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
         self._providers = partial(add_providers, chosen=self._devices, compiled=_compiled(bundle))
-        self._load = partial(onnxruntime.InferenceSession, providers=self._providers(self._options))
+        self._load = partial(
+            onnxruntime.InferenceSession,
+            providers=self._providers(self._options),
+            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
+        )
         self._matrices: DeviceMatrices | None = None  # that graphs share
         self._held: list[Any] = []  # weights of graphs, which read them where they are
         self.place = place or place_of(self._devices)
@@ -175,11 +191,16 @@ class _Weights:
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            raise BundleError(
+            known = None if self._on_cpu else start_error(self._names, str(error))
+            raise known or BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
                 remedy="Export the model again, or update onnxruntime.",
             ) from error
-        require_started(session, self._devices)
+        if not self._on_cpu:
+            from edge_spec.runtimes.ort.listing import fault
+
+            require_started(session, self._devices, fault)
+            require_on_device(session, self._devices)
         return session
 
 
@@ -228,6 +249,10 @@ class OrtModel:
         from edge_spec.runtimes.ort.session import OrtSession
 
         return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
+
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
 
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraphs
@@ -340,6 +365,10 @@ class GrowingModel:
 
         return GrowingSession(self._inference, self._graph, self.config)
 
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
+
     def close(self) -> None:
         self._inference = None
 
@@ -349,6 +378,26 @@ def _open(
 ) -> OrtModel | GrowingModel:
     growing = bundle.manifest.kv_cache == "growing"
     return GrowingModel(bundle, options) if growing else OrtModel(bundle, options, form)
+
+
+def _open_right(
+    bundle: Bundle,
+    options: RuntimeOptions,
+    form: GraphForm | None,
+    expected: TrialScores,
+    devices: str,
+) -> OrtModel | GrowingModel:
+    """Raises DeviceError, SessionError where the scores are not those of the CPU."""
+    from edge_spec.runtimes.ort import trial
+
+    model = _open(bundle, options, form)
+    try:
+        if not trial.require_same(trial.scores(model), expected, devices):
+            model.capabilities = replace(model.capabilities, trees=False)
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def _compiled(bundle: Bundle) -> Path:
@@ -365,7 +414,7 @@ class OrtRuntime:
         """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
         options.require_only(self.name, "threads", "providers", "context_length")
-        devices = choose(import_onnxruntime(), options.providers)
+        devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
         from edge_spec.runtimes.ort import graph_forms, trial
@@ -375,18 +424,15 @@ class OrtRuntime:
         on_cpu.close()
         names = ", ".join(device.name for device in devices)
         providers = [device.provider for device in devices]
-        fault: EdgeSpecError | None = None
-        for form in graph_forms.forms_for(providers, source.config):
-            model = _open(source, options, form)
-            try:
-                trial.require_same(trial.scores(model), expected, names)
-            except (DeviceError, SessionError) as error:  # such as where float16 overflows
-                model.close()
-                fault = error
-            else:
-                return model
-        assert fault is not None
-        raise fault
+        forms = graph_forms.forms_for(providers, source.config)
+        for form in forms[:-1]:
+            with suppress(DeviceError, SessionError):  # such as where float16 overflows
+                return _open_right(source, options, form, expected, names)
+        return _open_right(source, options, forms[-1], expected, names)
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does."""
+        self._devices(providers)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         from edge_spec.runtimes.ort.listing import listed
@@ -399,3 +445,10 @@ class OrtRuntime:
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)
+
+    def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
+        """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
+        onnxruntime = import_onnxruntime()
+        chosen = choose(onnxruntime, providers)
+        require_driver(onnxruntime, [choice.provider for choice in chosen])
+        return chosen
