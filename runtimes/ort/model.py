@@ -150,7 +150,10 @@ class _Weights:
             from edge_spec.runtimes.ort.device_weights import DeviceMatrices
 
             self._matrices = self._matrices or DeviceMatrices(self.place, path)
-            given = {**given, **self._matrices.given(made)}
+            try:
+                given = {**given, **self._matrices.given(made)}
+            except RuntimeError as error:  # where they do not fit
+                raise self._load_error(error, path) from error
         return self.open(GRAPH_FILE, threads, made.graph, given)
 
     def release(self) -> None:
@@ -191,17 +194,20 @@ class _Weights:
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            known = None if self._on_cpu else start_error(self._names, str(error))
-            raise known or BundleError(
-                f"onnxruntime cannot load {graph}: {error}",
-                remedy="Export the model again, or update onnxruntime.",
-            ) from error
+            raise self._load_error(error, graph) from error
         if not self._on_cpu:
             from edge_spec.runtimes.ort.listing import fault
 
             require_started(session, self._devices, fault)
             require_on_device(session, self._devices)
         return session
+
+    def _load_error(self, error: Exception, graph: Path) -> EdgeSpecError:
+        known = None if self._on_cpu else start_error(self._names, str(error))
+        return known or BundleError(
+            f"onnxruntime cannot load {graph}: {error}",
+            remedy="Export the model again, or update onnxruntime.",
+        )
 
 
 class OrtModel:
