@@ -53,6 +53,11 @@ _UNUSED: Mapping[str, str] = MappingProxyType(
         "migraphx": f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
     }
 )
+_INSTALL = 'Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).'
+_REINSTALL = (
+    "onnxruntime and onnxruntime-gpu are one module: uninstall both, then "
+    'pip install "edge-spec[cpu]" or "edge-spec[gpu]".'
+)
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -73,14 +78,17 @@ class ProviderChoice(NamedTuple):
 
 
 def import_onnxruntime() -> Any:
-    """Raises MissingDependencyError."""
+    """Raises MissingDependencyError, also for one that is damaged."""
     try:
         import onnxruntime
-    except ImportError:
+    except ModuleNotFoundError:
+        raise MissingDependencyError("onnxruntime is not installed", remedy=_INSTALL) from None
+    except ImportError as error:
         raise MissingDependencyError(
-            "onnxruntime is not installed",
-            remedy='Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).',
-        ) from None
+            f"onnxruntime is installed and does not load: {error}", remedy=_REINSTALL
+        ) from error
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise MissingDependencyError("onnxruntime is installed in part", remedy=_REINSTALL)
     return onnxruntime
 
 

@@ -22,7 +22,7 @@ _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first
 _ERROR = 3  # onnxruntime's severity
 _TOLERANCE = 0.02  # of the largest number: devices compute in float16, the CPU in int8
-_HALF = ("CUDAExecutionProvider", "WebGpuExecutionProvider")  # whose attention takes float16
+_HALF = ("CUDAExecutionProvider",)  # whose attention takes float16 and no float32
 _MEGABYTES = re.compile(r"(\d+) MB")  # as onnxruntime tells a card's memory on Windows
 
 

@@ -13,7 +13,16 @@ from edge_spec.runtimes.ort.devices import ProviderChoice
 RECORDS_PLACEMENT = "session.record_ep_graph_assignment_info"  # "1", before the graph is loaded
 _CPU_PROVIDER = "CPUExecutionProvider"
 # What takes a model's time; a few nodes that compute shapes or look up rows are not worth a copy.
-_HEAVY = ("Attention", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits", "MultiHeadAttention")
+_HEAVY = (
+    "Attention",
+    "Gemm",
+    "GroupQueryAttention",
+    "MatMul",
+    "MatMulNBits",
+    "MoE",
+    "MultiHeadAttention",
+    "QMoE",
+)
 
 
 def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
@@ -26,10 +35,10 @@ def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
 
 
 def heavy_on_cpu(placement: Mapping[str, Mapping[str, int]]) -> str:
-    """Lists the operators on the CPU that take a model's time, such as "30 GroupQueryAttention and
-    121 MatMulNBits"; empty where there is none."""
+    """Lists the operators on the CPU that take a model's time, such as "30 GroupQueryAttention, 121
+    MatMulNBits"; empty where there is none."""
     found = placement.get(_CPU_PROVIDER, {})
-    return " and ".join(f"{found[name]} {name}" for name in _HEAVY if name in found)
+    return ", ".join(f"{found[name]} {name}" for name in _HEAVY if name in found)
 
 
 def require_on_device(inference: Any, chosen: Sequence[ProviderChoice]) -> None:
@@ -41,7 +50,6 @@ def require_on_device(inference: Any, chosen: Sequence[ProviderChoice]) -> None:
     if heavy:
         names = ",".join(choice.name for choice in chosen)
         raise DeviceError(
-            f"onnxruntime would compute {heavy} on the CPU, not on {names}, which does not take "
-            "them in this model's types",
-            remedy=f"Choose another --device, or allow it: --device {names},cpu",
+            f"onnxruntime would compute {heavy} of this model on the CPU, not on {names}",
+            remedy=f"Choose another --device or --runtime, or allow it: --device {names},cpu",
         )

@@ -76,7 +76,7 @@ _KNOWN = (
         rf"{_failed(2)}|Failed to allocate memory[^\n;]*|cudaErrorMemoryAllocation[^\n;]*",
         _NO_MEMORY,
     ),
-    _known(f"{_missing('cuda')}|{_missing('nvcuda')}", NO_DRIVER),
+    _known(f"{_missing('cuda(?!rt)')}|{_missing('nvcuda')}", NO_DRIVER),
     _known(
         rf"{_missing('cudnn')}|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*",
         ("cuDNN is missing, or of another version than onnxruntime needs", _INSTALL),
