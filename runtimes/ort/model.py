@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import BundleError, DeviceError, SessionError, UsageError
+from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
