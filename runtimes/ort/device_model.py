@@ -29,16 +29,17 @@ class Weights(Protocol):
 
 
 class DeviceSessions:
-    """inference: of the model in the form of `weights`. Where that takes trees, the one for chains
-    alone is loaded beside it, which shares the matrices. Raises BundleError, DeviceError."""
+    """inference: of the model in the form of `weights`. Where that takes trees, and weights can be
+    shared, the one for chains alone is loaded beside it. Raises BundleError, DeviceError."""
 
     def __init__(self, weights: Weights, inference: onnxruntime.InferenceSession) -> None:
         assert weights.place is not None
         self._place = weights.place
         self._config = weights.config
         self._trees = self._chains = DeviceGraph(inference)
-        if weights.form is not None and weights.form.takes_trees:
-            chains = replace(weights.form, takes_trees=False)
+        form = weights.form
+        if form is not None and form.takes_trees and self._place.holds_weights:
+            chains = replace(form, takes_trees=False)
             self._chains = DeviceGraph(weights.open_form(chains))
         self._copying = DeviceGraphs(weights.open_beside, self._trees.signature.cache)
 

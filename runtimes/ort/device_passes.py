@@ -14,7 +14,7 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.runtimes.ort.device_cache import DeviceCache
-from edge_spec.runtimes.ort.device_memory import DeviceMemory
+from edge_spec.runtimes.ort.device_memory import DeviceMemory, Traffic
 from edge_spec.runtimes.ort.passes import MAX_ROWS, PREFILL_ROWS, pass_error
 from edge_spec.runtimes.ort.signature import Signature, widened
 from edge_spec.runtimes.ort.stacked import STACKED
@@ -55,6 +55,10 @@ class DevicePasses:
         self._hidden = np.empty((MAX_ROWS, config.hidden_size), signature.hidden)
         self._bound: dict[tuple[DeviceGraph, int], onnxruntime.IOBinding] = {}
         self._generation = self.cache.generation  # of the cache that is bound
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._memory.traffic
 
     def prefill(self, tokens: Sequence[int], start: int) -> Iterator[int]:
         """Yields the number of cached tokens after each pass, whose scores stay on the device.

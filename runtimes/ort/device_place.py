@@ -14,11 +14,17 @@ FIRST_TOKENS = 512
 
 
 class Place(NamedTuple):
-    """Memory as onnxruntime names it. is_copied: every pass has to be given a copy of it."""
+    """Memory as onnxruntime names it. is_copied: it is main memory, of which every pass has to be
+    given a copy."""
 
     device: str
     number: int  # of several such devices
     is_copied: bool = False
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether graphs can share what lies there."""
+        return not self.is_copied
 
 
 def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward, require_rollback
 from edge_spec.core.tree import TokenTree
+from edge_spec.runtimes.ort.device_memory import Traffic
 from edge_spec.runtimes.ort.device_passes import DevicePasses, translated
 
 
@@ -22,6 +23,11 @@ class DeviceSession:
         self.length = 0
         self._passes = passes
         self._scored = 0  # rows of the last pass that can still be committed
+
+    @property
+    def traffic(self) -> Traffic:
+        """Counts what crosses over to the device and back."""
+        return self._passes.traffic
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._scored = 0

@@ -146,7 +146,7 @@ class _Weights:
         path = self.bundle.file(GRAPH_FILE)
         made = formed_graph(path, self.config, form)
         given: Mapping[str, np.ndarray | OrtValue] = made.initializers
-        if self.place is not None:
+        if self.place is not None and self.place.holds_weights:
             from edge_spec.runtimes.ort.device_weights import DeviceMatrices
 
             self._matrices = self._matrices or DeviceMatrices(self.place, path)

@@ -180,7 +180,7 @@ def recorder(model: OrtModel, monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def moved_by(session: Any, recorder: Recorder, act: Callable[[], object]) -> dict[str, int]:
     """What an act allocates, binds and copies, as the session counts it and as it is recorded."""
-    traffic = session._passes._memory.traffic
+    traffic = session.traffic
     before, seen = astuple(traffic), (recorder.given, recorder.allocated)
     act()
     names = ("allocated", "bound", "to_device", "to_host", "on_device")
@@ -214,7 +214,7 @@ def test_where_a_device_has_no_addresses_each_pass_copies_the_cache_anew(
     pass that it was made for."""
     with closing(opened(HALF, Place("cpu", 0, is_copied=True)).open_session()) as session:
         session.prefill(tokens(20))
-        traffic, a_cache = session._passes._memory.traffic, session.state()["kv"].nbytes // 20 * 512
+        traffic, a_cache = session.traffic, session.state()["kv"].nbytes // 20 * 512
         for _ in range(2):
             before = astuple(traffic)
             session.forward(TokenTree.chain(1, [2]))
