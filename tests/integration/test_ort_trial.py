@@ -77,7 +77,7 @@ def test_a_model_whose_operators_stay_on_the_cpu_is_refused_but_for_those_who_as
     monkeypatch.setattr(
         model, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
     )
-    monkeypatch.setattr(model, "add_providers", lambda *_, **__: ["CPUExecutionProvider"])
+    monkeypatch.setattr(model, "add_providers", lambda *arguments, **how: ["CPUExecutionProvider"])
     refused = {
         "int4": "2 GroupQueryAttention, 9 MatMulNBits",
         "fp32": "1 Gemm, 2 GroupQueryAttention, 8 MatMul",
