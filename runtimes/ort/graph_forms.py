@@ -3,8 +3,8 @@
 A bundle holds one graph (exporters/onnx/graph.py), as the CPU runs it. Others are made of it in
 memory, over the same file of weights:
 
-- attention in one form, where the graph has two (exporters/onnx/stacked.py): others than the CPU
-  know the operator;
+- attention and mixtures of experts in one form, where the graph has two for the sake of the CPU
+  (exporters/onnx/stacked.py, experts.py): other devices know the operators;
 - a single row attended once (`is_attended_once`): no `attention_rows` and `kept_rows`;
 - for chains alone (`takes_trees` False): without `attention_bias`, with which CUDA takes neither
   flash attention nor a captured graph. The operator counts the rows of a window itself;
@@ -65,6 +65,8 @@ def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm |
     form = next((_FORMS[name] for name in providers if name in _FORMS), None)
     if form is None or not form.is_half:
         return [form]
+    if config.attention_sinks:  # which CUDA's attention takes without a bias alone
+        form = replace(form, takes_trees=False)
     streams = [True] if keeps_wide_stream(config) else [False, True]
     return [replace(form, has_wide_stream=is_wide) for is_wide in streams]
 
@@ -85,7 +87,7 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     """Makes `form` of the graph at `path`. Raises DeviceError where float16 cannot hold a
     weight."""
     model = onnx.load(str(path), load_external_data=False)
-    _keep_one_attention(model)
+    _keep_general_forms(model)
     if form.is_attended_once:
         _attend_once(model.graph)
     if not form.takes_trees:
@@ -99,19 +101,17 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     return FormedGraph(bytes(model.SerializeToString()), made)
 
 
-def _keep_one_attention(model: ModelProto) -> None:
-    """Replaces each `If` of two forms by the nodes of the one with the operator."""
+def _keep_general_forms(model: ModelProto) -> None:
+    """Replaces each `If` by the nodes of its second branch, which suits any number of rows."""
     graph = model.graph
-    if STACKED not in {value.name for value in graph.input}:
-        return
     nodes: list[NodeProto] = []
     for node in graph.node:
-        if STACKED not in node.input:
+        if node.op_type != "If":
             nodes.append(node)
             continue
         branch = next(each.g for each in node.attribute if each.name == "else_branch")
         names = zip((value.name for value in branch.output), node.output, strict=True)
-        nodes += _renamed(branch.node, dict(names))
+        nodes += _renamed(list(branch.node), dict(names))
     _replace(graph, nodes)
     for opset in model.opset_import:
         if opset.domain == "":
@@ -145,7 +145,7 @@ def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
         window = config.kind(layer).window
         if window is not None:
             node.attribute.append(onnx.helper.make_attribute("local_window_size", window))
-        del node.input[_BIAS_INPUT]
+        node.input[_BIAS_INPUT] = ""
     made = [node for node in graph.node if node.name.startswith(_WINDOW)]
     for node in made:
         graph.node.remove(node)

@@ -20,7 +20,15 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceError
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
-_ALWAYS_HALF = ("MatMulNBits", "MatMul", "Gemm", "GroupQueryAttention", "RotaryEmbedding")
+_ALWAYS_HALF = (
+    "MatMulNBits",
+    "MatMul",
+    "Gemm",
+    "GroupQueryAttention",
+    "RotaryEmbedding",
+    "MoE",
+    "QMoE",
+)
 _NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 _LOOKUPS = ("GatherBlockQuantized",)
 _HEAD_NORMS = ("q_norm.weight", "k_norm.weight")  # of queries and keys, which attention takes

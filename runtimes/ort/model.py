@@ -103,7 +103,8 @@ class _Weights:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._providers = partial(add_providers, chosen=self._devices, compiled=_compiled(bundle))
+        compiled = _compiled(bundle)
+        self._providers = lambda settings: add_providers(settings, self._devices, compiled)
         self._load = partial(
             onnxruntime.InferenceSession,
             providers=self._providers(self._options),

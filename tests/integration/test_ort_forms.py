@@ -19,9 +19,10 @@ from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime, graph_forms, model
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime, graph_forms, model, trial
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.graph_forms import GraphForm, formed_graph, forms_for
+from edge_spec.runtimes.ort.session import OrtSession
 from edge_spec.testing import check_session
 from fixtures import families, tiny_generation
 from fixtures import tiny_models as tiny
@@ -85,13 +86,18 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     ("name", "quantization", "form"),
-    [("gemma3", "fp32", WIDE), ("stacked", "fp16", HALF), ("phi3", "fp16", HALF)],
+    [
+        ("gemma3", "fp32", WIDE),
+        ("stacked", "fp16", HALF),
+        ("phi3", "fp16", HALF),
+        ("gpt-oss", "fp16", HALF),
+    ],
 )
 def test_float16_keeps_the_promises_of_a_session(
     name: str, quantization: str, form: GraphForm, bundle: Opened
 ) -> None:
     """Windows and a wide stream; normed heads, two forms of attention and stored float16; windows
-    and heads that are rotated in part. Trees are scored as their paths are."""
+    and heads that are rotated in part; experts and sinks. Trees are scored as their paths are."""
     found = opened(bundle(name, quantization), form)
     check_session(found, HALF_TOLERANCE)
     exact, half = chain_of(opened(bundle(name, quantization), None)), chain_of(found)
@@ -116,9 +122,9 @@ def test_integers_stay_where_they_are_and_their_scales_are_rounded(
     assert error(chain_of(opened(stored, form)).logits, exact) < 0.25  # as trial.py has it
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gemma2", "stacked"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma2", "gpt-oss", "stacked"])
 def test_a_graph_for_chains_scores_them_as_that_for_trees(name: str, bundle: Opened) -> None:
-    """Windows stay, soft caps too; the operator's own mask takes the place of the bias."""
+    """Windows stay, soft caps and sinks too; the operator's own mask stands for the bias."""
     trees = opened(bundle(name), GraphForm())
     chains = opened(bundle(name), GraphForm(takes_trees=False, is_attended_once=True))
     assert trees.capabilities.trees
@@ -226,11 +232,28 @@ def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
     assert error(chain_of(wide).logits, chain_of(exact).logits) < HALF_ERROR
 
 
+def test_trees_that_a_device_refuses_leave_it_its_chains(
+    bundle: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = OrtSession.forward
+
+    def forward(session: OrtSession, tree: TokenTree) -> Forward:
+        if not tree.is_chain:
+            raise SessionError("no bias is taken here", remedy="Choose another --device.")
+        return right(session, tree)
+
+    expected = trial.scores(opened(bundle("stacked"), None))
+    monkeypatch.setattr(OrtSession, "forward", forward)
+    assert not trial.require_same(trial.scores(opened(bundle("stacked"), None)), expected, "odd")
+
+
 def test_families_with_large_streams_get_a_wide_one_at_once(bundle: Opened) -> None:
     plain, gemma = bundle("stacked").config, bundle("gemma3").config
     assert wide_streams("CUDAExecutionProvider", plain) == [False, True]
     assert wide_streams("CUDAExecutionProvider", gemma) == [True]
     assert wide_streams("WebGpuExecutionProvider", gemma) == [False]  # float32 throughout
+    sinks = forms_for(["CUDAExecutionProvider"], bundle("gpt-oss", "fp16").config)
+    assert not any(form is None or form.takes_trees for form in sinks)
     assert forms_for(["OpenVINOExecutionProvider", "CPUExecutionProvider"], plain) == [None]
 
 
