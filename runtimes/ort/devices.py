@@ -20,9 +20,9 @@ _SUFFIX = "executionprovider"
 _AZURE = "AzureExecutionProvider"  # calls a service and takes no graph
 # Packages with get_library_path() and get_ep_name().
 _PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.].+|qnn)", re.IGNORECASE)
-CUDA, WEBGPU = "cuda", "webgpu"
+_CUDA = "cuda"
 # Of providers that do not tell, or name the processor that compiles for theirs.
-_KINDS: Mapping[str, str] = MappingProxyType({CPU: CPU, CUDA: GPU, WEBGPU: GPU, "qnn": NPU})
+_KINDS: Mapping[str, str] = MappingProxyType({CPU: CPU, _CUDA: GPU, "webgpu": GPU, "qnn": NPU})
 # Of the one that has a name for each set of units: their kind, and its MLComputeUnits.
 _COREML = "coreml"
 _COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
@@ -129,8 +129,8 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
             found += _coreml(provider)
         elif told:
             found += _told_apart(name, provider, told)
-        elif name == CUDA and asks_driver:
-            found += _cuda(provider)
+        elif name == _CUDA and asks_driver:
+            found += _cuda_devices(provider)
         else:
             found.append(ProviderChoice(name, provider, _KINDS.get(name), provider, None))
     return {choice.name: choice for choice in found}
@@ -241,15 +241,15 @@ def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[Provi
             )
 
 
-def _cuda(provider: str) -> list[ProviderChoice]:
+def _cuda_devices(provider: str) -> list[ProviderChoice]:
     """The driver's devices; the provider alone where it shows none, which a start would tell."""
     try:
         devices = cuda_driver().devices
     except DeviceError:
-        return [ProviderChoice(CUDA, provider, GPU, provider, None)]
+        return [ProviderChoice(_CUDA, provider, GPU, provider, None)]
     return [
         ProviderChoice(
-            _numbered(CUDA, number),
+            _numbered(_CUDA, number),
             provider,
             GPU,
             device.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from edge_spec.errors import DeviceError
@@ -11,6 +12,7 @@ from edge_spec.runtimes.ort.cuda_driver import OLD_DRIVER, cuda_driver
 
 _CUDA = "CUDAExecutionProvider"
 _FATAL = 4  # onnxruntime's severity
+_preparing = Lock()
 
 
 def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
@@ -28,16 +30,22 @@ def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
         raise DeviceError(f"{cause} (it runs CUDA {newest}, not {built})", remedy=remedy)
 
 
-@cache
 def prepare_cuda(onnxruntime: Any) -> None:
     """Loads, once, the libraries that NVIDIA's packages bring, where this onnxruntime uses CUDA.
 
     Neither this nor a start that fails later prints: what it would say is in the error.
     """
+    with _preparing:
+        _prepare(onnxruntime)
+
+
+@cache
+def _prepare(onnxruntime: Any) -> None:
     if not _cuda_version(onnxruntime):
         return
     onnxruntime.set_default_logger_severity(_FATAL)
-    # It prints what it does not find, and standard output may carry JSON: of this thread alone.
+    # It prints what it does not find. Only its own `print` is replaced: other threads may write to
+    # standard output meanwhile, which may carry JSON.
     onnxruntime.print = lambda *words: None
     try:
         onnxruntime.preload_dlls()
