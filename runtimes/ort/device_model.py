@@ -11,7 +11,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.runtimes.ort.device_graphs import DeviceGraphs
 from edge_spec.runtimes.ort.device_memory import DeviceMemory
 from edge_spec.runtimes.ort.device_passes import DeviceGraph, DevicePasses
-from edge_spec.runtimes.ort.device_place import Place
+from edge_spec.runtimes.ort.device_place import Place, shares_weights
 from edge_spec.runtimes.ort.device_session import DeviceSession
 from edge_spec.runtimes.ort.graph_forms import GraphForm
 
@@ -29,8 +29,9 @@ class Weights(Protocol):
 
 
 class DeviceSessions:
-    """inference: of the model in the form of `weights`. Where that takes trees, and weights can be
-    shared, the one for chains alone is loaded beside it. Raises BundleError, DeviceError."""
+    """inference: of the model in the form of `weights`. Where that takes trees, and large weights
+    can be shared (device_weights.py), the form for chains alone is loaded beside it. Raises
+    BundleError, DeviceError."""
 
     def __init__(self, weights: Weights, inference: onnxruntime.InferenceSession) -> None:
         assert weights.place is not None
@@ -38,7 +39,7 @@ class DeviceSessions:
         self._config = weights.config
         self._trees = self._chains = DeviceGraph(inference)
         form = weights.form
-        if form is not None and form.takes_trees and self._place.holds_weights:
+        if form is not None and form.takes_trees and shares_weights(self._place, self._config):
             chains = replace(form, takes_trees=False)
             self._chains = DeviceGraph(weights.open_form(chains))
         self._copying = DeviceGraphs(weights.open_beside, self._trees.signature.cache)

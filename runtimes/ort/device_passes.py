@@ -76,10 +76,12 @@ class DevicePasses:
             yield at + rows
 
     def score(self, tree: TokenTree, start: int) -> Forward:
-        """Raises ValueError for more than MAX_ROWS, too."""
+        """Raises ValueError for more than MAX_ROWS, and for branches where chains alone run."""
         rows = len(tree)
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
+        if not tree.is_chain and _BIAS not in self._trees.inputs:
+            raise ValueError("a graph without a bias takes chains alone")
         with translated(rows, start):
             self._reserve(rows, start)
             sees = None if tree.is_chain else tree.ancestors

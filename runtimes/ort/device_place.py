@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.runtimes.ort.devices import ProviderChoice
 
 # Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
@@ -21,11 +22,6 @@ class Place(NamedTuple):
     number: int  # of several such devices
     is_copied: bool = False
 
-    @property
-    def holds_weights(self) -> bool:
-        """Whether graphs can share what lies there."""
-        return not self.is_copied
-
 
 def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
     """Returns the place for providers in their order; None: they compute in main memory."""
@@ -36,6 +32,11 @@ def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
     if memory is None:
         return Place("cpu", 0, is_copied=True)
     return Place(memory, int(choice.options.get("device_id", "0")))
+
+
+def shares_weights(place: Place, config: ModelConfig) -> bool:
+    """Returns whether graphs of a model share its large weights there: those of experts are not."""
+    return not place.is_copied and config.experts is None
 
 
 def with_memory(chosen: Iterable[ProviderChoice]) -> ProviderChoice | None:

@@ -68,13 +68,14 @@ def _own_memory(options: RuntimeOptions) -> str | None:
 
 
 def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:
-    """Two graphs share their matrices there, and nothing else (device_weights.py)."""
+    """Two graphs share their matrices there, and nothing else; of experts there is one graph."""
     config = bundle.config
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
         stored //= 2
     matrices = int(_layer_weights(config) * config.num_layers * _matrix_bytes(bundle))
     beside = max(0, stored - matrices)  # scales, norms, an embedding
+    num_graphs = 2 if config.experts is None else 1
     capacity = capacity_for(used, 0, length)
     block = 2 * config.num_layers * config.kv_size * capacity * _HALF
     cache = block if capacity <= FIRST_TOKENS else block * 3 // 2  # that it has grown from, too
@@ -86,7 +87,12 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
         work=scores,
         library=LIBRARY_BYTES,
         on_devices={
-            device: matrices + 2 * beside + cache + _work(config, capacity, 1) + heads + _CUDA_BYTES
+            device: matrices
+            + num_graphs * beside
+            + cache
+            + _work(config, capacity, 1)
+            + heads
+            + _CUDA_BYTES
         },
     )
 

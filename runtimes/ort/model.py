@@ -18,7 +18,7 @@ from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, SessionErr
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
-from edge_spec.runtimes.ort.device_place import Place, place_of
+from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import (
     ProviderChoice,
     add_providers,
@@ -147,7 +147,7 @@ class _Weights:
         path = self.bundle.file(GRAPH_FILE)
         made = formed_graph(path, self.config, form)
         given: Mapping[str, np.ndarray | OrtValue] = made.initializers
-        if self.place is not None and self.place.holds_weights:
+        if self.place is not None and shares_weights(self.place, self.config):
             from edge_spec.runtimes.ort.device_weights import DeviceMatrices
 
             self._matrices = self._matrices or DeviceMatrices(self.place, path)

@@ -429,6 +429,19 @@ def test_an_engine_writes_the_same_with_drafts_and_without(
     assert texts["none"] == texts["lookahead"] == texts["draft-model"]
 
 
+def test_a_form_for_chains_alone_is_loaded_once_and_takes_no_branches(
+    opened: Opened, random_tree: RandomTree
+) -> None:
+    form = replace(HALF, takes_trees=False)
+    model = opened(form, context=48)
+    assert not model.capabilities.trees
+    check_session(model, FLOAT16)
+    with closing(model.open_session()) as session:
+        assert session._passes._trees is session._passes._chains
+        with pytest.raises(ValueError, match="chains alone"):
+            session.forward(random_tree(6))
+
+
 def test_it_has_no_parts_and_takes_turns(model: OrtModel, session: Session) -> None:
     assert not isinstance(session, SelfDrafting)
     assert model.prepare_sharing(4) == 1
