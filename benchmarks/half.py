@@ -2,8 +2,9 @@
 
     python benchmarks/half.py BUNDLE... [--tokens 800]
 
-Both forms score the packaged text of exports and some pages of this repository. A wide stream is
-that of models whose residual stream float16 may not hold (runtimes/ort/half_graph.py).
+All forms score the packaged text of exports and some pages of this repository. A wide stream is
+that of models whose residual stream float16 may not hold (runtimes/ort/half_graph.py). What they
+are compared with rounds no activations; the form that the CPU runs is in the table for comparison.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from edge_spec.errors import SessionError
 from edge_spec.exporters.parity import compare, parity_text, score_text
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtModel
-from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
 from edge_spec.text.tokenizer import Tokenizer
 
 _FORMS = {
+    "int8 activations, as the CPU": None,
     "float16": GraphForm(is_half=True),
     "float16, wide stream": GraphForm(is_half=True, has_wide_stream=True),
 }
@@ -43,7 +45,7 @@ def main() -> None:
         root = Path(__file__).parents[1]
         texts = [parity_text(), *((root / name).read_text(encoding="utf-8") for name in FILES)]
         encoded = [tokenizer.encode(text)[: arguments.tokens] for text in texts]
-        expected = _scores(bundle, None, encoded)
+        expected = _scores(bundle, REFERENCE, encoded)
         for name, form in _FORMS.items():
             try:
                 found = _scores(bundle, form, encoded)

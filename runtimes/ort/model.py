@@ -104,7 +104,11 @@ class _Weights:
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
         compiled = _compiled(bundle)
-        self._providers = lambda settings: add_providers(settings, self._devices, compiled)
+
+        def providers(settings: Any) -> Any:
+            return add_providers(settings, self._devices, compiled)
+
+        self._providers = providers
         self._load = partial(
             onnxruntime.InferenceSession,
             providers=self._providers(self._options),
@@ -426,7 +430,7 @@ class OrtRuntime:
             return _open(source, options)
         from edge_spec.runtimes.ort import graph_forms, trial
 
-        on_cpu = _open(source, replace(options, providers=()))
+        on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
         expected = trial.scores(on_cpu)
         on_cpu.close()
         names = ", ".join(device.name for device in devices)
