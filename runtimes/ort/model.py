@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import BundleError, UsageError
+from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU
 from edge_spec.placement.machine import available_cores
+from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import (
     add_providers,
     choose,
@@ -35,7 +36,11 @@ from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     import numpy as np
+    from onnxruntime import OrtValue
 
+    from edge_spec.runtimes.ort.device_model import DeviceSessions
+    from edge_spec.runtimes.ort.device_session import DeviceSession
+    from edge_spec.runtimes.ort.device_weights import DeviceMatrices
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
@@ -45,13 +50,14 @@ GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
-_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
+_NOTHING: Mapping[str, np.ndarray | OrtValue] = MappingProxyType({})
 
 
 class _Weights:
     """How the graphs of one bundle are loaded: their form, devices and threads.
 
     form: of the whole model's graph; None: as it is in the bundle, which suits the CPU.
+    place: where sessions keep keys and values; None: where the options say.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class _Weights:
         bundle: Bundle,
         options: RuntimeOptions,
         form: GraphForm | None = None,
+        place: Place | None = None,
         **settings: bool,
     ) -> None:
         """settings: attributes of onnxruntime's SessionOptions."""
@@ -102,7 +109,9 @@ class _Weights:
             providers=self._providers(self._options),
             enable_fallback=0,  # else it prints why a device fails, and takes the CPU
         )
+        self._matrices: DeviceMatrices | None = None  # that graphs share
         self._held: list[Any] = []  # weights of graphs, which read them where they are
+        self.place = place or place_of(self._devices)
 
     @property
     def threads(self) -> int | None:
@@ -134,15 +143,33 @@ class _Weights:
         """The whole model in another form. Raises BundleError, DeviceError."""
         from edge_spec.runtimes.ort.graph_forms import formed_graph
 
-        made = formed_graph(self.bundle.file(GRAPH_FILE), self.config, form)
-        return self.open(GRAPH_FILE, threads, made.graph, made.initializers)
+        path = self.bundle.file(GRAPH_FILE)
+        made = formed_graph(path, self.config, form)
+        given: Mapping[str, np.ndarray | OrtValue] = made.initializers
+        if self.place is not None and shares_weights(self.place, self.config):
+            from edge_spec.runtimes.ort.device_weights import DeviceMatrices
+
+            self._matrices = self._matrices or DeviceMatrices(self.place, path)
+            try:
+                given = {**given, **self._matrices.given(made)}
+            except RuntimeError as error:  # where they do not fit
+                raise self._load_error(error, path) from error
+        return self.open(GRAPH_FILE, threads, made.graph, given)
+
+    def release(self) -> None:
+        """Drops what only graphs that are still to be loaded would share."""
+        self._matrices = None
+
+    def open_beside(self, graph: bytes) -> Any:
+        """A graph without weights, where the model is. Raises BundleError, DeviceError."""
+        return self.open(GRAPH_FILE, threads=1, made=graph)
 
     def open(
         self,
         name: str,
         threads: int | None = None,
         made: bytes | None = None,
-        initializers: Mapping[str, np.ndarray] = _NOTHING,
+        initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
     ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
         graph over the same weights, but those that `initializers` has. Raises BundleError,
@@ -157,18 +184,17 @@ class _Weights:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
             options.add_session_config_entry(_STOPS_SPINNING, "1")
         if initializers:
-            made_value = import_onnxruntime().OrtValue.ortvalue_from_numpy
-            given = list(map(made_value, initializers.values()))
+            value = import_onnxruntime().OrtValue
+            given = [
+                each if isinstance(each, value) else value.ortvalue_from_numpy(each)
+                for each in initializers.values()
+            ]
             options.add_external_initializers(list(initializers), given)
             self._held += given
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            known = None if self._on_cpu else start_error(self._names, str(error))
-            raise known or BundleError(
-                f"onnxruntime cannot load {graph}: {error}",
-                remedy="Export the model again, or update onnxruntime.",
-            ) from error
+            raise self._load_error(error, graph) from error
         if not self._on_cpu:
             from edge_spec.runtimes.ort.listing import fault
 
@@ -176,17 +202,29 @@ class _Weights:
             require_on_device(session, self._devices)
         return session
 
+    def _load_error(self, error: Exception, graph: Path) -> EdgeSpecError:
+        known = None if self._on_cpu else start_error(self._names, str(error))
+        return known or BundleError(
+            f"onnxruntime cannot load {graph}: {error}",
+            remedy="Export the model again, or update onnxruntime.",
+        )
+
 
 class OrtModel:
     """One InferenceSession, and a second one once a session opens a part of the model.
 
     Sessions share the weights and the thread pool. form: of the graph; None: as it is stored.
+    place: whose memory sessions keep keys and values in; None: where the options say.
     """
 
     def __init__(
-        self, bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
+        self,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        form: GraphForm | None = None,
+        place: Place | None = None,
     ) -> None:
-        self._weights = _Weights(bundle, options, form)
+        self._weights = _Weights(bundle, options, form, place)
         from edge_spec.runtimes.ort.passes import MAX_ROWS
 
         self.capabilities = Capabilities(
@@ -205,8 +243,15 @@ class OrtModel:
             self._weights.threads, self._inference, self._reopen, self._weights.count_bytes
         )
         self._joint: JointGraphs | None = None
+        self._device: DeviceSessions | None = None
+        if self._weights.place is not None:
+            from edge_spec.runtimes.ort.device_model import DeviceSessions
 
-    def open_session(self) -> OrtSession:
+            self._device = DeviceSessions(self._weights, self._inference)
+
+    def open_session(self) -> OrtSession | DeviceSession:
+        if self._device is not None:
+            return self._device.open()
         from edge_spec.runtimes.ort.session import OrtSession
 
         return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
@@ -218,7 +263,7 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraphs
 
-        if self._weights.threads is None or self._weights.form is not None:
+        if self._weights.threads is None or self._weights.form is not None or self._device:
             return 1  # not measured on other devices than the CPU
         with self._lock:
             if self._joint is None:
@@ -234,7 +279,8 @@ class OrtModel:
         self._fewer.close()
         if self._joint is not None:
             self._joint.close()
-        self._inference = self._partial = None
+        self._inference = self._partial = self._device = None
+        self._weights.release()
 
     def _open_joint(self, num_places: int) -> Any:
         from edge_spec.runtimes.ort.joint_graph import joint_graph

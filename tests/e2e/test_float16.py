@@ -24,7 +24,7 @@ HALF = GraphForm(is_half=True)
 PROMPTS = [
     json.loads(line)["prompt"]
     for line in Path("benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines()
-][4:26:7]
+][4:26:11]
 
 
 def quiet(what: str, fraction: float) -> None: ...
@@ -65,7 +65,7 @@ def test_drafting_in_float16_changes_no_token(
 def texts(drafter: str) -> list[list[int]]:
     options = LoadOptions(drafter=drafter, lossless="always")
     with load_engine("smollm2", options, quiet) as engine:
-        results = [engine.chat(prompt, max_tokens=48) for prompt in PROMPTS]
+        results = [engine.chat(prompt, max_tokens=32) for prompt in PROMPTS]
     if drafter != "none":  # otherwise the comparison would prove nothing
-        assert sum(result.stats.draft_n_accepted for result in results) > 24
+        assert sum(result.stats.draft_n_accepted for result in results) > 8
     return [[token.id for token in result.tokens] for result in results]
