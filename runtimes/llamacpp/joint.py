@@ -3,9 +3,9 @@
 Cells are given out one after the other, and none is given out again before all conversations have
 moved into another cache. So the tokens of each stand in their order, whoever has written between
 them. ggml's flash attention on a CPU goes through the cells in their order and skips those of
-others: its sums are those of a cache of its own, bit for bit. A token in a cell that was left behind
-before others would be summed first. The library looks for empty cells from the beginning, so what
-is rejected or left between cells of others stays in a sequence that nobody reads, HELD.
+others: its sums are those of a cache of its own, bit for bit. A token in a cell that was left
+behind before others would be summed first. The library looks for empty cells from the beginning, so
+what is rejected or left between cells of others stays in a sequence that nobody reads, HELD.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import RLock
 
 import numpy as np
@@ -24,49 +24,15 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import ContextChoices
+from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, sequences_of_rows
 from edge_spec.runtimes.llamacpp.session import MAX_ROWS, view
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
 
 HELD, _PADDING, _FIRST = 0, 1, 2  # numbers of sequences; those of conversations and branches follow
-NUM_SEQUENCES = 256  # the most that llama.cpp takes
+NUM_SEQUENCES = 128  # llama.cpp takes 256, and has room for the scores of as many rows
 FIRST_CELLS = 1024
 _ROOM = 1.5  # times the cells in use, that a cache has at least when all move into it
-
-
-@dataclass
-class _Rows:
-    """What a conversation's last pass has written. branches: the first sequence of each row, and
-    all sequences of a tree beside the conversation's own; None for a chain."""
-
-    cells: list[int]
-    branches: np.ndarray | None = None
-    numbers: Sequence[int] = ()
-
-
-@dataclass(eq=False)
-class Member:
-    """One conversation in the cache.
-
-    outcome: how many tokens it has, and which rows of its last pass are among them, None before it
-    has chosen. Its own thread sets that, at any time; all else is changed between passes.
-    """
-
-    number: int  # of its sequence
-    cells: list[int]  # of its tokens, ascending
-    outcome: tuple[int, Sequence[int] | None]
-    last: _Rows | None = None
-    has_left: bool = False
-
-    @property
-    def is_undecided(self) -> bool:
-        return self.last is not None and self.outcome[1] is None and not self.has_left
-
-    @property
-    def end(self) -> int:
-        """The cell after those that it may go on to need."""
-        cells = [*self.cells[-1:], *(self.last.cells if self.last else ())]
-        return max(cells, default=-1) + 1
 
 
 class JointCache:
@@ -121,14 +87,11 @@ class JointCache:
             self._share_out(rows, time.perf_counter() - started_s)
             return self._outputs(at, rows)
 
-    def take_out(self, member: Member) -> np.ndarray:
-        """Returns the sequence of its tokens, [bytes] uint8, and the member leaves."""
+    def read(self, member: Member) -> np.ndarray:
+        """Returns the sequence of its tokens, [bytes] uint8. Raises SessionError."""
         with self._lock:
             self._clean([member])
-            sequence = read_sequence(self._library, self._context(), member.number)
-            member.has_left = True
-            self._clean()
-            return sequence
+            return read_sequence(self._library, self._context(), member.number)
 
     def leave(self, member: Member) -> None:
         """Waits for no pass: where one runs, the next one gives the cells up."""
@@ -185,7 +148,9 @@ class JointCache:
             )
         return length
 
-    def _keep_branch(self, memory: int, member: Member, last: _Rows, rows: Sequence[int]) -> None:
+    def _keep_branch(
+        self, memory: int, member: Member, last: WrittenRows, rows: Sequence[int]
+    ) -> None:
         library, start, own = self._library, len(member.cells), member.number
         end = start + len(rows)
         for number in (own, *last.numbers):
@@ -220,9 +185,7 @@ class JointCache:
 
     def _move_all(self, num_cells: int) -> None:
         """The tokens of each member side by side. Where it fails all stays as it was."""
-        used = [
-            len(each.cells) + len(each.last.cells if each.last else ()) for each in self._members
-        ]
+        used = [each.num_cells for each in self._members]
         if any(each.last and each.last.branches is not None for each in self._members):
             raise SessionError(
                 "a conversation has not chosen a branch yet", remedy="Its next pass can be shared."
@@ -291,7 +254,7 @@ class JointCache:
         """Returns token, position and sequences of each row."""
         start = len(member.cells)
         member.outcome = (member.outcome[0], None)
-        member.last = _Rows([])
+        member.last = WrittenRows([])
         positions = (start + tree.depths).tolist()
         if tree.is_chain:
             sequences = [[member.number]] * len(tree)
@@ -301,8 +264,7 @@ class JointCache:
             memory = self._library.memory(self._context())
             for number in numbers[1:]:
                 self._library.sequence_copy(memory, member.number, number, -1, -1)
-            below = tree.ancestors[leaves].T  # [rows, leaves]
-            sequences = [[numbers[leaf] for leaf in np.flatnonzero(row)] for row in below]
+            sequences = sequences_of_rows(tree, leaves, numbers)
             member.last.numbers = numbers[1:]
             member.last.branches = np.array([each[0] for each in sequences])
         return list(zip(tree.tokens.tolist(), positions, sequences, strict=True))

@@ -132,9 +132,9 @@ class LlamaCppModel:
         return 1 if is_short or not self._shares_cells else MOST_SHARING
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.llamacpp.shared_session import SharedSession
+        from edge_spec.runtimes.llamacpp.shared_session import forward_together
 
-        return SharedSession.forward_together(parts, num_rows)
+        return forward_together(parts, num_rows)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
         """With the first of its ways, which is what its own programs do."""

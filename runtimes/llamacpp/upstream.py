@@ -118,8 +118,7 @@ def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
     params = api.llama_context_default_params()
     params.n_ctx = choices.num_tokens
     params.n_batch = params.n_ubatch = choices.batch_tokens
-    params.n_seq_max = choices.num_sequences or choices.max_rows
-    params.n_outputs_max = params.n_seq_max
+    params.n_seq_max = params.n_outputs_max = choices.num_sequences or choices.max_rows
     params.n_outputs_max_per_seq = 0  # all of them
     params.n_threads = params.n_threads_batch = choices.threads
     params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
