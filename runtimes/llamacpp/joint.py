@@ -45,7 +45,7 @@ class JointCache:
         self._choices = replace(choices, batch_tokens=MAX_ROWS, num_sequences=NUM_SEQUENCES)
         self._lock = RLock()
         self._batch = Batch(self._library.batch_type, MAX_ROWS, MAX_ROWS)
-        self._threads = None if choices.on_device else ThreadGovernor(choices.threads)
+        self._threads = ThreadGovernor(choices.threads)
         self._members: list[Member] = []
         self._opened: OpenContext | None = None
         self._steady_rows: Callable[[bool], None] | None = None
@@ -64,8 +64,12 @@ class JointCache:
             self._reserve(length)
             [number] = self._take_numbers(1)
             self._is_broken = True  # until all is noted
-            if length:
-                self._write(self._context(), sequence, number)
+            try:
+                if length:
+                    self._write(self._context(), sequence, number)
+            except BaseException:
+                self._free_numbers.append(number)
+                raise
             member = Member(number, list(range(self._tail, self._tail + length)), (length, None))
             self._tail += length
             self._members.append(member)
@@ -77,7 +81,7 @@ class JointCache:
 
         Raises SessionError, DeviceMemoryError; no member has rows to commit then."""
         with self._lock:
-            self._clean([member for member, _ in parts])
+            self._require_all([member for member, _ in parts])
             rows = max(num_rows, sum(len(tree) for _, tree in parts))
             self._reserve(rows)
             started_s = time.perf_counter()
@@ -90,7 +94,7 @@ class JointCache:
     def read(self, member: Member) -> np.ndarray:
         """Returns the sequence of its tokens, [bytes] uint8. Raises SessionError."""
         with self._lock:
-            self._clean([member])
+            self._require_all([member])
             return read_sequence(self._library, self._context(), member.number)
 
     def leave(self, member: Member) -> None:
@@ -128,6 +132,15 @@ class JointCache:
             self._opened.free()
             self._opened, self._num_cells, self._tail, self._held_end = None, 0, 0, 0
 
+    def _require_all(self, joining: Sequence[Member]) -> None:
+        """Before a pass of these, or before one goes."""
+        self._clean(joining)
+        if any(member.has_left for member in joining):
+            raise SessionError(
+                f"{self._library.name} has lost tokens of a conversation that was interrupted",
+                remedy="Begin a new one.",
+            )
+
     def _choose(self, memory: int, member: Member) -> int:
         """Leaves in the member's sequence what was chosen of its last pass, and maybe more behind
         it; `cells` are those of that sequence. Returns how many of its tokens it keeps."""
@@ -139,14 +152,9 @@ class JointCache:
             rows = list(chosen or ())
             self._keep_branch(memory, member, last, rows)
             member.cells = member.cells + [last.cells[row] for row in rows]
-        if member.has_left:
-            return 0
-        if length > len(member.cells):
-            raise SessionError(
-                f"{self._library.name} has lost tokens of a conversation that was interrupted",
-                remedy="Begin a new one.",
-            )
-        return length
+        # An interrupt between two of these changes may have lost tokens of this conversation.
+        member.has_left = member.has_left or length > len(member.cells)
+        return 0 if member.has_left else length
 
     def _keep_branch(
         self, memory: int, member: Member, last: WrittenRows, rows: Sequence[int]
@@ -165,7 +173,7 @@ class JointCache:
         for number in last.numbers:
             library.sequence_remove(memory, number, -1, -1)
         self._free_numbers += last.numbers
-        self._held_end = max(self._held_end, *(cell + 1 for cell in last.cells))
+        self._held_end = max([self._held_end, *(cell + 1 for cell in last.cells)])
 
     def _cut(self, memory: int, member: Member, length: int) -> None:
         """Gives up the cells from `length` on: those before the tail are held."""
@@ -193,8 +201,7 @@ class JointCache:
         size = FIRST_CELLS
         while size < _ROOM * (sum(used) + num_cells):
             size *= 2
-        threads = self._threads.threads if self._threads else self._choices.threads
-        choices = replace(self._choices, num_tokens=size, threads=threads)
+        choices = replace(self._choices, num_tokens=size, threads=self._threads.threads)
         after = self._weights.open_context(self, choices)
         try:
             for member, count in zip(self._members, used, strict=True):
@@ -298,8 +305,7 @@ class JointCache:
 
     def _share_out(self, rows: int, seconds: float) -> None:
         """As the session of a single conversation does."""
-        if self._threads is not None:
-            before = self._threads.threads
-            threads = self._threads.observe(rows, seconds)
-            if threads != before:
-                self._library.set_threads(self._context(), threads, threads)
+        before = self._threads.threads
+        threads = self._threads.observe(rows, seconds)
+        if threads != before:
+            self._library.set_threads(self._context(), threads, threads)

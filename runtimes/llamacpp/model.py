@@ -80,8 +80,11 @@ class LlamaCppModel:
                 remedy="Use --runtime llamacpp or ort.",
             )
         self._weights = GgufWeights(library, source.path, self.config, how)
-        # Of a sliding window a sequence that moves leaves out what has passed it.
-        self._shares_cells = library.shares_cells and not self._weights.state_window
+        # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
+        # measured, whose kernels may depend on how many cells there are.
+        self._shares_cells = (
+            library.shares_cells and not self._weights.state_window and not on_device
+        )
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,

@@ -46,7 +46,9 @@ class SharedSession(LlamaCppSession):
         self.has_rows = True
         if self._member is not None:
             self.num_lone += 1
-            if self.num_lone > _LONE_PASSES or not self._scores_alike(len(tree)):
+            # A single row may be shared out among threads, by how many cells all have.
+            is_steady = len(tree) > 1 or self._choices.steady_rows
+            if self.num_lone > _LONE_PASSES or not is_steady:
                 self._return()
         if self._member is None:
             return super().forward(tree)
@@ -87,12 +89,6 @@ class SharedSession(LlamaCppSession):
         if member is not None:
             self._collected.detach()
             self.joint.leave(member)
-
-    def _scores_alike(self, rows: int) -> bool:
-        """Whether a pass of its own scores the same in either cache: on devices that is not known,
-        and a single row may be shared out among threads by how many cells all have."""
-        choices = self._choices
-        return not choices.on_device and (rows > 1 or choices.steady_rows)
 
     def require_fitting(self, tree: TokenTree) -> None:
         """Before a pass in the shared cache. Raises ContextFullError, SessionError."""
