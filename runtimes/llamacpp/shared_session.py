@@ -10,7 +10,7 @@ import numpy as np
 from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import SessionError
+from edge_spec.errors import DeviceMemoryError, SessionError
 from edge_spec.runtimes.llamacpp.joint import JointCache
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.members import Member
@@ -50,10 +50,13 @@ class SharedSession(LlamaCppSession):
             is_steady = len(tree) > 1 or self._choices.steady_rows
             if self.num_lone > _LONE_PASSES or not is_steady:
                 self._return()
-        if self._member is None:
-            return super().forward(tree)
-        self.require_fitting(tree)
-        return self.joint.score([(self._member, tree)], len(tree))[0]
+        if self._member is not None:
+            self.require_fitting(tree)
+            try:
+                return self.joint.score([(self._member, tree)], len(tree))[0]
+            except (SessionError, DeviceMemoryError):
+                self._return()
+        return super().forward(tree)
 
     def commit(self, rows: Sequence[int]) -> None:
         if not self.has_rows:
