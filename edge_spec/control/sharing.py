@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.control.batch_invariance import is_large
+from edge_spec.control.batch_invariance import agreeing_beyond, is_large
 from edge_spec.core.model import Model, Restorable, Session
 from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 
 _HELD = (40, 23)  # tokens of the two conversations
-_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
+_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (9, 14))  # of the two in one pass, one after the other
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
+
+
+class Sharing(NamedTuple):
+    """How passes are shared. widths: that they keep to, ascending; empty where any will do.
+    slices: whether prompts are divided."""
+
+    widths: tuple[int, ...]
+    slices: bool
+
+
+def settle_sharing(model: Model, widths: Sequence[int], num_rows: int = 0) -> Sharing | None:
+    """Measures how to share passes without changing a bit of texts whose own passes keep to
+    `widths`, or to any where there are none. None where that cannot be. num_rows: of shared passes,
+    where wider ones are wanted."""
+    if not widths:
+        return Sharing((), True)
+    own = tuple(widths)
+    for tried in dict.fromkeys((agreeing_beyond(model, own, num_rows), own)):
+        if shares_alike(model, tried):
+            slices = slices_alike(model, tried[-1])
+            if slices or tried == own:
+                return Sharing(tried, slices)
+    return None
 
 
 def shares_alike(model: Model, widths: Sequence[int]) -> bool:
