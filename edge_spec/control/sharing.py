@@ -14,7 +14,8 @@ from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 
 _HELD = (40, 23)  # tokens of the two conversations
-_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (9, 14))  # of the two in one pass, one after the other
+_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
+_WIDE_ROWS = (9, 14)  # in passes of each width that has so many
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
 
 
@@ -58,11 +59,12 @@ def shares_alike(model: Model, widths: Sequence[int]) -> bool:
             prompt = tokens(held)
             for session in pair:
                 session.prefill(prompt)
-        for counts in _ROWS:
-            trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
-            width = wider(sum(counts), widths)
+        passes = [(counts, wider(sum(counts), widths)) for counts in _ROWS]
+        passes += [(_WIDE_ROWS, width) for width in widths if width >= sum(_WIDE_ROWS)]
+        for counts, width in passes:
             if width is None:
                 continue
+            trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
             parts = [PassPart(*each) for each in zip(shared, trees, strict=True)]
             outs = model.forward_together(parts, width)
             for session, tree, part, out in zip(own, trees, parts, outs, strict=True):
