@@ -24,7 +24,7 @@ from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import SharingTimes
 from edge_spec.control.sharing import wider
 from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
 from edge_spec.engine.passes import OwnPasses, Scored
@@ -60,7 +60,7 @@ class SharedPasses:
         self._turn = Condition(Lock())
         self._queue: list[Request] = []  # the oldest first
         self._is_running = False
-        self._setup = SharingSetup(model, lossless)
+        self._setup = SharingSetup(model, lossless, self._together)
         self._times = SharingTimes()
         self._usual_rows = 1.0  # of passes that score
         self._crowded = 0.0  # share of the last rounds that had all the rows they may
@@ -106,6 +106,20 @@ class SharedPasses:
             self._own.prefill(session, tokens)
         elif len(tokens):
             self._submit(PromptRequest(session, tokens))
+
+    def _together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        """A pass of nobody in the queue."""
+        assert isinstance(self._model, SharesPasses)
+        with self._turn:
+            while self._is_running:
+                self._turn.wait()
+            self._is_running = True
+        try:
+            return self._model.forward_together(parts, num_rows)
+        finally:
+            with self._turn:
+                self._is_running = False
+                self._turn.notify_all()
 
     def _submit(self, request: Request) -> None:
         """Returns when the request is done; raises what it failed with."""

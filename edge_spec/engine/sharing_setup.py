@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock, Thread
 
 from edge_spec.control.lossless import Losslessness
-from edge_spec.control.sharing import Sharing, settle_sharing
+from edge_spec.control.sharing import Sharing, Together, settle_sharing
 from edge_spec.core.model import Model
 from edge_spec.core.shared_pass import SharesPasses
 
@@ -22,10 +22,12 @@ class SharingSetup:
     most: conversations that may share a pass, 1 for none. sharing: how, if they may.
     """
 
-    def __init__(self, model: Model, lossless: Losslessness) -> None:
+    def __init__(self, model: Model, lossless: Losslessness, together: Together) -> None:
+        """together: makes a pass for two sessions of the setup's own, between those of others."""
         self.most = 1
         self.sharing = Sharing(lossless.widths, slices=False)
         self._model = model
+        self._together = together
         self._widths = lossless.widths  # of passes of one conversation
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -83,7 +85,7 @@ class SharingSetup:
         assert isinstance(self._model, SharesPasses)
         most = self._model.prepare_sharing(num_conversations)
         if self.most < 2 <= most:
-            found = settle_sharing(self._model, self._widths)
+            found = settle_sharing(self._model, self._widths, self._together)
             if found is None:
                 _log.info("passes are not shared: that would change texts on this machine")
                 return
@@ -91,7 +93,7 @@ class SharingSetup:
         self.most = most
 
     def _widen(self, num_rows: int) -> None:
-        found = settle_sharing(self._model, self._widths, num_rows)
+        found = settle_sharing(self._model, self._widths, self._together, num_rows)
         if found is not None and found.widths[-1] > self.widest:
             _log.info("conversations share passes of up to %d rows", found.widths[-1])
             self.sharing = found

@@ -292,6 +292,10 @@ def test_wider_passes_are_looked_for_where_rounds_fill_them(agree: bool, rows_ea
     """And shared only where their rows agree with those of a conversation's own passes."""
 
     class Wide(Recording):
+        def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+            assert passes._is_running  # or others could have a pass meanwhile
+            return super().forward_together(parts, num_rows)
+
         def open_session(self) -> Any:
             session = super().open_session()
             forward = session.forward
@@ -317,6 +321,28 @@ def test_wider_passes_are_looked_for_where_rounds_fill_them(agree: bool, rows_ea
         session.rollback(3)
     passes.settle()
     assert load.rows_each() == rows_each
+
+
+def test_a_pass_of_the_setup_waits_for_its_turn() -> None:
+    """A model makes one shared pass at a time."""
+    served = Served()
+    released, waits = served.hold(), Event()
+    wait = served.passes._turn.wait
+    parts = [PassPart(served.session(), TokenTree.chain(1))]
+
+    def told(timeout: float | None = None) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    served.passes._turn.wait = told  # type: ignore[method-assign]
+    asking = Thread(target=lambda: served.passes._together(parts, 1))
+    asking.start()
+    assert waits.wait(TIMEOUT_S)
+    assert len(served.model.passes) == 1  # the one that is held
+    released.set()
+    asking.join(TIMEOUT_S)
+    assert len(served.model.passes) == 2
+    served.end()
 
 
 def test_rows_are_limited_only_where_passes_are_shared() -> None:
