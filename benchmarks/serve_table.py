@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from statistics import median
 from typing import Any
 
@@ -16,6 +16,7 @@ from servers import Server
 
 KINDS = ("short", "long")
 _LEAST_EACH = 4  # short answers of each client
+_WARM_UP_TOKENS = 48  # in which a server loads what so many clients need
 
 Opens = Callable[[], AbstractContextManager[Server]]
 Cell = tuple[str, int, str]  # kind of prompt, clients, arm
@@ -62,18 +63,16 @@ def measure(arms: dict[str, Opens], alone_as: dict[str, str], plan: Plan) -> dic
     runs: dict[Cell, list[Seen]] = {}
     with ExitStack() as opened:
         servers = {arm: opened.enter_context(opens()) for arm, opens in arms.items()}
-        for server in servers.values():  # the first pass of several clients loads what it needs
-            asyncio.run(_run(server, [[text] for text in short_prompts(max(plan.clients))], {}, 8))
-        for repeat in range(plan.repeats):
-            for kind in plan.kinds:
-                for clients in plan.clients:
-                    prompts = plan.prompts_of(kind, clients, repeat)
-                    for arm, server in servers.items():
-                        expected = alone[alone_as[arm]]
-                        seen = asyncio.run(_run(server, prompts, expected, plan.tokens))
-                        seen.require_answers()
-                        runs.setdefault((kind, clients, arm), []).append(seen)
-                        _say(f"{kind} {clients} {arm}: {seen.tokens_per_s:.1f} tokens/s")
+        for repeat, kind, clients in product(range(plan.repeats), plan.kinds, plan.clients):
+            prompts = plan.prompts_of(kind, clients, repeat)
+            for arm, server in servers.items():
+                if repeat == 0 and kind == plan.kinds[0]:  # so many for the first time
+                    warm_up = [[text] for text in short_prompts(clients)]
+                    asyncio.run(_run(server, warm_up, {}, _WARM_UP_TOKENS))
+                seen = asyncio.run(_run(server, prompts, alone[alone_as[arm]], plan.tokens))
+                seen.require_answers()
+                runs.setdefault((kind, clients, arm), []).append(seen)
+                _say(f"{kind} {clients} {arm}: {seen.tokens_per_s:.1f} tokens/s")
     return {
         "cells": [
             {"kind": kind, "clients": clients, "server": arm, **summary(seen)}
