@@ -320,6 +320,15 @@ class ScreeningRuntime(Runtime, Protocol):
         """
 
 
+@runtime_checkable
+class DeviceScreeningRuntime(Runtime, Protocol):
+    """A runtime that tells, without a model, whether devices can be started."""
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Is asked before a model is converted for them. Raises UsageError for a name that it does
+        not know, DeviceError, MissingDependencyError."""
+
+
 class TextPieces(Protocol):
     """Turns tokens into text as they come."""
 

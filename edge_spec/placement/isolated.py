@@ -24,7 +24,14 @@ _MAX_LINE = 200  # characters of each of the two lines that a library printed la
 
 
 class IsolatedError(Exception):
-    """The work failed, crashed or took too long; `str()` is the reason, one line."""
+    """The work failed, crashed or took too long; `str()` is the reason, one line.
+
+    printed: what the process of work that failed had printed on its standard error by then.
+    """
+
+    def __init__(self, reason: str, printed: str = "") -> None:
+        super().__init__(reason)
+        self.printed = printed
 
 
 class Lifeline:
@@ -93,7 +100,7 @@ def isolated(
         raise IsolatedError(_crash(errors, status))
     outcome = loads(answers[-1].removeprefix(_MARK))
     if "reason" in outcome:
-        raise IsolatedError(outcome["reason"])
+        raise IsolatedError(outcome["reason"], errors)
     return outcome["result"]
 
 

@@ -17,13 +17,21 @@ from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort.devices import (
+    ProviderChoice,
     add_providers,
     choose,
     import_onnxruntime,
     require_started,
 )
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
+from edge_spec.runtimes.ort.node_placement import (
+    RECORDS_PLACEMENT,
+    count_nodes,
+    require_on_device,
+)
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
+from edge_spec.runtimes.ort.start_errors import start_error
+from edge_spec.runtimes.ort.starting import require_driver
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
@@ -45,7 +53,8 @@ class _Weights:
         """settings: attributes of onnxruntime's SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
-        self._on_cpu = all(device.name == CPU for device in self._devices)
+        self._names = [device.name for device in self._devices]
+        self._on_cpu = all(name == CPU for name in self._names)
         self._segments = segment_files(bundle) if self._on_cpu else []
         takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
 
@@ -57,6 +66,7 @@ class _Weights:
                 setattr(made, name, value)
             if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
+            made.add_session_config_entry(RECORDS_PLACEMENT, "1")
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made
@@ -72,6 +82,7 @@ class _Weights:
         self._load = partial(
             onnxruntime.InferenceSession,
             providers=add_providers(self._options, self._devices, _compiled(bundle)),
+            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
         )
 
     @property
@@ -112,11 +123,16 @@ class _Weights:
         try:
             session = self._load(made or graph, sess_options=options)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            raise BundleError(
+            known = None if self._on_cpu else start_error(self._names, str(error))
+            raise known or BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
                 remedy="Export the model again, or update onnxruntime.",
             ) from error
-        require_started(session, self._devices)
+        if not self._on_cpu:
+            from edge_spec.runtimes.ort.listing import fault
+
+            require_started(session, self._devices, fault)
+            require_on_device(session, self._devices)
         return session
 
 
@@ -147,6 +163,10 @@ class OrtModel:
         from edge_spec.runtimes.ort.session import OrtSession
 
         return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
+
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
 
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraphs
@@ -253,6 +273,10 @@ class GrowingModel:
 
         return GrowingSession(self._inference, self._graph, self.config)
 
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
+
     def close(self) -> None:
         self._inference = None
 
@@ -276,7 +300,7 @@ class OrtRuntime:
         """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
         options.require_only(self.name, "threads", "providers", "context_length")
-        devices = choose(import_onnxruntime(), options.providers)
+        devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
         from edge_spec.runtimes.ort import trial
@@ -286,8 +310,13 @@ class OrtRuntime:
         on_cpu.close()
         model = _open(source, options)
         names = ", ".join(device.name for device in devices)
-        trial.require_same(trial.scores(model), expected, names)
+        if not trial.require_same(trial.scores(model), expected, names):
+            model.capabilities = replace(model.capabilities, trees=False)
         return model
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does."""
+        self._devices(providers)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         from edge_spec.runtimes.ort.listing import listed
@@ -300,3 +329,10 @@ class OrtRuntime:
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)
+
+    def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
+        """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
+        onnxruntime = import_onnxruntime()
+        chosen = choose(onnxruntime, providers)
+        require_driver(onnxruntime, [choice.provider for choice in chosen])
+        return chosen
