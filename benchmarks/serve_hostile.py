@@ -56,8 +56,13 @@ def measure(server: Server, mix: Mix) -> dict[str, Any]:
     calm = asyncio.run(_calm(server, mix, prompts, expected))
     shorts, longs = asyncio.run(_hostile(server, mix, (prompts, long), expected))
     found = {"calm": summary(calm), "hostile": summary(shorts), "long": summary(longs)}
+    calm.require_answers()
+    shorts.require_answers()
     found["lost"] = {
-        "answers": len(shorts.errors) + len(longs.errors) + shorts.num_differing,
+        "answers": len(shorts.errors)
+        + len(longs.errors)
+        + shorts.num_differing
+        + longs.num_differing,
         "median_round": _ratio(found, "median"),
         "worst_round": _ratio(found, "max"),
     }
@@ -171,7 +176,8 @@ def _story() -> bytes:
 
 
 def summary(seen: Seen) -> dict[str, Any]:
-    seen.require_answers()
+    if not seen.answers:
+        return {"answers": 0, "errors": seen.errors, "differing_texts": 0}
     firsts = seen.firsts_s
     gaps = sorted(gap for answer in seen.answers for gap in answer.gaps_s)
     found = {
@@ -202,6 +208,9 @@ def markdown(found: dict[str, Any]) -> str:
     ]
     for name in ("calm", "hostile", "long"):
         each = found[name]
+        if not each["answers"]:
+            lines.append(f"| {name} | 0 | {len(each['errors'])} | | | | | |")
+            continue
         first, rounds = (
             ", ".join(f"{each[which][of]:.0f}" for of in ("median", "p95", "max"))
             for which in ("first_ms", "round_ms")
