@@ -41,7 +41,8 @@ class Forward:
 
 
 class Session(Protocol):
-    """One KV cache."""
+    """One KV cache. Its calls return when their work is done, on whatever device: clocks are read
+    around them."""
 
     @property
     def length(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -25,7 +26,8 @@ from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 from edge_spec.runtimes.llamacpp.steady import steady_rows
 
 NAME = "llama.cpp"
-_CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
+_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"  # all memory is one
+_CPU, _INTEGRATED_GPU, _ACCELERATED_CPU = 0, 2, 3  # ggml_backend_dev_type
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 _WHOLE = 0  # llama_state_seq_flags
 _HANDLE, _SIZE = ctypes.c_void_p, ctypes.c_size_t
@@ -90,7 +92,10 @@ def library() -> Library:
         sequence_keep=api.llama_memory_seq_keep,
         sequence_start=api.llama_memory_seq_pos_min,
         make_contiguous=None,
-        state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
+        shares_cells=True,
+        state_size=lambda context, sequence: int(
+            api.llama_state_seq_get_size_ext(context, sequence, _WHOLE)
+        ),
         state_read=partial(_read_state, api),
         state_write=partial(_write_state, api),
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
@@ -115,7 +120,7 @@ def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
     params = api.llama_context_default_params()
     params.n_ctx = choices.num_tokens
     params.n_batch = params.n_ubatch = choices.batch_tokens
-    params.n_seq_max = params.n_outputs_max = choices.max_rows
+    params.n_seq_max = params.n_outputs_max = choices.num_sequences or choices.max_rows
     params.n_outputs_max_per_seq = 0  # all of them
     params.n_threads = params.n_threads_batch = choices.threads
     params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
@@ -136,12 +141,12 @@ def _is_plain_decoder(api: Any, model: int) -> bool:
     )
 
 
-def _read_state(api: Any, context: int, buffer: Any, size: int) -> int:
-    return int(api.llama_state_seq_get_data_ext(context, buffer, size, 0, _WHOLE))
+def _read_state(api: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
+    return int(api.llama_state_seq_get_data_ext(context, buffer, size, sequence, _WHOLE))
 
 
-def _write_state(api: Any, context: int, buffer: Any, size: int) -> int:
-    return int(api.llama_state_seq_set_data_ext(context, buffer, size, 0, _WHOLE))
+def _write_state(api: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
+    return int(api.llama_state_seq_set_data_ext(context, buffer, size, sequence, _WHOLE))
 
 
 def _address_of(name: str, api: Any) -> Callable[[int], int | None]:
@@ -209,7 +214,8 @@ def _add_server(ggml: Any) -> Callable[[bytes], int | None]:
 
 
 def _device(ggml: Any, handle: int, server: str | None = None) -> LibraryDevice:
-    is_cpu = ggml.ggml_backend_dev_type(handle) in (_CPU, _ACCELERATED_CPU)
+    kind = ggml.ggml_backend_dev_type(handle)
+    is_cpu = kind in (_CPU, _ACCELERATED_CPU)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     return LibraryDevice(
@@ -220,4 +226,5 @@ def _device(ggml: Any, handle: int, server: str | None = None) -> LibraryDevice:
         total_bytes=total.value,
         handle=handle,
         server=server,
+        shares_memory=kind == _INTEGRATED_GPU or _IS_UNIFIED,
     )
