@@ -222,6 +222,7 @@ class RuntimeOptions:
     mmap: bool | None = None  # whether weights stay in their file, shared with other processes
     flash_attention: bool | None = None
     takes_turns: bool = False  # with other models: threads that wait for work would slow these down
+    prefers_cpu: bool = False  # where no device is named, also if there are faster ones
     # host:port of each, whose devices are added
     rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
@@ -229,7 +230,7 @@ class RuntimeOptions:
         """Raises UsageError if an option is set that the runtime does not know."""
         for option in fields(self):
             if (
-                option.name not in (*known, "takes_turns")
+                option.name not in (*known, "takes_turns", "prefers_cpu")
                 and getattr(self, option.name) != option.default
             ):
                 name = option.metadata.get("option", option.name.replace("_", "-"))

@@ -156,6 +156,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
             providers=self.draft_providers,
             context_length=self.context_length,
             takes_turns=True,
+            prefers_cpu=True,  # beside a target that has the device to itself
         )
 
 

@@ -53,6 +53,7 @@ class ModelChoices:
     gpu_layers: int | None  # None: all
     mmap: bool | None  # None: what is fastest
     vocabulary_only: bool = False
+    num_cached: int = 0  # of the layers, those with keys and values on the devices
 
 
 class Way(NamedTuple):
@@ -116,6 +117,7 @@ class Library:
     free_context: Callable[[int], None]
     set_threads: Callable[[int, int, int], None]  # context, of one row, of more
     decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
+    synchronize: Callable[[int], None]  # a context: returns when its devices have done all
     logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
     hidden: Callable[[int], int | None] | None  # address of [outputs, hidden] float32
     want_hidden: Callable[[int, bool], None] | None
@@ -131,3 +133,4 @@ class Library:
     state_write: Callable[[int, Any, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
+    for_devices: Callable[[], Library] | None = None  # the same where a device that is lost raises

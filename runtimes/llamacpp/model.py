@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_spec.core.model import Capabilities, ModelInfo, RuntimeOptions, is_plain
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.library import (
@@ -19,6 +20,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Way,
 )
 from edge_spec.runtimes.llamacpp.listing import listed
+from edge_spec.runtimes.llamacpp.offload import fitted, offload
 from edge_spec.runtimes.llamacpp.remote import remote_devices
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
@@ -48,9 +50,10 @@ class LlamaCppModel:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
         remote = remote_devices(library, options.rpc_servers)
-        devices = choose_devices(options.providers, [*remote, *library.devices()])
+        devices = choose_devices(_wanted(options), [*remote, *library.devices()])
         _require_used(options, devices)
-        on_device = bool(devices) and options.gpu_layers != 0
+        moved = fitted(source, options, devices)
+        on_device = moved is not None
         kv_type = _kv_type(library, options)
         is_left = options.kv_type is None and options.flash_attention is None and not on_device
         self._ways = library.cpu_ways if is_left else (Way("as asked for"),)
@@ -64,14 +67,22 @@ class LlamaCppModel:
             on_device=on_device,
         )
         self.choose_way(self.ways[0])
-        how = ModelChoices(devices, options.gpu_layers, options.mmap)
+        how = ModelChoices(
+            devices if moved else (),
+            moved.num_layers if moved else options.gpu_layers,
+            options.mmap,
+            num_cached=moved.num_cached if moved else 0,
+        )
         scaling = self.config.rope_scaling
         if scaling and scaling.kind == "factors" and not library.applies_rope_factors:
             raise UnsupportedModelError(
                 f"{library.name} ignores the rotary factors of {source.path}",
                 remedy="Use --runtime llamacpp or ort.",
             )
-        self._weights = GgufWeights(library, source.path, self.config, how)
+        calls = library
+        if moved and library.for_devices and not options.rpc_servers:  # which end the process
+            calls = library.for_devices()
+        self._weights = GgufWeights(calls, source.path, self.config, how)
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
@@ -158,7 +169,18 @@ class LlamaCppRuntime:
     ) -> Memory:
         from edge_spec.runtimes.llamacpp.memory import gguf_memory
 
-        return gguf_memory(source, options, num_tokens)
+        devices = self._offload_devices(options)
+        moved = offload(source, options, devices, num_tokens) if devices else None
+        return gguf_memory(source, options, num_tokens, moved)
+
+    def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
+        """Those beside the CPU that a model would get; none where opening it will say why not, and
+        none of servers, whose memory is not this machine's."""
+        if options.gpu_layers == 0 or set(_wanted(options)) == {"cpu"} or options.rpc_servers:
+            return ()
+        with suppress(MissingDependencyError, UsageError):
+            return choose_devices(_wanted(options), self._library().devices())
+        return ()
 
     def smaller_memory(
         self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
@@ -190,6 +212,10 @@ class IkRuntime(LlamaCppRuntime):
         from edge_spec.runtimes.llamacpp.memory import ik_memory
 
         return ik_memory(source, options, num_tokens)
+
+
+def _wanted(options: RuntimeOptions) -> tuple[str, ...]:
+    return options.providers or (("cpu",) if options.prefers_cpu else ())
 
 
 def choose_devices(
