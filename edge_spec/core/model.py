@@ -217,7 +217,7 @@ class RuntimeOptions:
     threads: int | None = None
     providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"
     context_length: int | None = None  # tokens; None: what the model was trained for
-    gpu_layers: int | None = None  # how many layers leave the CPU
+    gpu_layers: int | None = None  # how many layers leave the CPU; None: as many as fit
     kv_type: str | None = None  # of the cache's keys and values, such as "f16"
     mmap: bool | None = None  # whether weights stay in their file, shared with other processes
     flash_attention: bool | None = None

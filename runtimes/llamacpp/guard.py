@@ -78,8 +78,8 @@ class DeviceGuard:
 
     @library_callback
     def _thrown(self) -> None:
-        errors = self._library.log.errors_after(0)
-        self._lose(errors or "its backend threw an exception")
+        log = self._library.log
+        self._lose(log.errors_after(log.num_errors - 1) or "its backend threw an exception")
 
     @library_callback
     def _aborted(self, message: bytes | None) -> None:

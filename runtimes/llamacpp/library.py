@@ -46,6 +46,20 @@ class LibraryDevice(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Offload:
+    """What of a model leaves the CPU.
+
+    num_layers: as --gpu-layers counts them; most: of them; num_cached: of these, how many have
+    keys and values; by_device: bytes, by the names that users type.
+    """
+
+    num_layers: int
+    most: int
+    num_cached: int
+    by_device: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class ModelChoices:
     """How to load weights."""
 

@@ -12,18 +12,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import ModelInfo, RuntimeOptions, is_plain
 from edge_spec.placement.memory import Memory, context_tokens
-from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
+from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, Offload
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
-
-if TYPE_CHECKING:
-    from edge_spec.runtimes.llamacpp.offload import Offload
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})

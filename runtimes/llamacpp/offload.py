@@ -9,30 +9,19 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from edge_spec.core.model import ModelInfo, RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.placement.plan import PLANNED_TOKENS
-from edge_spec.runtimes.llamacpp.library import LibraryDevice
+from edge_spec.runtimes.llamacpp.library import LibraryDevice, Offload
 from edge_spec.runtimes.llamacpp.memory import Parts, model_parts
 
 _USED = 0.9  # of what is free: buffers of kernels and the rounding of sizes take the rest
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Offload:
-    """num_layers: as --gpu-layers counts them; most: of them; num_cached: of these, how many have
-    keys and values; by_device: bytes, by the names that users type."""
-
-    num_layers: int
-    most: int
-    num_cached: int
-    by_device: Mapping[str, int]
 
 
 def offload(
