@@ -76,7 +76,7 @@ def _headers(work: Path) -> Path:
 def _sources(work: Path) -> Path:
     wanted = f"{PACKAGE}=={version(PACKAGE)}"
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", PACKAGE]
-    subprocess.run([*command, "--dest", work, wanted], check=True)
+    subprocess.run([*command, "--dest", work, wanted], check=True, stdout=sys.stderr)
     [archive] = work.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(work, filter="data")
