@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +135,44 @@ def test_as_many_layers_as_fit_leave_the_cpu(
     say(1000)
     with pytest.raises(DeviceMemoryError, match="vulkan0 has too little memory for any layer"):
         on_vulkan()
+
+
+OPENED = """
+import json, logging, sys
+from pathlib import Path
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models import runtimes
+
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+runtime, source = runtimes.load_runtime("llamacpp"), runtimes.open_model_info(Path(sys.argv[1]))
+options = RuntimeOptions(threads=1, providers=tuple(sys.argv[2:]))
+print("forecast", json.dumps(dict(runtime.memory(source, options).on_devices)))
+runtime.open(source, options).open_session()
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "used"), [((), {0: "vulkan0", 2: "vulkan1"}), (("vulkan1",), {0: "vulkan1"})]
+)
+def test_of_two_devices_both_are_used_or_the_one_that_is_named(
+    named: tuple[str, ...], used: dict[int, str], target: Path
+) -> None:
+    """The same device twice. What the library says that it takes there is what was forecast, at
+    most: of this model, buffers are most of it."""
+    done = run(OPENED, str(target), *named, GGML_VK_VISIBLE_DEVICES="0,0")
+    assert done.returncode == 0, done.stderr[-500:]
+    [told] = re.findall(r"^forecast (.*)$", done.stdout, re.MULTILINE)
+    forecast = json.loads(told)
+    assert set(forecast) == set(used.values())
+    placed = dict(re.findall(r"layer +(\d+) assigned to device (\w+)", done.stdout))
+    for layer, device in used.items():
+        assert placed[str(layer)].lower() == device
+    taken: Counter[str] = Counter()
+    sizes = r"(Vulkan\d) (?:model|KV|compute) buffer size = +([\d.]+) MiB"
+    for device, size in re.findall(sizes, done.stdout):
+        taken[device.lower()] += float(size) * 2**20
+    for device, num_bytes in forecast.items():
+        assert 0 < taken[device] <= num_bytes
 
 
 SHORT_OF_MEMORY = """
