@@ -15,6 +15,11 @@ from edge_spec.errors import MissingDependencyError, UnsupportedModelError, Usag
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp import ik, upstream
+from edge_spec.runtimes.llamacpp.device_choice import (
+    choose_devices,
+    require_used,
+    wanted_devices,
+)
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
     Library,
@@ -57,8 +62,8 @@ class LlamaCppModel:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
         remote = remote_devices(library, options.rpc_servers)
-        devices = choose_devices(_wanted(options), [*remote, *library.devices()])
-        _require_used(options, devices)
+        devices = choose_devices(wanted_devices(options), [*remote, *library.devices()])
+        require_used(options, devices)
         moved = fitted(source, options, devices)
         on_device = moved is not None
         kv_type = _kv_type(library, options)
@@ -214,10 +219,14 @@ class LlamaCppRuntime:
     def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
         """Those beside the CPU that a model would get; none where opening it will say why not, and
         none of servers, whose memory is not this machine's."""
-        if options.gpu_layers == 0 or set(_wanted(options)) == {"cpu"} or options.rpc_servers:
+        if (
+            options.gpu_layers == 0
+            or set(wanted_devices(options)) == {"cpu"}
+            or options.rpc_servers
+        ):
             return ()
         with suppress(MissingDependencyError, UsageError):
-            return choose_devices(_wanted(options), self._library().devices())
+            return choose_devices(wanted_devices(options), self._library().devices())
         return ()
 
     def smaller_memory(
@@ -250,45 +259,6 @@ class IkRuntime(LlamaCppRuntime):
         from edge_spec.runtimes.llamacpp.memory import ik_memory
 
         return ik_memory(source, options, num_tokens)
-
-
-def _wanted(options: RuntimeOptions) -> tuple[str, ...]:
-    return options.providers or (("cpu",) if options.prefers_cpu else ())
-
-
-def choose_devices(
-    wanted: Sequence[str], devices: Sequence[LibraryDevice]
-) -> tuple[LibraryDevice, ...]:
-    """Those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or "cpu".
-
-    No name stands for all. Raises UsageError that lists the devices there are.
-    """
-    others = [device for device in devices if not device.is_cpu]
-    chosen: list[LibraryDevice] = []
-    for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
-        if name == "gpu" and others:
-            found = others
-        elif name == "cpu":
-            found = []
-        else:
-            exact = [device for device in others if device.name.lower() == name]
-            found = exact or [d for d in others if d.name.lower().rstrip("0123456789") == name][:1]
-            if not found:
-                there = ", ".join(f"{d.name.lower()} ({d.description})" for d in devices)
-                raise UsageError(f"there is no device {name!r}", remedy=f"There are: {there}.")
-        chosen += [device for device in found if device not in chosen]
-    return tuple(chosen)
-
-
-def _require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
-    """A server that was asked for and not chosen would silently do nothing."""
-    unused = set(options.rpc_servers) - {device.server for device in devices}
-    if unused:
-        raise UsageError(
-            f"--device {','.join(options.providers)} leaves nothing for --rpc "
-            f"{', '.join(sorted(unused))}",
-            remedy="Add rpc0 and so on to --device, or leave it out: edge-spec devices lists them.",
-        )
 
 
 def _kv_type(library: Library, options: RuntimeOptions) -> str:
