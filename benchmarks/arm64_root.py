@@ -19,6 +19,8 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from types import MappingProxyType
 
+from debian_packages import Apt
+
 ROOT, SITE = "root", "site"  # within the directory
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 # Of a release that is called {0}. Where ARM64 packages are, and what they are signed with.
@@ -65,29 +67,13 @@ def make_root(directory: Path) -> None:
 
 
 def _fetched(work: Path, source: str) -> list[Path]:
-    """The packages and all that they need, fetched with lists and a cache of their own."""
-    for name in ("lists/partial", "archives/partial"):
-        (work / name).mkdir(parents=True)
-    (work / "status").touch()  # nothing is installed
-    (work / "sources.list").write_text(source, encoding="ascii")
-    settings = {
-        "Dir::State": work,
-        "Dir::State::status": work / "status",
-        "Dir::Cache": work,
-        "Dir::Etc::sourcelist": work / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "APT::Architecture": "arm64",
-        "APT::Architectures": "arm64",
-        "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "root",  # the usual one may not read the directory
-        "Debug::NoLocking": "true",
-    }
-    command = ["apt-get", "-qq"]
-    for name, value in settings.items():
-        command += ["-o", f"{name}={value}"]
-    subprocess.run([*command, "update"], check=True)
-    download = [*command, "install", "--yes", "--download-only", *PACKAGES]
-    subprocess.run(download, check=True, stdout=subprocess.DEVNULL)
+    """The packages and all that they need, fetched as if nothing was installed."""
+    apt = Apt(work, source, "arm64")
+    (work / "status").touch()
+    apt.run(
+        *("-o", f"Dir::State::status={work / 'status'}"),
+        *("install", "--yes", "--download-only", *PACKAGES),
+    )
     return sorted((work / "archives").glob("*.deb"))
 
 

@@ -218,11 +218,12 @@ class RuntimeOptions:
     threads: int | None = None
     providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"
     context_length: int | None = None  # tokens; None: what the model was trained for
-    gpu_layers: int | None = None  # how many layers leave the CPU
+    gpu_layers: int | None = None  # how many layers leave the CPU; None: as many as fit
     kv_type: str | None = None  # of the cache's keys and values, such as "f16"
     mmap: bool | None = None  # whether weights stay in their file, shared with other processes
     flash_attention: bool | None = None
     takes_turns: bool = False  # with other models: threads that wait for work would slow these down
+    prefers_cpu: bool = False  # where no device is named, also if there are faster ones
     # host:port of each, whose devices are added
     rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
@@ -230,7 +231,7 @@ class RuntimeOptions:
         """Raises UsageError if an option is set that the runtime does not know."""
         for option in fields(self):
             if (
-                option.name not in (*known, "takes_turns")
+                option.name not in (*known, "takes_turns", "prefers_cpu")
                 and getattr(self, option.name) != option.default
             ):
                 name = option.metadata.get("option", option.name.replace("_", "-"))

@@ -74,10 +74,12 @@ class AskedPlace:
         int | None, Option("CPU threads of the draft, if not the model's.", is_place=True)
     ] = None
     gpu_layers: Annotated[
-        int | None,
+        int | str | None,
         Option(
-            "Layers that leave the CPU.",
+            "Layers that leave the CPU: a number, or auto, as many as fit.",
             LLAMACPP,
+            metavar="N",
+            read_as=str | None,
             more="[gguf.md](gguf.md).",
             runtimes=_LLAMACPP,
         ),

@@ -84,14 +84,26 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
         _require_one_mode(self)
         _require_room_for_window(self)
         _require_prompt_directory(self)
-        if self.gpu_layers is not None and self.gpu_layers < 0:
+        if (self.num_gpu_layers or 0) < 0:
             raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
         _require_consistent_devices(self)
 
     @property
+    def num_gpu_layers(self) -> int | None:
+        """None: as many as fit. Raises UsageError."""
+        if self.gpu_layers in (None, "auto"):
+            return None
+        try:
+            return int(self.gpu_layers)
+        except ValueError:
+            raise UsageError(
+                f"gpu-layers is {self.gpu_layers}", remedy="It has to be a number or auto."
+            ) from None
+
+    @property
     def drafts_elsewhere(self) -> bool:
         """Whether drafts run on a device that the target does not use."""
-        targets = set(self.providers) or {"gpu" if self.gpu_layers or self.rpc else "cpu"}
+        targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
         return bool(self.drafts) and targets.isdisjoint(self.draft_providers or ("cpu",))
 
     @property
@@ -141,7 +153,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
             threads=self.threads,
             providers=self.providers,
             context_length=self.context_length,
-            gpu_layers=self.gpu_layers,
+            gpu_layers=self.num_gpu_layers,
             kv_type=self.kv_type,
             mmap=self.mmap,
             flash_attention=self.flash_attention,
@@ -156,6 +168,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
             providers=self.draft_providers,
             context_length=self.context_length,
             takes_turns=True,
+            prefers_cpu=True,  # beside a target that has the device to itself
         )
 
 
@@ -258,7 +271,7 @@ def _require_consistent_devices(options: LoadOptions) -> None:
     device = f"--device {','.join(providers)}"
     layers = f"--gpu-layers {options.gpu_layers}"
     for first, second, contradict in (
-        (device, layers, on_cpu and bool(options.gpu_layers)),
+        (device, layers, on_cpu and bool(options.num_gpu_layers)),
         (device, "--rpc", on_cpu and bool(servers)),
         (layers, "--rpc", options.gpu_layers == 0 and bool(servers)),
     ):

@@ -151,7 +151,7 @@ def _is_told(
 
 def _on_processor(model: ResolvedModel, options: RuntimeOptions) -> bool:
     named = {name.lower() for name in options.providers}
-    if named or options.gpu_layers == 0:
+    if named or options.gpu_layers == 0 or options.prefers_cpu:
         return named <= {CPU}
     if options.gpu_layers or options.rpc_servers or not isinstance(model.runtime, DeviceListing):
         return not (options.gpu_layers or options.rpc_servers)

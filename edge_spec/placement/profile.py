@@ -151,7 +151,7 @@ def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions
 
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
     """Returns those that were set and that a key has no field for."""
-    apart = ("threads", "providers", "context_length")
+    apart = ("threads", "providers", "context_length", "prefers_cpu")
     return tuple(
         f"{option.name}={getattr(options, option.name)}"
         for option in fields(options)

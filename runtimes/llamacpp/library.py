@@ -47,6 +47,20 @@ class LibraryDevice(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Offload:
+    """What of a model leaves the CPU.
+
+    num_layers: as --gpu-layers counts them; most: of them; num_cached: of these, how many have
+    keys and values; by_device: bytes, by the names that users type.
+    """
+
+    num_layers: int
+    most: int
+    num_cached: int
+    by_device: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class ModelChoices:
     """How to load weights."""
 
@@ -54,6 +68,7 @@ class ModelChoices:
     gpu_layers: int | None  # None: all
     mmap: bool | None  # None: what is fastest
     vocabulary_only: bool = False
+    num_cached: int = 0  # of the layers, those with keys and values on the devices
 
 
 class Way(NamedTuple):
@@ -118,6 +133,7 @@ class Library:
     free_context: Callable[[int], None]
     set_threads: Callable[[int, int, int], None]  # context, of one row, of more
     decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
+    synchronize: Callable[[int], None]  # a context: returns when its devices have done all
     logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
     hidden: Callable[[int], int | None] | None  # address of [outputs, hidden] float32
     want_hidden: Callable[[int, bool], None] | None
@@ -134,3 +150,4 @@ class Library:
     state_write: Callable[[int, Any, int, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
+    for_devices: Callable[[], Library] | None = None  # the same where a device that is lost raises

@@ -8,8 +8,10 @@ once, in the size that a session opens or grows it to.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -17,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import ModelInfo, RuntimeOptions, is_plain
 from edge_spec.placement.memory import Memory, context_tokens
-from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS
+from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, Offload
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
@@ -31,20 +33,68 @@ _VOCABULARY = 7  # times what a file has beside its tensors, nearly all of it te
 _SCORED_ROWS = 16  # that are written: there is room for MAX_ROWS, but few passes are so wide
 _FLOAT = 4  # bytes
 _MASK = 2
+_LAYER = re.compile(r"\b(?:layers|blk)\.(\d+)\.")  # in the name of a tensor
 _LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
 _IK_CONTEXT_BYTES = 27_000_000  # tables for a graph of 65,536 nodes
 
 
-def gguf_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of what a device can have of a model. layers: weights of each; cache: of one layer;
+    head: with what stands before it; work: of the widest passes, on each device."""
+
+    layers: tuple[int, ...]
+    cache: int
+    head: int
+    work: int
+
+
+def model_parts(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Parts:
     """Raises KeyError for a KV type that no library has."""
-    cells = _cells(source.config, options, num_tokens)
-    copied = 0 if options.mmap is False else _repacked_bytes(source)
+    config = source.config
+    cells = _padded(_cells(config, options, num_tokens))
+    found: Counter[int | None] = Counter()
+    for name, tensor in _tensors(source).items():
+        layer = _LAYER.search(name)
+        if name != _EMBEDDING or config.tied_embeddings:  # which is copied to be the head
+            found[int(layer[1]) if layer else None] += tensor.data.nbytes
+    if not found:  # all of them alike
+        share = source.path.stat().st_size // (config.num_layers + 1)
+        found.update({layer: share for layer in (*range(config.num_layers), None)})
+    return Parts(
+        tuple(found[layer] for layer in range(config.num_layers)),
+        _cache(config, options, cells) // config.num_layers,
+        found[None],
+        _work(config, cells, MAX_ROWS),
+    )
+
+
+def gguf_memory(
+    source: ModelInfo,
+    options: RuntimeOptions,
+    num_tokens: int | None,
+    offload: Offload | None = None,
+) -> Memory:
+    """offload: what devices get, which is not copied. Raises KeyError for a KV type that no library
+    has."""
+    cells, config = _cells(source.config, options, num_tokens), source.config
+    file_bytes, copied = source.path.stat().st_size, _repacked_bytes(source)
+    cache = _cache(config, options, _padded(cells))
+    if options.mmap is False:
+        copied = 0
+    if offload is not None and offload.num_layers:
+        parts = model_parts(source, options, num_tokens)
+        kept = config.num_layers - offload.num_cached
+        copied = copied * kept // config.num_layers
+        file_bytes -= sum(parts.layers[kept:]) + (0 if config.tied_embeddings else parts.head)
+        cache = parts.cache * kept
     return Memory(
-        weights=source.path.stat().st_size + copied + _vocabulary(source),
-        cache=_cache(source.config, options, _padded(cells)),
-        work=_work(source.config, _padded(cells)) + _CONTEXT_BYTES,
+        weights=file_bytes + copied + _vocabulary(source),
+        cache=cache,
+        work=_work(config, _padded(cells)) + _CONTEXT_BYTES,
         library=_LIBRARY_BYTES,
         mapped_twice=copied,
+        on_devices=offload.by_device if offload else {},
     )
 
 
@@ -132,9 +182,9 @@ def _cache(config: ModelConfig, options: RuntimeOptions, cells: int) -> int:
     return int(config.num_layers * config.kv_size * cells * kv_type.bytes_per_pair)
 
 
-def _work(config: ModelConfig, cells: int) -> int:
+def _work(config: ModelConfig, cells: int, scored_rows: int = _SCORED_ROWS) -> int:
     """Scores of narrow passes, and activations and mask of a prefill."""
-    scores = _SCORED_ROWS * (config.vocab_size + config.hidden_size)
+    scores = scored_rows * (config.vocab_size + config.hidden_size)
     rows = min(PREFILL_TOKENS, cells)
     activations = rows * (2 * config.hidden_size + 3 * config.intermediate_size)
     return _FLOAT * (scores + activations) + _MASK * rows * cells

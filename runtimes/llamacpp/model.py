@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from edge_spec.core.model import Capabilities, Forward, ModelInfo, RuntimeOptions, is_plain
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp import ik, upstream
+from edge_spec.runtimes.llamacpp.device_choice import (
+    choose_devices,
+    require_used,
+    wanted_devices,
+)
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
     Library,
@@ -22,6 +28,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Way,
 )
 from edge_spec.runtimes.llamacpp.listing import listed
+from edge_spec.runtimes.llamacpp.offload import fitted, offload
 from edge_spec.runtimes.llamacpp.remote import remote_devices
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
@@ -55,9 +62,10 @@ class LlamaCppModel:
             shorter = min(options.context_length, self.config.context_length)
             self.config = replace(self.config, context_length=shorter)
         remote = remote_devices(library, options.rpc_servers)
-        devices = choose_devices(options.providers, [*remote, *library.devices()])
-        _require_used(options, devices)
-        on_device = bool(devices) and options.gpu_layers != 0
+        devices = choose_devices(wanted_devices(options), [*remote, *library.devices()])
+        require_used(options, devices)
+        moved = fitted(source, options, devices)
+        on_device = moved is not None
         kv_type = _kv_type(library, options)
         is_left = options.kv_type is None and options.flash_attention is None and not on_device
         self._ways = library.cpu_ways if is_left else (Way("as asked for"),)
@@ -72,14 +80,22 @@ class LlamaCppModel:
         )
         self._lock = Lock()  # sessions may be opened by several threads
         self.choose_way(self.ways[0])
-        how = ModelChoices(devices, options.gpu_layers, options.mmap)
+        how = ModelChoices(
+            devices if moved else (),
+            moved.num_layers if moved else options.gpu_layers,
+            options.mmap,
+            num_cached=moved.num_cached if moved else 0,
+        )
         scaling = self.config.rope_scaling
         if scaling and scaling.kind == "factors" and not library.applies_rope_factors:
             raise UnsupportedModelError(
                 f"{library.name} ignores the rotary factors of {source.path}",
                 remedy="Use --runtime llamacpp or ort.",
             )
-        self._weights = GgufWeights(library, source.path, self.config, how)
+        calls = library
+        if moved and library.for_devices and not options.rpc_servers:  # which end the process
+            calls = library.for_devices()
+        self._weights = GgufWeights(calls, source.path, self.config, how)
         # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
         # measured, whose kernels may depend on how many cells there are.
         self._shares_cells = (
@@ -196,7 +212,22 @@ class LlamaCppRuntime:
     ) -> Memory:
         from edge_spec.runtimes.llamacpp.memory import gguf_memory
 
-        return gguf_memory(source, options, num_tokens)
+        devices = self._offload_devices(options)
+        moved = offload(source, options, devices, num_tokens) if devices else None
+        return gguf_memory(source, options, num_tokens, moved)
+
+    def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
+        """Those beside the CPU that a model would get; none where opening it will say why not, and
+        none of servers, whose memory is not this machine's."""
+        if (
+            options.gpu_layers == 0
+            or set(wanted_devices(options)) == {"cpu"}
+            or options.rpc_servers
+        ):
+            return ()
+        with suppress(MissingDependencyError, UsageError):
+            return choose_devices(wanted_devices(options), self._library().devices())
+        return ()
 
     def smaller_memory(
         self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
@@ -228,41 +259,6 @@ class IkRuntime(LlamaCppRuntime):
         from edge_spec.runtimes.llamacpp.memory import ik_memory
 
         return ik_memory(source, options, num_tokens)
-
-
-def choose_devices(
-    wanted: Sequence[str], devices: Sequence[LibraryDevice]
-) -> tuple[LibraryDevice, ...]:
-    """Those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or "cpu".
-
-    No name stands for all. Raises UsageError that lists the devices there are.
-    """
-    others = [device for device in devices if not device.is_cpu]
-    chosen: list[LibraryDevice] = []
-    for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
-        if name == "gpu" and others:
-            found = others
-        elif name == "cpu":
-            found = []
-        else:
-            exact = [device for device in others if device.name.lower() == name]
-            found = exact or [d for d in others if d.name.lower().rstrip("0123456789") == name][:1]
-            if not found:
-                there = ", ".join(f"{d.name.lower()} ({d.description})" for d in devices)
-                raise UsageError(f"there is no device {name!r}", remedy=f"There are: {there}.")
-        chosen += [device for device in found if device not in chosen]
-    return tuple(chosen)
-
-
-def _require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
-    """A server that was asked for and not chosen would silently do nothing."""
-    unused = set(options.rpc_servers) - {device.server for device in devices}
-    if unused:
-        raise UsageError(
-            f"--device {','.join(options.providers)} leaves nothing for --rpc "
-            f"{', '.join(sorted(unused))}",
-            remedy="Add rpc0 and so on to --device, or leave it out: edge-spec devices lists them.",
-        )
 
 
 def _kv_type(library: Library, options: RuntimeOptions) -> str:

@@ -32,6 +32,7 @@ class LlamaCppLoop:
         for start in range(0, len(tokens), PREFILL_TOKENS):
             part = tokens[start : start + PREFILL_TOKENS]
             self._decode(self._batch.prefill(part, self._length), len(part))
+        self._library.synchronize(self._opened.handle)  # or the first step would pay for it
 
     def step(self, token: int) -> None:
         self._decode(self._batch.chain([token], self._length), 1)

@@ -59,6 +59,7 @@ class LlamaCppSession:
             chunk = tokens[start : start + PREFILL_TOKENS]
             self._decode(self._batch.prefill(chunk, self.length))
             self.length += len(chunk)
+        self._library.synchronize(self._context())  # whoever reads a clock next, reads it right
 
     def forward(self, tree: TokenTree) -> Forward:
         rows = len(tree)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from edge_spec.errors import MissingDependencyError
+from edge_spec.errors import DeviceError, MissingDependencyError
 from edge_spec.placement.memory import free_bytes
+from edge_spec.runtimes.llamacpp.guard import DeviceGuard
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
@@ -26,6 +27,7 @@ from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 from edge_spec.runtimes.llamacpp.steady import steady_rows
 
 NAME = "llama.cpp"
+BACKEND = "GGML_BACKEND_PATH"  # of the environment: a backend beside those compiled in
 _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"  # all memory is one
 _CPU, _INTEGRATED_GPU, _ACCELERATED_CPU = 0, 2, 3  # ggml_backend_dev_type
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
@@ -49,6 +51,7 @@ def library() -> Library:
 
     log = LibraryLog(NAME)
     api.llama_log_set(log.callback, None)
+    _load_backend(libggml, log)
 
     return Library(
         name=NAME,
@@ -83,6 +86,7 @@ def library() -> Library:
         free_context=api.llama_free,
         set_threads=api.llama_set_n_threads,
         decode=api.llama_decode,
+        synchronize=api.llama_synchronize,
         logits=_address_of("llama_get_logits", api),
         hidden=_address_of("llama_get_embeddings", api),
         want_hidden=api.llama_set_embeddings,
@@ -100,7 +104,31 @@ def library() -> Library:
         state_write=partial(_write_state, api),
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
         state_window=api.llama_model_n_swa,
+        for_devices=_device_library,
     )
+
+
+@cache
+def _device_library() -> Library:
+    """Returns the same for models on devices: one that is lost is an error of its callers."""
+    from llama_cpp._ggml import libggml
+
+    return DeviceGuard(library(), libggml).guarded()
+
+
+def _load_backend(ggml: Any, log: LibraryLog) -> None:
+    """A backend that was compiled apart, as the library's own programs load it.
+
+    Raises DeviceError.
+    """
+    path = os.environ.get(BACKEND)
+    ggml.ggml_backend_load.argtypes, ggml.ggml_backend_load.restype = [ctypes.c_char_p], _HANDLE
+    if path and not ggml.ggml_backend_load(os.fsencode(path)):
+        raise DeviceError(
+            f"{NAME} cannot load the backend {path}: {log.errors_after(0) or 'no reason is given'}",
+            remedy=f"Compile it from the sources of the installed llama-cpp-python, or unset "
+            f"{BACKEND}.",
+        )
 
 
 def _load_model(api: Any, path: bytes, choices: ModelChoices) -> int | None:

@@ -43,6 +43,7 @@ class GgufWeights:
         self._path = path
         self._config = config
         self._devices = how.devices
+        self._num_cached = how.num_cached
         known = library.log.num_errors
         handle = library.load_model(os.fsencode(path), how)
         if handle is None:
@@ -74,6 +75,8 @@ class GgufWeights:
         Raises DeviceMemoryError where there is too little memory for its cache.
         """
         needed = self.cache_bytes(choices)
+        if choices.on_device:
+            needed = needed * self._num_cached // self._config.num_layers
         devices = self._used_devices(choices.on_device)
         what = f"a cache of {choices.num_tokens} tokens"
         free_bytes = sum(device.free_bytes for device in devices)

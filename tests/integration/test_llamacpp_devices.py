@@ -14,9 +14,9 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel, remote
+from edge_spec.runtimes.llamacpp.device_choice import choose_devices
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 from edge_spec.runtimes.llamacpp.listing import listed
-from edge_spec.runtimes.llamacpp.model import choose_devices
 
 Files = Callable[..., Path]
 OpenLlama = Callable[..., LlamaCppModel]

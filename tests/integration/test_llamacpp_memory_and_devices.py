@@ -16,8 +16,8 @@ from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
+from edge_spec.runtimes.llamacpp.device_choice import choose_devices
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
-from edge_spec.runtimes.llamacpp.model import choose_devices
 
 Files = Callable[..., Path]
 OpenLlama = Callable[..., LlamaCppModel]
@@ -266,4 +266,4 @@ def test_options_reach_the_runtime() -> None:
     )
     assert options.runtime_options == RuntimeOptions(3, ("cuda0",), 7, 0, "q8_0", False, False)
     draft = LoadOptions(threads=3, draft_device="cpu", gpu_layers=1).draft_runtime_options
-    assert draft == RuntimeOptions(3, ("cpu",), takes_turns=True)
+    assert draft == RuntimeOptions(3, ("cpu",), takes_turns=True, prefers_cpu=True)

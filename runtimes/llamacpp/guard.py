@@ -1,0 +1,162 @@
+"""Calls into devices, which may be lost in the middle of one: the process outlives it.
+
+A backend tells of it by a C++ exception that nothing catches, or by ggml_abort; both end the
+process. So such calls run in threads of their own. One that fails stays where it is for good, with
+whatever locks it holds, and its caller is told; no device is asked for anything from then on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from queue import SimpleQueue
+from threading import Event, Lock, Thread, local
+from typing import Any, NoReturn, TypeVar
+
+from edge_spec.core.callbacks import library_callback
+from edge_spec.errors import DeviceError
+from edge_spec.runtimes.llamacpp.library import Library
+
+_Result = TypeVar("_Result")
+_REMEDY = "Start again; if it stays, use --device cpu or a newer driver."
+_Handler = ctypes.CFUNCTYPE(None)
+_AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_here = local()  # .worker: what runs a guarded call in this thread
+
+
+class DeviceGuard:
+    """One for all models of a library. lost: why no device is used any more."""
+
+    def __init__(self, library: Library, ggml: Any) -> None:
+        self.lost: str | None = None
+        self._library = library
+        self._idle: list[_Worker] = []  # the last one first: its thread has what a call needs
+        # They have to live as long as the process.
+        self._handlers = _Handler(self._thrown), _AbortHandler(self._aborted)
+        ggml.ggml_set_abort_callback(self._handlers[1])
+        set_terminate = _set_terminate()
+        if set_terminate is not None:
+            set_terminate(self._handlers[0])
+
+    def guarded(self) -> Library:
+        """Returns the library with calls that raise DeviceError when a device was lost."""
+        library, call, free = self._library, self._calling, self._freeing
+        return replace(
+            library,
+            load_model=call(library.load_model),
+            free_model=free(library.free_model),
+            open_context=call(library.open_context),
+            free_context=free(library.free_context),
+            decode=call(library.decode),
+            synchronize=call(library.synchronize),
+            logits=call(library.logits),
+            state_read=call(library.state_read),
+            state_write=call(library.state_write),
+        )
+
+    def _calling(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
+        @wraps(function)
+        def call(*arguments: Any) -> _Result:
+            if self.lost is not None:
+                raise DeviceError(self.lost, remedy=_REMEDY)
+            worker = self._idle.pop() if self._idle else _Worker()
+            result: _Result = worker.call(function, arguments)
+            if worker.is_lost:
+                raise DeviceError(self.lost or "", remedy=_REMEDY)
+            self._idle.append(worker)
+            return result
+
+        return call
+
+    def _freeing(self, function: Callable[[int], None]) -> Callable[[int], None]:
+        """What a lost device holds stays: freeing it would wait for locks for ever."""
+        return lambda handle: None if self.lost is not None else function(handle)
+
+    @library_callback
+    def _thrown(self) -> None:
+        log = self._library.log
+        self._lose(log.errors_after(log.num_errors - 1) or "its backend threw an exception")
+
+    @library_callback
+    def _aborted(self, message: bytes | None) -> None:
+        told = (message or b"").decode("utf-8", "replace")
+        self._lose(told.split(": ", 1)[-1].strip())  # without the line of its source
+
+    def _lose(self, reason: str) -> NoReturn:
+        """Returning would end the process, which is right only where nobody waits."""
+        name = self._library.name
+        worker = getattr(_here, "worker", None)
+        if worker is None:
+            line = f"edge-spec: {name} cannot go on: {reason}. {_REMEDY}"
+            print(line, file=sys.stderr, flush=True)
+            os._exit(1)
+        self.lost = f"{name} has lost a device: {reason}"
+        worker.lose()
+        while True:
+            Event().wait()
+
+
+class _Worker:
+    """A thread that does one thing at a time for whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self._asked: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_done = True
+        self._done = Lock()  # as a signal
+        Thread(target=self._run, name="edge-spec-device", daemon=True).start()
+
+    @library_callback  # a signal's handler that raises comes after the call, as in a direct one
+    def call(self, function: Callable[..., _Result], arguments: tuple[Any, ...]) -> _Result:
+        self._done.acquire(blocking=False)
+        self._result, self._error, self._is_done = None, None, False
+        self._asked.put((function, arguments))
+        interrupt = None
+        while not self._is_done:
+            try:
+                self._done.acquire()
+            except BaseException as raised:
+                interrupt = raised
+        if interrupt or self._error:
+            raise interrupt or self._error  # type: ignore[misc]  # one of them is none
+        result: _Result = self._result
+        return result
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self._end()
+
+    def _run(self) -> None:
+        _here.worker = self
+        while True:
+            function, arguments = self._asked.get()
+            try:
+                self._result = function(*arguments)
+            except BaseException as error:  # is the caller's
+                self._error = error
+            del function, arguments
+            self._end()
+
+    def _end(self) -> None:
+        self._is_done = True
+        if self._done.locked():
+            self._done.release()
+
+
+def _set_terminate() -> Callable[[Any], Any] | None:
+    """std::set_terminate of the C++ library that llama.cpp is linked with; None on Windows, where
+    each thread has its own."""
+    names = {"linux": "libstdc++.so.6", "darwin": "libc++abi.dylib"}
+    try:
+        found: Any = ctypes.CDLL(names[sys.platform])._ZSt13set_terminatePFvvE
+    except (KeyError, OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = [_Handler], ctypes.c_void_p
+    function: Callable[[Any], Any] = found
+    return function
