@@ -81,7 +81,6 @@ def _run(request: AcceptRequest, seconds: float, out: Path) -> dict[str, Any]:
         models = {"target": reports.model_of(Source(request.model, progress))}
         if request.draft is not None:
             models["draft"] = reports.model_of(Source(request.draft, progress))
-        began = time.monotonic()
         progress("Listing the devices", 0.0)
         devices = list_devices()
         machine = reports.machine_of(devices)
@@ -95,6 +94,7 @@ def _run(request: AcceptRequest, seconds: float, out: Path) -> dict[str, Any]:
 
         run = AcceptRun(request, seconds, progress, write)
         prepare(request, progress)
+        began = time.monotonic()
         run.run(devices)
     for path in written:
         print(f"Written: {path}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,10 +54,7 @@ class ScoreDifference:
 
 def check_chains(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRow]:
     with _opened(request) as model:
-        yield _promises(
-            TimedModel(model, deadline, trees=False),
-            lambda model, tolerance: check_session(model, tolerance).max_difference,
-        )
+        yield _promises(TimedModel(model, deadline, trees=False), _check_chains)
         yield from _compared(request, model, _CHAIN, deadline)
 
 
@@ -65,8 +63,20 @@ def check_branches(request: AcceptRequest, deadline: Deadline) -> Iterator[Check
         if not model.capabilities.trees:
             yield not_measured("promises", "it takes chains only")
             return
-        yield _promises(TimedModel(model, deadline), check_trees)
+        yield _promises(TimedModel(model, deadline), _check_branches)
         yield from _compared(request, model, _BRANCHES, deadline)
+
+
+def _check_chains(model: Model, tolerance: float) -> tuple[float, str, dict[str, Any]]:
+    """The largest difference of a logit, what else there is to tell, and that in numbers."""
+    report = check_session(model, tolerance)
+    widths = report.batch_invariance.invariant_widths
+    told = f"; rows agree bit for bit in passes of {', '.join(map(str, widths))}"
+    return report.max_difference, told, {"invariant_widths": list(widths)}
+
+
+def _check_branches(model: Model, tolerance: float) -> tuple[float, str, dict[str, Any]]:
+    return check_trees(model, tolerance), "", {}
 
 
 def _opened(request: AcceptRequest) -> closing[Model]:
@@ -74,7 +84,9 @@ def _opened(request: AcceptRequest) -> closing[Model]:
     return closing(request.resolved(options).open(options.runtime_options))
 
 
-def _promises(model: Model, check: Callable[[Model, float], float]) -> CheckRow:
+def _promises(
+    model: Model, check: Callable[[Model, float], tuple[float, str, dict[str, Any]]]
+) -> CheckRow:
     """Holds the model to what it promises of itself, whatever other devices score."""
     if model.config.context_length > _MOST_CONTEXT:
         found = f"a context of {model.config.context_length} tokens, which would have to be filled"
@@ -84,11 +96,12 @@ def _promises(model: Model, check: Callable[[Model, float], float]) -> CheckRow:
     if not np.isfinite(tolerance):
         return failed("promises", "its scores are no numbers")
     try:
-        largest = check(model, tolerance)
+        largest, told, numbers = check(model, tolerance)
     except AssertionError as error:
         return failed("promises", str(error), tolerance_logit=tolerance)
     found = f"kept; a row scored in different ways differs by {largest:.4f} in a logit at most"
-    return passed("promises", found, max_logit=largest, tolerance_logit=tolerance)
+    numbers |= {"max_logit": largest, "tolerance_logit": tolerance}
+    return passed("promises", f"{found}{told}", **numbers)
 
 
 def _compared(

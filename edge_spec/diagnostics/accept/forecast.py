@@ -25,7 +25,7 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, Prompt, read_prompts
 # come of it; a forecast that is too high by half is wrong.
 MOST_OFF = 1.45
 _MAX_TOKENS = 48
-_PLANNING_SHARE = 0.6  # of the time
+_PLANNING_SHARE = 0.8  # of the time
 
 
 def check_forecast(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRow]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.accept.deadline import Deadline, TimedModel
+from edge_spec.diagnostics.accept.deadline import Deadline, OutOfTimeError, TimedModel
 from edge_spec.diagnostics.accept.request import AcceptRequest
-from edge_spec.diagnostics.accept.row import CheckRow, judged, passed
+from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured, passed
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.profile import Profile
 
@@ -43,20 +43,21 @@ class Rounds(NamedTuple):
 
 
 def check_passes(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRow]:
+    """One context after the other, so that what was measured stays where the next one is too
+    long."""
     with request.opened() as opened:
         model = TimedModel(opened, deadline)
         yield from judge_rounds(measure_rounds(model))
-        profile = measure(
-            model,
-            Effort(
-                max_s=_MEASURING_SHARE * deadline.left_s,
-                min_rounds=2,
-                widths=WIDTHS,
-                contexts=CONTEXTS,
-            ),
-            lambda fraction: None,
-        )
-    yield from describe_costs(profile)
+        seconds, profile = deadline.left_s, None
+        try:
+            for tokens, share in CONTEXTS.items():
+                effort = Effort(share * seconds, min_rounds=2, widths=WIDTHS, contexts=(tokens,))
+                profile = measure(model, effort, lambda fraction: None)
+                yield describe_context(profile)
+        except OutOfTimeError as error:
+            yield not_measured(f"t(k) at {tokens} tokens", str(error))
+    if profile is not None:
+        yield describe_rest(profile)
 
 
 def measure_rounds(model: Model, clock: Clock = time.perf_counter) -> Rounds:
@@ -115,27 +116,30 @@ def judge_rounds(rounds: Rounds) -> Iterator[CheckRow]:
     )
 
 
-def describe_costs(profile: Profile) -> Iterator[CheckRow]:
-    for each in profile.contexts:
-        shown = ", ".join(f"{rows}: {1e3 * seconds:.3g}" for rows, seconds in each.seconds.items())
-        yield passed(
-            f"t(k) at {each.context_tokens} tokens",
-            f"rows: ms {shown}",
-            context_tokens=each.context_tokens,
-            pass_ms={str(rows): 1e3 * seconds for rows, seconds in each.seconds.items()},
-        )
-    yield passed(
-        "prompt, commit, copy",
-        f"{profile.prefill_tokens_per_s:,.0f} tokens/s of a prompt; a commit takes "
-        f"{_ms(profile.commit_s)}, a row of scores {_ms(profile.logits_row_s)} to copy; times are "
-        f"certain to {profile.spread:.0%} after {profile.rounds} rounds",
-        prompt_tokens_per_s=profile.prefill_tokens_per_s,
-        commit_ms=1e3 * profile.commit_s,
-        logits_row_ms=1e3 * profile.logits_row_s,
+def describe_context(profile: Profile) -> CheckRow:
+    (costs,) = profile.contexts
+    shown = ", ".join(f"{rows}: {1e3 * each:,.3g}" for rows, each in costs.seconds.items())
+    return passed(
+        f"t(k) at {costs.context_tokens} tokens",
+        f"rows: ms {shown}; certain to {profile.spread:.0%} after {profile.rounds} rounds",
+        context_tokens=costs.context_tokens,
+        pass_ms={str(rows): 1e3 * each for rows, each in costs.seconds.items()},
         spread=profile.spread,
         rounds=profile.rounds,
     )
 
 
+def describe_rest(profile: Profile) -> CheckRow:
+    return passed(
+        "prompt, commit, copy",
+        f"{profile.prefill_tokens_per_s:,.0f} tokens/s of a prompt; a commit takes "
+        f"{_ms(profile.commit_s)}, a row of scores {_ms(profile.logits_row_s)} to copy",
+        prompt_tokens_per_s=profile.prefill_tokens_per_s,
+        commit_ms=1e3 * profile.commit_s,
+        logits_row_ms=1e3 * profile.logits_row_s,
+    )
+
+
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    ms = 1e3 * seconds
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"

@@ -19,10 +19,12 @@ from edge_spec.diagnostics.accept.deadline import Deadline
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
 from edge_spec.placement.memory import format_bytes, resident_bytes
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
+_NUM_PROMPTS, _PROMPT_TOKENS = 3, 256
 _MAX_TOKENS = 24
 _PROBE_ROWS = 4
 _FORK_EVERY = 8  # requests: another conversation opens its cache, answers, and closes it
@@ -31,7 +33,7 @@ _WINDOW_SHARE = 0.2  # of the rest, at its begin and at its end
 _LEAST_SAMPLES = 10
 _MOST_GROWTH, _SLACK_BYTES = 0.02, 4_000_000  # allocators never give all back
 _MOST_ERRORS = 20  # after which it is not tried any longer
-_SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
+_SEEDED = SamplingParams(temperature=0.8, seed=7)
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Tally:
     differing: dict[str, int] = field(default_factory=dict)  # by what was asked
     errors: list[str] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
-    devices: list[int] = field(default_factory=list)  # bytes free on them
+    used_on_devices: list[int] = field(default_factory=list)  # bytes, up to a constant
 
     def take(self, kind: str, key: str, answer: str) -> None:
         """kind: "plain", "drafting" or "scores"."""
@@ -52,55 +54,60 @@ class Tally:
 
 
 def check_soak(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRow]:
-    tally = Tally()
     with request.engine() as engine:
         ties = engine.parts.speculation_factory.lossless.promise is Promise.TIES
-        soak(engine, deadline, tally, lambda: sum(request.device_memory().values()))
-    yield from judge_soak(tally, deadline.seconds, ties)
+        soak = Soak(engine, lambda: sum(request.device_memory().values()))
+        soak.run(deadline)
+    yield from judge_soak(soak.tally, deadline.seconds, ties)
 
 
-def soak(
-    engine: Engine, deadline: Deadline, tally: Tally, free_on_devices: Callable[[], int]
-) -> None:
-    """Asks until the time is over, twice each at the least."""
-    prompts = [
-        engine.parts.text.prompt_of(prompt.text)
-        for prompt in read_prompts(OWN_PROMPTS, per_category=1)
-    ]
-    room = engine.parts.model.config.context_length - _MAX_TOKENS
-    prompts = [prompt[: max(1, min(len(prompt), room, 256))] for prompt in prompts[:3]]
-    rounds = 0
-    while (deadline.left_s > 0 or rounds < 2) and len(tally.errors) < _MOST_ERRORS:
-        for i, prompt in enumerate(prompts):
-            _ask(engine, f"{i}", prompt, tally)
-            if deadline.left_s <= 0 and rounds >= 2:
-                break
-        if rounds % _FORK_EVERY == 0:
-            _try(tally, "plain", "0 None", partial(_forked, engine, prompts[0]))
-        resident = resident_bytes()
-        if resident is not None:
-            tally.resident.append(resident)
-        tally.devices.append(free_on_devices())
-        rounds += 1
+class Soak:
+    """Asks one engine the same again and again. free_on_devices: bytes; 0 where it is not told."""
 
+    def __init__(self, engine: Engine, free_on_devices: Callable[[], int] = lambda: 0) -> None:
+        self.tally = Tally()
+        self._engine = engine
+        self._free_on_devices = free_on_devices
 
-def _ask(engine: Engine, name: str, prompt: list[int], tally: Tally) -> None:
-    for sampling in _SAMPLINGS:
-        key, answer = f"{name} {sampling.seed}", partial(_answer, engine, prompt, sampling)
-        with engine.without_drafting():
-            _try(tally, "plain", key, answer)
-        _try(tally, "drafting", key, answer)
-    _try(tally, "scores", name, partial(_digest, engine.parts.model, prompt))
+    def run(self, deadline: Deadline) -> None:
+        """Until the time is over, everything twice at the least."""
+        prompts, rounds = self._prompts(), 0
+        while (deadline.left_s > 0 or rounds < 2) and len(self.tally.errors) < _MOST_ERRORS:
+            for i, prompt in enumerate(prompts):
+                if deadline.left_s <= 0 and rounds >= 2:
+                    return
+                self._ask(str(i), prompt)
+            if rounds % _FORK_EVERY == 0:
+                self._try("plain", f"0 {GREEDY.seed}", partial(_forked, self._engine, prompts[0]))
+            rounds += 1
 
+    def _prompts(self) -> list[list[int]]:
+        parts = self._engine.parts
+        room = min(_PROMPT_TOKENS, parts.model.config.context_length - _MAX_TOKENS)
+        prompts = read_prompts(OWN_PROMPTS, per_category=1)[:_NUM_PROMPTS]
+        return [parts.text.prompt_of(prompt.text)[: max(1, room)] for prompt in prompts]
 
-def _try(tally: Tally, kind: str, key: str, work: Callable[[], str]) -> None:
-    tally.requests += 1
-    try:
-        tally.take(kind, key, work())
-    except EdgeSpecError as error:
-        tally.errors.append(error.shown)
-    except Exception as error:  # of a library
-        tally.errors.append(f"{type(error).__name__}: {error}")
+    def _ask(self, name: str, prompt: list[int]) -> None:
+        for sampling in (GREEDY, _SEEDED):
+            key = f"{name} {sampling.seed}"
+            answer = partial(_answer, self._engine, prompt, sampling)
+            with self._engine.without_drafting():
+                self._try("plain", key, answer)
+            self._try("drafting", key, answer)
+        self._try("scores", name, partial(_digest, self._engine.parts.model, prompt))
+
+    def _try(self, kind: str, key: str, work: Callable[[], str]) -> None:
+        tally = self.tally
+        tally.requests += 1
+        try:
+            tally.take(kind, key, work())
+        except EdgeSpecError as error:
+            tally.errors.append(error.shown)
+        except Exception as error:  # of a library
+            tally.errors.append(f"{type(error).__name__}: {error}")
+        resident, free = resident_bytes(), self._free_on_devices()
+        tally.resident += [] if resident is None else [resident]
+        tally.used_on_devices += [-free] if free else []
 
 
 def _answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> str:
@@ -110,7 +117,7 @@ def _answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> str:
 
 def _forked(engine: Engine, prompt: list[int]) -> str:
     with engine.fork() as other, other.without_drafting():
-        return _answer(other, prompt, _SAMPLINGS[0])
+        return _answer(other, prompt, GREEDY)
 
 
 def _digest(model: Model, prompt: list[int]) -> str:
@@ -144,9 +151,8 @@ def judge_soak(tally: Tally, seconds: float, ties: bool) -> Iterator[CheckRow]:
         compared=len(tally.first),
     )
     yield judge_memory("resident memory", tally.resident)
-    used = [-free for free in tally.devices if free]
-    if used:
-        yield judge_memory("device memory", used)
+    if tally.used_on_devices:
+        yield judge_memory("device memory", tally.used_on_devices)
 
 
 def _without(counts: dict[str, int], kind: str) -> dict[str, int]:
