@@ -150,7 +150,7 @@ def test_too_little_memory_has_to_be_told_as_that(device: str, mark: str, check:
 def test_soak_finds_what_shows_in_time_only(
     device: str, row: str | None, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_MAX_TOKENS", 8), ("_PROMPT_TOKENS", 64), ("_NUM_PROMPTS", 2)):
+    for name, value in (("_MAX_TOKENS", 8), ("_PROMPT_TOKENS", 64), ("_LEAST_ROUNDS", 5)):
         monkeypatch.setattr(soak, name, value)
     found = check("soak", device, seconds=0)  # everything twice
     failed = [name for name, each in found.items() if each.mark is Mark.FAILED]
@@ -162,10 +162,10 @@ def test_soak_finds_what_shows_in_time_only(
 def test_overlap_that_changes_texts_is_found(model: str, check: Any) -> None:
     pair = {"draft": model, "draft_runtime": "faulty"}
     found = check("overlap", "crossed", seconds=0, draft_device="crossed", **pair)
+    del found["rate"]  # whether a round finds tokens that were drafted ahead depends on the time
     assert marks(found) == {
         "texts with overlap off": "passed",
         "texts with overlap on": "failed",
-        "rate": "passed",
     }
 
 

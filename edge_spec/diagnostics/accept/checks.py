@@ -25,7 +25,9 @@ RunCheck = Callable[[AcceptRequest, Deadline], Iterator[CheckRow]]
 
 @dataclass(frozen=True)
 class Check:
-    """share: of the time of the whole run. needs: the checks that have to have passed."""
+    """share: of the time of the whole run. needs: the checks that have to have passed. steps: of
+    one row, that it takes at the least and cannot be ended in; it is not begun where they take
+    longer than it may."""
 
     name: str
     title: str
@@ -33,6 +35,7 @@ class Check:
     run: RunCheck
     needs: tuple[str, ...] = ("target",)
     of_pair: bool = False
+    steps: int = 0
 
 
 # Soak is the last, and gets what others leave, up to half of all time.
@@ -42,11 +45,11 @@ CHECKS = (
     Check("nodes", "Which device took which operator", 0.02, check_nodes),
     Check("chains", "Scoring chains", 0.05, check_chains),
     Check("trees", "Scoring trees", 0.04, check_branches),
-    Check("verify", "Drafting against plain texts", 0.09, check_lossless),
+    Check("verify", "Drafting against plain texts", 0.09, check_lossless, steps=700),
     Check("passes", "Timing passes", 0.08, check_passes),
     Check("memory", "Memory against its forecast", 0.03, check_memory),
     Check("out of memory", "Provoking too little memory", 0.03, check_out_of_memory),
-    Check("forecast", "A plan's forecast against a bench", 0.14, check_forecast),
+    Check("forecast", "A plan's forecast against a bench", 0.14, check_forecast, steps=500),
     Check(
         "overlap",
         "Overlap on and off",
@@ -54,8 +57,9 @@ CHECKS = (
         check_overlap,
         needs=("target", "draft"),
         of_pair=True,
+        steps=600,
     ),
-    Check("soak", "Soak", 0.40, check_soak),
+    Check("soak", "Soak", 0.40, check_soak, steps=400),
 )
 BY_NAME = {check.name: check for check in CHECKS}
 

@@ -16,12 +16,14 @@ from edge_spec.diagnostics.accept.deadline import Deadline
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, failed, judged, not_measured
 from edge_spec.errors import DeviceMemoryError
-from edge_spec.placement.memory import format_bytes, free_bytes, total_bytes
+from edge_spec.placement.memory import Sizing, format_bytes, free_bytes, total_bytes
 
 _STATM = Path("/proc/self/statm")
 _NAME = "too little memory"
-# Of address space beyond what is in use, on a processor: a cache that takes more cannot be had.
-_ROOM_BYTES = 96 * 2**20
+# Of address space beyond what is in use, on a processor, and of what the cache of a whole context
+# takes, which cannot be had then. Libraries need some for their own, and may end at once without.
+_LEAST_ROOM_BYTES, _MOST_ROOM_BYTES = 64 * 2**20, 200 * 2**20
+_ROOM_SHARE = 2 / 3
 _CHUNK_TOKENS = 4096
 _MOST_CACHES = 256  # of a device, before it is given up to fill it
 _KEPT_FREE = 0.15  # of main memory: a device that takes it must not take all
@@ -36,7 +38,7 @@ def check_out_of_memory(request: AcceptRequest, deadline: Deadline) -> Iterator[
         before = _scores(session)
         try:
             if request.is_cpu:
-                tried = _fill_process(session, model.config.context_length, deadline)
+                tried = _fill_process(request, session, model.config.context_length)
             else:
                 tried = _fill_device(model, deadline)
         except DeviceMemoryError as error:
@@ -55,26 +57,38 @@ def _scores(session: Session) -> np.ndarray:
     return session.forward(TokenTree.chain(0)).logits.copy()
 
 
-def _fill_process(session: Session, limit: int, deadline: Deadline) -> str:
-    """Reads text until its cache does not fit the process. Returns why nothing ran out."""
+def _fill_process(request: AcceptRequest, session: Session, limit: int) -> str:
+    """Reads text whose cache does not fit the process. Returns why nothing ran out."""
     if sys.platform != "linux" or not _STATM.exists():
         return "the system cannot limit the address space of a process"
+    needed = _cache_bytes(request)
+    room = min(_MOST_ROOM_BYTES, int(_ROOM_SHARE * (needed or 0)))
+    if needed is None or room < _LEAST_ROOM_BYTES:
+        told = "is not told" if needed is None else f"takes {format_bytes(needed)}"
+        return f"the cache of a whole context {told}: too little to run out of memory by it"
     import resource
 
     page = resource.getpagesize()
     used = int(_STATM.read_text(encoding="ascii").split()[0]) * page
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, hard))
     start = session.length
     try:
-        while session.length < limit and deadline.left_s > 0:
-            tokens = min(_CHUNK_TOKENS, limit - session.length)
-            with translate_errors:  # as the engine does
-                session.prefill([0] * tokens)
+        with translate_errors:  # as the engine does
+            session.prefill([0] * (limit - start))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         session.rollback(start)
-    return f"{format_bytes(_ROOM_BYTES)} hold the cache of {limit} tokens, or as far as time went"
+    return f"{format_bytes(room)} held the cache of {limit} tokens"
+
+
+def _cache_bytes(request: AcceptRequest) -> int | None:
+    """Of a whole context, as it is forecast."""
+    options = request.options()
+    resolved = request.resolved(options)
+    if not isinstance(resolved.runtime, Sizing):
+        return None
+    return resolved.runtime.memory(resolved.source, options.runtime_options).cache
 
 
 def _fill_device(model: Model, deadline: Deadline) -> str:

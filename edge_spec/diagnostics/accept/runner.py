@@ -50,6 +50,7 @@ class AcceptRun:
     rows: list[CheckRow] = field(default_factory=list)
     interrupted: bool = False
     _load_s: float = 0.0
+    _step_s: float = 0.0  # of the target, one row
 
     def run(self, devices: Sequence[Device]) -> None:
         """devices: as `edge-spec devices` lists them. An interrupt ends it with what there is."""
@@ -79,6 +80,7 @@ class AcceptRun:
         taken_s = self.clock() - began
         if check.name == "target" and rows[0].mark is Mark.PASSED:
             self._load_s = taken_s
+            self._step_s = rows[0].numbers.get("step_ms", 0.0) / 1e3
         return [row.of(check.name, taken_s) for row in rows]
 
     def _refusal(self, check: Check, left_s: float) -> str | None:
@@ -89,6 +91,9 @@ class AcceptRun:
                 return f"the {needed} did not open"
         if check.needs and left_s < _LEAST_S + self._load_s:
             return "no time was left for it"
+        least_s = check.steps * self._step_s
+        if least_s > self._budget_s(check, left_s) * _GRACE_SHARE:
+            return f"it would take {least_s:.0f} s or more: give more --minutes"
         return None
 
     @property
@@ -103,11 +108,10 @@ class AcceptRun:
         return max(_LEAST_S, _LEAST_SHARE * share, share - self._load_s)
 
     def _isolated(self, check: Check, budget_s: float) -> list[CheckRow]:
-        timeout_s = _GRACE_S + _GRACE_SHARE * (budget_s + self._load_s)
+        least_s = budget_s + self._load_s + check.steps * self._step_s
+        timeout_s = _GRACE_S + _GRACE_SHARE * least_s
         if not check.needs:
             timeout_s = max(timeout_s, _FIRST_OPENING_S)
-        if check is self.checks[-1]:
-            timeout_s = _GRACE_S + budget_s + _GRACE_SHARE * self._load_s
         request = self.request
         if not check.of_pair and "draft" not in self._opened:
             request = replace(request, draft=None)

@@ -27,7 +27,8 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 _NUM_PROMPTS, _PROMPT_TOKENS = 3, 256
 _MAX_TOKENS = 24
 _PROBE_ROWS = 4
-_FORK_EVERY = 8  # requests: another conversation opens its cache, answers, and closes it
+_LEAST_ROUNDS = 2
+_FORK_EVERY = 8  # rounds: another conversation opens its cache, answers, and closes it
 _WARM_SHARE = 0.5  # of the samples, in which caches and arenas come to their size
 _WINDOW_SHARE = 0.2  # of the rest, at its begin and at its end
 _LEAST_SAMPLES = 10
@@ -70,11 +71,12 @@ class Soak:
         self._free_on_devices = free_on_devices
 
     def run(self, deadline: Deadline) -> None:
-        """Until the time is over, everything twice at the least."""
+        """Until the time is over; one prompt twice at the least."""
         prompts, rounds = self._prompts(), 0
-        while (deadline.left_s > 0 or rounds < 2) and len(self.tally.errors) < _MOST_ERRORS:
-            for i, prompt in enumerate(prompts):
-                if deadline.left_s <= 0 and rounds >= 2:
+        while len(self.tally.errors) < _MOST_ERRORS:
+            asked = prompts if rounds >= _LEAST_ROUNDS else prompts[:1]
+            for i, prompt in enumerate(asked):
+                if deadline.left_s <= 0 and rounds >= _LEAST_ROUNDS:
                     return
                 self._ask(str(i), prompt)
             if rounds % _FORK_EVERY == 0:
