@@ -51,7 +51,8 @@ def _fill(
     wanted = min(_TOKENS, limit - _WIDE_ROWS) if limit > 2 * _WIDE_ROWS else limit // 2
     rows = min(_WIDE_ROWS, model.capabilities.max_rows, max(1, limit - wanted))
     session = TimedModel(model, deadline).open_session()
-    opened, free = None, {}
+    opened: int | None = None
+    free: Mapping[str, int] = {}
     try:
         while session.length < wanted:
             session.prefill([0] * min(_CHUNK_TOKENS, wanted - session.length))

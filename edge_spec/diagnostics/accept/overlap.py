@@ -52,8 +52,7 @@ def _answers(request: AcceptRequest, overlap: str, deadline: Deadline) -> PairAn
     """As many prompts as there is time for, one at the least. Near ties are left as they come:
     where they are decided by plain steps, nothing overlaps."""
     found = PairAnswers()
-    options = {"draft_overlap": overlap, "drafter": "draft-model", "lossless": "ties"}
-    with request.engine(**options) as engine:
+    with request.engine(draft_overlap=overlap, drafter="draft-model", lossless="ties") as engine:
         noise = measure_batch_invariance(engine.parts.model).tie_margin
         side = EngineSide(engine, DRAFTING)
         comparison = TextComparison(engine, GREEDY, _MAX_TOKENS, noise)

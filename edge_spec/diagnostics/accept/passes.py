@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,9 @@ from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.profile import Profile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-CONTEXTS = (32, 1024, 8192)  # tokens, as far as the model's context and the time allow
-_MEASURING_SHARE = (
-    0.6  # of the time that is left; the first passes and the last prefill come on top
-)
+# Tokens, as far as the model's context allows, and their share of the time. What comes on top, the
+# first passes of each, is not counted in it.
+CONTEXTS = MappingProxyType({32: 0.15, 1024: 0.2, 8192: 0.4})
 _ROUNDS, _PROMPT_TOKENS, _ROWS = 8, 128, 4
 # Of a round's time, the pass. Less is outside of it: the device was not done when it was timed, or
 # keeping rows takes as long as scoring them.

@@ -15,7 +15,7 @@ from edge_spec.diagnostics.accept.row import CheckRow, Mark
 from edge_spec.diagnostics.accept.runner import AcceptRun
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device
-from edge_spec.placement.machine import describe_machine
+from edge_spec.placement.machine import busy_share, describe_machine
 from edge_spec.placement.memory import format_bytes, free_bytes, total_bytes
 from edge_spec.storage.atomic import atomic_file
 from edge_spec.storage.digests import known_sha256
@@ -46,6 +46,7 @@ def machine_of(devices: Sequence[Device]) -> Document:
     return {
         **describe_machine(),
         "memory": {"total_bytes": total_bytes(), "free_bytes": free_bytes()},
+        "busy_share": busy_share(),
         "drivers": _drivers(),
         "devices": [asdict(device) for device in devices],
     }

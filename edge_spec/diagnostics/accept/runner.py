@@ -25,7 +25,7 @@ _LEAST_SHARE = 0.3  # of its time, however long the model takes to load
 _MOST_LAST = 0.5  # of all time, for the last one: what others leave is not used up
 # A check ends by itself when its time is over; a process that then still runs hangs. It may be in
 # the middle of a long pass, and has to import and to load before its time begins to count.
-_GRACE_S, _GRACE_SHARE = 20.0, 2.0
+_GRACE_S, _GRACE_SHARE = 30.0, 2.0
 _FIRST_OPENING_S = 300.0  # drivers compile their kernels once
 
 
@@ -117,7 +117,7 @@ class AcceptRun:
             request = replace(request, draft=None)
         arguments = (check.name, request.to_json(), f"{budget_s:.3f}")
         try:
-            found = self.isolate(run_check, *arguments, timeout_s=timeout_s)
+            found = self.isolate(run_check, *arguments, timeout_s=round(timeout_s))
         except IsolatedError as error:
             return [failed("process", str(error))]
         return [CheckRow.from_dict(row) for row in found]
