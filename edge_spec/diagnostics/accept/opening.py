@@ -56,8 +56,8 @@ def _opened(model: Model, load_s: float) -> CheckRow:
     rows = f"takes {'trees' if can.trees else 'chains only'}, {can.max_rows} rows a pass"
     return passed(
         "opens",
-        f"loaded in {load_s:.1f} s, first pass {1e3 * pass_s:,.1f} ms, then {1e3 * step_s:,.1f} ms; "
-        f"{rows}",
+        f"loaded in {load_s:.1f} s, first pass {1e3 * pass_s:,.1f} ms, "
+        f"then {1e3 * step_s:,.1f} ms; {rows}",
         load_s=load_s,
         first_pass_ms=1e3 * pass_s,
         step_ms=1e3 * step_s,

@@ -49,8 +49,10 @@ def check_passes(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRo
         model = TimedModel(opened, deadline)
         yield from judge_rounds(measure_rounds(model))
         seconds, profile = deadline.left_s, None
+        limit = model.config.context_length - min(WIDTHS[-1], model.capabilities.max_rows)
+        shares = {max(1, min(tokens, limit)): share for tokens, share in CONTEXTS.items()}
         try:
-            for tokens, share in CONTEXTS.items():
+            for tokens, share in shares.items():
                 effort = Effort(share * seconds, min_rounds=2, widths=WIDTHS, contexts=(tokens,))
                 profile = measure(model, effort, lambda fraction: None)
                 yield describe_context(profile)
