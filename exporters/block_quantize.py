@@ -60,6 +60,13 @@ class BlockQuantized:
         zeros = None if self.zero_points is None else self.zero_points[rows]
         return replace(self, packed=self.packed[rows], scales=self.scales[rows], zero_points=zeros)
 
+    def stated_zero_points(self) -> np.ndarray:
+        """Returns zero points where there are none, too."""
+        if self.zero_points is not None:
+            return self.zero_points
+        middle = np.full(self.scales.shape, 1 << (self.bits - 1), np.uint8)
+        return _pack(middle, self.bits)
+
     def levels(self) -> np.ndarray:
         """The integers, uint8 [rows, blocks * block_size]."""
         return _unpack(self.packed, self.bits).reshape(len(self.packed), -1)
@@ -188,6 +195,15 @@ def joined(parts: Sequence[BlockQuantized]) -> BlockQuantized:
         scales=np.concatenate([part.scales for part in parts]),
         zero_points=zeros,
     )
+
+
+def in_turns(parts: Sequence[BlockQuantized]) -> BlockQuantized:
+    """Matrices of the same form and size, the first row of each before the second ones."""
+    whole = joined(parts)
+    order = np.arange(len(whole.packed)).reshape(len(parts), -1).T.ravel()
+    zeros = None if whole.zero_points is None else whole.zero_points[order]
+    packed, scales = whole.packed[order], whole.scales[order]
+    return replace(whole, packed=packed, scales=scales, zero_points=zeros)
 
 
 def _best_blocks(

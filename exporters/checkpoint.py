@@ -106,6 +106,8 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
         return f"it has a count of {min(counts)}, expected 1 or more"
     if config.num_layers > num_tensors:
         return f"it has {config.num_layers} layers, but {num_tensors} tensors"
+    if config.experts and config.num_layers * config.num_experts > num_tensors:
+        return f"it has {config.num_experts} experts a layer, but {num_tensors} tensors"
     if config.context_length > MAX_CONTEXT_TOKENS:
         return (
             f"its context is {config.context_length} tokens, expected {MAX_CONTEXT_TOKENS} or less"
@@ -122,7 +124,7 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The tensors of a model of this description: name -> shape."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
@@ -142,16 +144,36 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[attention + "k_proj.weight"] = (config.kv_size, hidden)
         shapes[attention + "v_proj.weight"] = (config.kv_size, hidden)
         shapes[attention + "o_proj.weight"] = (hidden, config.query_size)
-        shapes[prefix + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[prefix + "mlp.down_proj.weight"] = (hidden, inner)
+        shapes |= _mlp_shapes(config, prefix + "mlp.")
         if config.qkv_bias:
             shapes[attention + "q_proj.bias"] = (config.query_size,)
             shapes[attention + "k_proj.bias"] = (config.kv_size,)
             shapes[attention + "v_proj.bias"] = (config.kv_size,)
         if config.output_bias:
             shapes[attention + "o_proj.bias"] = (hidden,)
+        if config.attention_sinks:
+            shapes[attention + "sinks"] = (config.num_heads,)
         if config.qk_norm:
             for part, size in zip("qk", config.qk_norm_sizes, strict=True):
                 shapes[f"{attention}{part}_norm.weight"] = (size,)
+    return shapes
+
+
+def _mlp_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """One MLP, or a router and as many as there are experts."""
+    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.experts
+    parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if experts is None:
+        return {f"{prefix}{part}.weight": shape for part, shape in parts.items()}
+    matrices = {
+        f"{prefix}experts.{expert}.{part}": shape
+        for expert in range(config.num_experts)
+        for part, shape in parts.items()
+    }
+    matrices[prefix + "router"] = (config.num_experts, hidden)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in matrices.items():
+        shapes[name + ".weight"] = shape
+        if experts.biases:
+            shapes[name + ".bias"] = shape[:1]
     return shapes

@@ -17,6 +17,7 @@ from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE
+from edge_spec.exporters.families.stated import EXPERTS
 from edge_spec.exporters.families.tensors import hf_name
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
@@ -85,7 +86,9 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
 def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
     """Whether a model of a family that exporters know has what only a library runs: experts, or a
     rotary embedding that is stretched in another way."""
-    experts = metadata.get(f"{architecture}.expert_count", int)
+    experts = EXPERTS not in BY_ARCHITECTURE[architecture].computes and metadata.get(
+        f"{architecture}.expert_count", int
+    )
     scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
     return bool(experts) or scaling in _LIBRARY_SCALINGS
 

@@ -17,7 +17,13 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE, SUPPORTED_ARCHITECTURES
 from edge_spec.exporters.families.family import Family
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
-from edge_spec.exporters.families.tensors import apart, biases_and_norms, hf_name, in_halves
+from edge_spec.exporters.families.tensors import (
+    apart,
+    biases_and_norms,
+    each_expert,
+    hf_name,
+    in_halves,
+)
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
@@ -59,7 +65,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
     stated = StatedMetadata(metadata, architecture, stored)
     config = _config(stated, family, stored)
-    tensors = apart(config, stored)
+    tensors = each_expert(config, apart(config, stored))
     if family.is_permuted:
         tensors |= {
             name: in_halves(tensor, config.head_dim)

@@ -38,11 +38,13 @@ def open_directory(path: Path) -> StoredCheckpoint:
     family = _known_family(path, values)
     values = {**family.defaults, **values, **_of_text(path, values)}
     stated = StatedConfig(values, path / "config.json")
-    lacked = lacked_feature(values)
+    lacked = lacked_feature(values, family.computes)
     if lacked is not None:
         raise stated.refuse(lacked)
     stored = named_as_ours(family, _read_tensors(path))
     config = _config(stated, family, stored)
+    if family.of_experts is not None:
+        stored = family.of_experts(config, stored)
     tensors = apart(config, stored) | whole_norms(family, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)

@@ -28,6 +28,7 @@ _KINDS = MappingProxyType(
         "F32": (GGMLQuantizationType.F32, 4),
         "F16": (GGMLQuantizationType.F16, 2),
         "BF16": (GGMLQuantizationType.BF16, 2),
+        "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
     }
 )
 

@@ -22,15 +22,19 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A weight still in its file; `row_order` rearranges the stored rows into Hugging Face's."""
+    """A weight still in its file; `row_order` rearranges the stored rows into Hugging Face's, and
+    `read_rows` makes them of a file that has no rows: it returns uint8 [rows, row_bytes]."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     data: np.ndarray  # uint8 [..., row_bytes], a view of the mapped file
     row_order: np.ndarray | None = None
+    read_rows: Callable[[slice | np.ndarray], np.ndarray] | None = None
 
     def stored_rows(self) -> np.ndarray:
         """uint8 [..., row_bytes] in Hugging Face's row order."""
+        if self.read_rows is not None:
+            return self.read_rows(slice(None))
         if self.row_order is None:
             return self.data
         rows = self.data.reshape(self.shape[0], -1)  # a bias has one item a row
@@ -39,6 +43,9 @@ class StoredTensor:
 
     def rows(self, rows: slice | np.ndarray) -> StoredTensor:
         """Returns some rows of a matrix, by their indices; a slice of stored rows is a view."""
+        if self.read_rows is not None:
+            data = self.read_rows(rows)
+            return StoredTensor((len(data), *self.shape[1:]), self.kind, data)
         stored = rows if self.row_order is None else self.row_order[rows]
         data = self.data[stored]
         return replace(self, shape=(len(data), *self.shape[1:]), data=data, row_order=None)

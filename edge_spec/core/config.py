@@ -15,6 +15,7 @@ import numpy as np
 from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu_tanh")  # of the gate of an MLP
+SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
 # Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone.
 NORM_PLACES = ("before", "around", "after")
 
@@ -30,6 +31,16 @@ class LayerKind:
     def from_dict(cls, values: Mapping[str, Any]) -> LayerKind:
         rope = values["rope"]
         return cls(**{**values, "rope": rope and Rope.from_dict(rope)})
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How a mixture of experts weighs what its experts add, and what these have for themselves."""
+
+    normalized: bool = True  # the weights of those that a token takes add up to 1
+    biases: bool = False  # of the router and of all matrices
+    # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
+    clamp: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,8 @@ class ModelConfig:
     attention_scale: float | None = None  # of queries times keys; None: head_dim ** -0.5
     attention_softcap: float | None = None  # c in c * tanh(scores / c)
     logit_softcap: float | None = None
+    experts: Experts | None = None  # of `num_experts`; None: what they are like is not known
+    attention_sinks: bool = False  # each head has a score that no position has (Xiao et al. 2023)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -78,6 +91,7 @@ class ModelConfig:
             "rope_scaling": scaling and RopeScaling.from_dict(scaling),
             "layer_kinds": tuple(LayerKind.from_dict(kind) for kind in kinds),
             "kind_of_layer": tuple(values.get("kind_of_layer", ())),
+            "experts": Experts(**values["experts"]) if values.get("experts") else None,
         }
         return cls(**{**values, **nested})
 
@@ -154,6 +168,8 @@ class ModelConfig:
             return "it scales or caps by what is no positive number"
         if self.activation not in ACTIVATIONS or self.norm_places not in NORM_PLACES:
             return f"it has the activation {self.activation!r} and norms {self.norm_places!r}"
+        if self.experts and not 1 <= self.experts_used <= self.num_experts:
+            return f"its tokens take {self.experts_used} of {self.num_experts} experts"
         if not 2 <= self.rotated <= self.head_dim or self.rotated % 2:
             return f"it rotates {self.rotated} of the {self.head_dim} elements of a head"
         if not all(1 <= window <= _LONGEST_WINDOW for window in self.windows):
@@ -164,7 +180,8 @@ class ModelConfig:
         return next(filter(None, map(self._rope_problem, self.ropes)), None)
 
     def _optional(self) -> Iterator[float]:
-        values = (self.attention_scale, self.attention_softcap, self.logit_softcap)
+        clamp = None if self.experts is None else self.experts.clamp
+        values = (self.attention_scale, self.attention_softcap, self.logit_softcap, clamp)
         return (value for value in values if value is not None)
 
     def _rope_problem(self, rope: Rope) -> str | None:

@@ -66,6 +66,17 @@ class ReadingExporter(Protocol):
         """What `export` takes. Raises ModelFileError, UnsupportedModelError."""
 
 
+@runtime_checkable
+class ScreeningExporter(Protocol):
+    """An exporter that tells from a model's description whether it can write it."""
+
+    def require_exportable(self, checkpoint: Any) -> None:
+        """Leaves the weights unread. checkpoint: what `export` takes.
+
+        Raises UnsupportedModelError.
+        """
+
+
 # The name of a matrix in Hugging Face's layout, and [rows, in] float32 that it is multiplied with.
 Observe = Callable[[str, np.ndarray], None]
 

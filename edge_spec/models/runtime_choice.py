@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from edge_spec.core.entry_points import EXTRAS
-from edge_spec.core.export import ExportOptions, ReadingExporter
+from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
 from edge_spec.core.model import ModelInfo, Runtime, ScreeningRuntime
-from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError
+from edge_spec.errors import (
+    DeviceError,
+    EdgeSpecError,
+    MissingDependencyError,
+    UnsupportedModelError,
+)
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle
 from edge_spec.models.options import ConversionOptions
@@ -100,9 +105,31 @@ def _require_runnable(
     return None
 
 
+def where_it_runs(
+    source: Source, names: Sequence[str], options: ConversionOptions
+) -> tuple[list[str], list[Refusal]]:
+    """Returns those of the runtimes that can run a model which no format binds to one, and why the
+    others cannot. Nothing is converted, and weights stay unread. Raises ModelFileError."""
+    can: list[str] = []
+    refusals: list[Refusal] = []
+    for name in names:
+        try:
+            runtime = runtimes.load_runtime(name)
+            if runtime.reads == "checkpoint":
+                runtimes.open_checkpoint(source.path)
+            _require_runnable(source, runtime, options, ())
+        except (UnsupportedModelError, MissingDependencyError, DeviceError) as error:
+            refusals.append(Refusal(name, error))
+        else:
+            can.append(name)
+    return can, refusals
+
+
 def require_convertible(source: Source, runtime: Runtime) -> None:
     """Checks as far as headers show it. Raises as a conversion for the runtime would."""
     exporter, model = runtimes.exporter_for(runtime.reads, source.at(runtime.reads))
+    if isinstance(exporter, ScreeningExporter):
+        exporter.require_exportable(model)
     if not isinstance(exporter, ReadingExporter):
         model.tokenizer_json()
 

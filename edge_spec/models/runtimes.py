@@ -18,6 +18,7 @@ from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
+REFERENCE = "reference"  # reads what exporters read, and computes in float32
 LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
     "llamacpp": ("llama-cpp-python",),
@@ -56,6 +57,12 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
 def installed_runtimes() -> list[str]:
     """Returns those of AUTO_RUNTIMES whose library is installed, in their order."""
     return [runtime for runtime, module in AUTO_RUNTIMES if find_spec(module)]
+
+
+def known_runtimes() -> list[str]:
+    """Returns all that a model may be run with in earnest here, and the reference."""
+    own = [runtime for runtime, module in AUTO_RUNTIMES + BUNDLE_RUNTIMES if find_spec(module)]
+    return [*own, REFERENCE]
 
 
 def library_version(runtime: str) -> str:
@@ -97,7 +104,7 @@ def load_layer_stream(
     source: TensorRows, sequences: Sequence[Sequence[int]], observe: Observe | None = None
 ) -> LayerStream:
     """See StreamsLayers: by the reference, which computes in float32."""
-    runtime = load_runtime("reference")
+    runtime = load_runtime(REFERENCE)
     assert isinstance(runtime, StreamsLayers)
     return runtime.open_layers(source, sequences, observe)
 

@@ -65,6 +65,9 @@ QUANTIZATIONS: Mapping[str, Mapping[str, CoreMlQuantization]] = MappingProxyType
 class CoreMlExporter:
     format = "coreml"
 
+    def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
+        require_plain(checkpoint, "Core ML", "Use --runtime ort.")
+
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
@@ -131,7 +134,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
         )
     require_replaceable(out)
     config = checkpoint.config
-    require_plain(checkpoint, "Core ML", "Use --runtime ort.")
+    CoreMlExporter().require_exportable(checkpoint)
     sizes = (config.hidden_size, config.query_size, config.intermediate_size)
     odd = [size for size in sizes if size % BLOCK_SIZE]
     if name.startswith("int") and odd:

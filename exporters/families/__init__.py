@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from edge_spec.exporters.families import (
     gemma,
+    gpt_oss,
     granite,
     hunyuan,
     llama,
@@ -14,6 +15,7 @@ from edge_spec.exporters.families import (
     ministral,
     olmo,
     phi,
+    qwen_moe,
     smollm3,
 )
 from edge_spec.exporters.families.family import Family
@@ -33,6 +35,8 @@ _FAMILIES = (
     olmo.EXAONE4,
     hunyuan.HUNYUAN,
     ministral.MINISTRAL,
+    qwen_moe.QWEN3_MOE,
+    gpt_oss.GPT_OSS,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 Fields = Mapping[str, Any]  # of a ModelConfig
 Parts = Mapping[str, str]
+# From the tensors of all experts, by our names, to those of each.
+ExpertTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 # Of the text model's tensors, and of those that are left, in models that read pictures too.
 TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 _PICTURES = ("vision_tower.", "multi_modal_projector.")
@@ -41,3 +45,5 @@ class Family:
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
     prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
+    computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
+    of_experts: ExpertTensors | None = None  # how safetensors store them, if not each by itself

@@ -14,6 +14,15 @@ MAX_LAYERS = 10_000
 GGUF_POST_NORMS = MappingProxyType(
     {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
 )
+# What GGUF calls the router, and the matrices of all experts at once.
+GGUF_EXPERTS = MappingProxyType(
+    {
+        "ffn_gate_inp": "mlp.router",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
 
 
 def last_of(period: int, num_layers: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,15 +22,16 @@ _ACTIVATIONS = MappingProxyType(
         "gelu_new": "gelu_tanh",
     }
 )
+EXPERTS = "a mixture of experts"
 # Keys of config.json for what no family here has; a model that sets one is another model.
 _LACKED = MappingProxyType(
     {
         "kv_lora_rank": "multi-head latent attention",
         "q_lora_rank": "multi-head latent attention",
         "mlp_bias": "biases in its MLPs",
-        "num_local_experts": "a mixture of experts",
-        "num_experts": "a mixture of experts",
-        "n_routed_experts": "a mixture of experts",
+        "num_local_experts": EXPERTS,
+        "num_experts": EXPERTS,
+        "n_routed_experts": EXPERTS,
         "sparse_config": "sparse attention",
         "attention_chunk_size": "attention in chunks",
         "clip_qkv": "clipped queries, keys and values",
@@ -43,9 +44,11 @@ _ORIGINAL = "original_max_position_embeddings"
 _LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
 
 
-def lacked_feature(values: Mapping[str, Any]) -> str | None:
-    """Returns what config.json names that is not computed here, in words; None: nothing known."""
-    named = (feature for key, feature in _LACKED.items() if values.get(key))
+def lacked_feature(values: Mapping[str, Any], computed: Sequence[str] = ()) -> str | None:
+    """Returns what config.json names that is not computed here, in words; None: nothing known.
+    computed: what the model's family computes beside the others."""
+    stated = (feature for key, feature in _LACKED.items() if values.get(key))
+    named = (feature for feature in stated if feature not in computed)
     types = values.get("layer_types")
     types = types if isinstance(types, list) else []
     others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in _LAYER_TYPES]

@@ -41,6 +41,7 @@ LAYER_NAMES = MappingProxyType(
     }
 )
 LAYER = "model.layers."
+_ALL_EXPERTS = ".mlp.experts."
 _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
 
@@ -104,6 +105,28 @@ def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
             )
         if not start:
             found[name] = tensor
+    return found
+
+
+def each_expert(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with those of all experts at once, [experts, ...], as one of each."""
+    found = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.partition(_ALL_EXPERTS)
+        if part.count(".") != 1 or config.experts is None:
+            found[name] = tensor
+            continue
+        if tensor.shape[0] != config.num_experts or len(tensor.shape) < 2:
+            raise ModelFileError(
+                f"tensor {name} has the shape {list(tensor.shape)}, expected "
+                f"{config.num_experts} experts",
+                remedy="Download or convert the model again.",
+            )
+        for expert in range(config.num_experts):
+            own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
+            found[f"{prefix}{_ALL_EXPERTS}{expert}.{part}"] = own
     return found
 
 

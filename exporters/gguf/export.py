@@ -15,7 +15,12 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import kquants
-from edge_spec.exporters.gguf.metadata import gguf_architecture, model_metadata, stated_metadata
+from edge_spec.exporters.gguf.metadata import (
+    gguf_architecture,
+    model_metadata,
+    require_writable,
+    stated_metadata,
+)
 from edge_spec.exporters.gguf.tensors import gguf_tensors
 from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf.writer import write_gguf
@@ -68,6 +73,9 @@ QUANTIZATIONS = MappingProxyType(
 
 class GgufExporter:
     format = "gguf"
+
+    def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
+        require_writable(checkpoint)
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress

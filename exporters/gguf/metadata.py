@@ -61,6 +61,13 @@ def stated_metadata(path: Path) -> Metadata:
     return stated
 
 
+def require_writable(checkpoint: StoredCheckpoint) -> None:
+    """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
+    remedy = "Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime ort."
+    require_plain(checkpoint, "GGUF", remedy)
+    _require_runnable(checkpoint)
+
+
 def model_metadata(
     checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Metadata
 ) -> Metadata:
@@ -68,10 +75,8 @@ def model_metadata(
 
     stated: what the source says of its name, authors and licence, which is carried over.
     """
+    require_writable(checkpoint)
     config = checkpoint.config
-    remedy = "Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime ort."
-    require_plain(checkpoint, "GGUF", remedy)
-    _require_runnable(checkpoint)
     architecture = gguf_architecture(config)
     path = checkpoint.path.resolve()
     computed = {f"general.{key}" for key in _COMPUTED}

@@ -55,6 +55,9 @@ QUANTIZATIONS = MappingProxyType(
 class OnnxExporter:
     format = "onnx"
 
+    def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
+        _require_heads(checkpoint)
+
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
@@ -106,13 +109,30 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
             f"blocks of {EMBEDDING_BLOCK}",
             remedy="Export it with --quant fp16 or fp32.",
         )
-    if config.head_dim % 16:
+    _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
+    _require_heads(checkpoint)
+    return name, block_size
+
+
+def _require_heads(checkpoint: StoredCheckpoint) -> None:
+    head_dim = checkpoint.config.head_dim
+    if head_dim % 16:
         raise UnsupportedModelError(
             f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 16, this "
-            f"model has {config.head_dim}",
+            f"model has {head_dim}",
             remedy="Run it with --runtime reference.",
         )
-    return name, block_size
+
+
+def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
+    """Raises UnsupportedModelError for experts whose rows end within a block."""
+    sizes = (checkpoint.config.hidden_size, checkpoint.config.intermediate_size)
+    if checkpoint.config.experts and bits <= 8 and any(size % block_size for size in sizes):
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: experts of {sizes[0]} x {sizes[1]} cannot be quantized in blocks "
+            f"of {block_size}",
+            remedy="Export it with --block-size 32, or with --quant fp16 or fp32.",
+        )
 
 
 def _write_graph(

@@ -41,6 +41,7 @@ from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import stacked
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
+from edge_spec.exporters.onnx.experts import Mixture
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
 
@@ -87,7 +88,8 @@ class GraphBuilder:
                 attended, residual, prefix + "post_attention_layernorm"
             )
             start = len(nodes.protos)
-            update = self._mlp(normed, prefix + "mlp.")
+            mlp = self._mlp if config.experts is None else self._mixture
+            update = mlp(normed, prefix + "mlp.")
             self._ends_sublayer(start, update, None)
             if layer + 1 < config.num_layers:
                 following = f"model.layers.{layer + 1}.input_layernorm"
@@ -158,6 +160,7 @@ class GraphBuilder:
                 "total_sequence_length",
                 *rotation,
                 self.biases[kind.window],
+                *([self._vector(prefix + "sinks")] if config.attention_sinks else []),
             ],
             [prefix + "mixed", *caches],
             domain=CONTRIB,
@@ -231,6 +234,10 @@ class GraphBuilder:
         product = nodes.add("Mul", [activated, up], prefix + "product")
         update = self.weights.linear(product, [prefix + "down_proj.weight"], [])
         return self._update(update, prefix)
+
+    def _mixture(self, x: str, prefix: str) -> str:
+        mixture = Mixture(self.nodes, self.weights, self.checkpoint)
+        return self._update(mixture.add(x, prefix), prefix)
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
         """What the next sublayer reads, the norm of x + residual or this itself, and that sum."""

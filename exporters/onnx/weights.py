@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from onnx import TensorProto
 
-from edge_spec.exporters.block_quantize import BlockQuantized, quantize_stored
+from edge_spec.exporters.block_quantize import BlockQuantized, in_turns, quantize_stored
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.fitted_layers import FittedLayers
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
@@ -34,6 +34,16 @@ class OnnxWeights(Protocol):
     def head(self, hidden: str, name: str, output: str) -> None:
         """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
 
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Bits and sizes of the blocks that layers are stored in; None for floats."""
+
+    def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
+        """Stores the matrices of all experts as `name` and returns what it consists of.
+
+        names: of each expert, those whose rows follow each other in turns.
+        """
+
 
 class IntegerWeights:
     """MatMulNBits with int8 activations. Embedding and head keep 8 bits at every setting:
@@ -47,6 +57,7 @@ class IntegerWeights:
         self._checkpoint = checkpoint
         self._nodes = nodes
         self._layers = FittedLayers(checkpoint, bits, block_size, self._kept)
+        self._bits, self._block_size = bits, block_size
         self._tables: dict[str, list[str]] = {}  # what was stored of each
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
@@ -84,6 +95,30 @@ class IntegerWeights:
             (8, EMBEDDING_BLOCK),
             output,
         )
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        return self._bits, self._block_size
+
+    def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
+        """Packed values [experts, rows, bytes], scales and zero points."""
+        tensors = self._checkpoint.tensors
+        made: list[BlockQuantized] = []
+
+        def part(read: Callable[[BlockQuantized], np.ndarray]) -> np.ndarray:
+            if not made:  # once, and not at all where it is kept
+                blocks = (self._bits, self._block_size)
+                for each in names:
+                    found = [quantize_stored([tensors[own]], *blocks) for own in each]
+                    made.append(in_turns(found))
+            return np.stack([read(expert) for expert in made])
+
+        add = self._nodes.weights.add_made
+        return [
+            add(name, lambda: part(lambda each: each.packed.reshape(len(each.packed), -1))),
+            add(name + ".scales", lambda: part(lambda each: each.scales)),
+            add(name + ".zero_points", lambda: part(lambda each: each.stated_zero_points())),
+        ]
 
     def _store_table(self, name: str) -> list[str]:
         """Embedding or head, which may be one: read once."""
@@ -165,6 +200,18 @@ class FloatWeights:
         self._nodes.add(
             "Gemm", [hidden, self._add(name, lambda: self._read(name))], output, transB=1
         )
+
+    @property
+    def blocks(self) -> None:
+        return None
+
+    def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
+        def made() -> np.ndarray:
+            experts = ([self._checkpoint.float32(own) for own in each] for each in names)
+            turns = (np.stack(each, axis=1).reshape(-1, each[0].shape[-1]) for each in experts)
+            return np.stack([each.astype(self._stored) for each in turns])
+
+        return [self._widen(self._nodes.weights.add_made(name, made), name + ".float32")]
 
     def _read(self, name: str) -> np.ndarray:
         return self._checkpoint.float32(name).astype(self._stored)

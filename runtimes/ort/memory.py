@@ -76,7 +76,8 @@ def _weights(bundle: Bundle, config: ModelConfig) -> int:
 
 def _layer_weights(config: ModelConfig) -> int:
     attention = 2 * config.query_size + 2 * config.kv_size
-    return config.hidden_size * (attention + 3 * config.intermediate_size)
+    experts = max(config.num_experts, 1)
+    return config.hidden_size * (attention + 3 * config.intermediate_size * experts)
 
 
 def _stacked(config: ModelConfig, capacity: int) -> int:

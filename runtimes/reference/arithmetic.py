@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_spec.core.config import SWISH_SLOPE
 from edge_spec.core.model import Tensors
 
 MAX_ROWS = 512  # of a pass
@@ -56,10 +57,15 @@ class Arithmetic:
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """x: [rows, in] -> [rows, out]."""
         y: np.ndarray = x @ self.weight(name + ".weight").T
-        has_bias = (self.config.output_bias and name.endswith("o_proj")) or (
-            self.config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
-        )
-        return y + self.weight(name + ".bias") if has_bias else y
+        return y + self.weight(name + ".bias") if self._has_bias(name) else y
+
+    def _has_bias(self, name: str) -> bool:
+        config = self.config
+        if ".mlp." in name:
+            return config.experts is not None and config.experts.biases
+        if name.endswith("o_proj"):
+            return config.output_bias
+        return config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
@@ -94,12 +100,36 @@ class Arithmetic:
         update = self.linear(mixed, prefix + "self_attn.o_proj")
         x = x + self._update(update, prefix + "self_attn.")
         normed = self._read(x, prefix + "post_attention_layernorm")
-        gate = self.linear(normed, prefix + "mlp.gate_proj")
-        up = self.linear(normed, prefix + "mlp.up_proj")
-        activated = ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
-        update = self.linear(activated * up, prefix + "mlp.down_proj")
-        updated: np.ndarray = x + self._update(update, prefix + "mlp.")
+        mlp = self._mlp if self.config.experts is None else self._mixture
+        updated: np.ndarray = x + self._update(mlp(normed, prefix + "mlp."), prefix + "mlp.")
         return updated
+
+    def _mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
+        gate, up = self.linear(x, prefix + "gate_proj"), self.linear(x, prefix + "up_proj")
+        experts = self.config.experts
+        if experts is None or experts.clamp is None:
+            activated = ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
+        else:
+            activated = _swish(np.minimum(gate, experts.clamp), SWISH_SLOPE)
+            up = np.clip(up, -experts.clamp, experts.clamp) + 1
+        return self.linear(activated * up, prefix + "down_proj")
+
+    def _mixture(self, x: np.ndarray, prefix: str) -> np.ndarray:
+        """Adds what the experts add that each row takes, by their weights (Shazeer et al. 2017)."""
+        config = self.config
+        scores = self.linear(x, prefix + "router")
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        taken = np.argsort(-scores, axis=-1, kind="stable")[:, : config.experts_used]
+        weights = np.take_along_axis(weights, taken, axis=-1)
+        if config.experts and config.experts.normalized:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        update = np.zeros_like(x)
+        for expert in np.unique(taken):
+            rows, places = np.nonzero(taken == expert)
+            added = self._mlp(x[rows], f"{prefix}experts.{expert}.")
+            update[rows] += weights[rows, places, None] * added
+        return update
 
     def _read(self, x: np.ndarray, norm: str) -> np.ndarray:
         """What a sublayer makes of the residual stream."""
@@ -139,7 +169,11 @@ class Arithmetic:
             mask = mask & (positions.rows[:, None] - positions.cached < window)
         scale = config.attention_scale
         divisor = np.sqrt(config.head_dim) if scale is None else 1 / scale
-        return mix(heads, mask, divisor, config.attention_softcap)
+        sinks = self._sinks(layer) if config.attention_sinks else None
+        return mix(heads, mask, divisor, config.attention_softcap, sinks)
+
+    def _sinks(self, layer: int) -> np.ndarray:
+        return self.weight(f"model.layers.{layer}.self_attn.sinks")
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         return self.final(self.linear(hidden, self.head_name))
@@ -154,9 +188,16 @@ class Arithmetic:
         return "model.embed_tokens" if self.config.tied_embeddings else "lm_head"
 
 
-def mix(heads: Heads, mask: np.ndarray, divisor: float, cap: float | None) -> np.ndarray:
+def mix(
+    heads: Heads,
+    mask: np.ndarray,
+    divisor: float,
+    cap: float | None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
     """Softmax attention; mask: [rows, positions] bool, which position each row attends to. Products
-    of queries and keys are divided by `divisor` and capped where there is a cap."""
+    of queries and keys are divided by `divisor` and capped where there is a cap. sinks: of each
+    head, a score more, whose weight goes nowhere."""
     queries, keys, values = heads
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
     keys, values = keys[:, None], values[:, None]  # a group of query heads shares each
@@ -164,8 +205,14 @@ def mix(heads: Heads, mask: np.ndarray, divisor: float, cap: float | None) -> np
     if cap is not None:
         scores = softcap(scores, cap)
     scores = np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    highest = scores.max(axis=-1, keepdims=True)
+    lost: np.ndarray | float = 0.0
+    if sinks is not None:
+        own = sinks.reshape(len(keys), -1, 1, 1)
+        highest = np.maximum(highest, own)
+        lost = np.exp(own - highest)
+    weights = np.exp(scores - highest)
+    weights /= weights.sum(axis=-1, keepdims=True) + lost
     mixed: np.ndarray = (weights @ values).reshape(queries.shape)
     return mixed
 
@@ -181,8 +228,9 @@ def _times(x: np.ndarray, scale: float) -> np.ndarray:
     return scaled
 
 
-def _silu(gate: np.ndarray) -> np.ndarray:
-    activated: np.ndarray = gate / (1 + np.exp(-np.clip(gate, -80, None)))  # within float32
+def _swish(gate: np.ndarray, slope: float = 1.0) -> np.ndarray:
+    sharpened = np.float32(slope) * np.clip(gate, -80 / slope, None)  # within float32
+    activated: np.ndarray = gate / (1 + np.exp(-sharpened))
     return activated
 
 
@@ -193,4 +241,4 @@ def gelu_tanh(gate: np.ndarray) -> np.ndarray:
     return activated
 
 
-ACTIVATIONS = MappingProxyType({"silu": _silu, "gelu_tanh": gelu_tanh})
+ACTIVATIONS = MappingProxyType({"silu": _swish, "gelu_tanh": gelu_tanh})

@@ -11,6 +11,7 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError, UnknownArchitectureError, UnsupportedModelError
+from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from fixtures import families
@@ -50,6 +51,49 @@ def test_a_window_that_is_asked_of_smollm3_is_named(tmp_path: Path) -> None:
     directory = families.write_hf("smollm3", tmp_path / "model", use_sliding_window=True)
     with pytest.raises(UnsupportedModelError, match="sliding window"):
         open_checkpoint(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "feature"),
+    [
+        ("qwen3moe", {"mlp_only_layers": [1]}, "experts in some layers alone"),
+        ("qwen3moe", {"decoder_sparse_step": 2}, "experts in some layers alone"),
+        ("gpt-oss", {"swiglu_alpha": 1.5}, "a slope of 1.5"),
+    ],
+)
+def test_experts_of_another_kind_are_named(
+    name: str, changes: dict[str, Any], feature: str, tmp_path: Path
+) -> None:
+    directory = families.write_hf(name, tmp_path / "model", **changes)
+    with pytest.raises(UnsupportedModelError, match=feature):
+        open_checkpoint(directory)
+
+
+def test_more_experts_than_a_file_has_are_refused_by_their_number(tmp_path: Path) -> None:
+    """Before a name is made for each of them."""
+    directory = families.write_hf("qwen3moe", tmp_path / "model", num_local_experts=10**12)
+    with pytest.raises(ModelFileError, match=r"a count of more than|experts a layer, but"):
+        open_checkpoint(directory)
+
+
+def test_packed_experts_without_their_scales_are_damaged(tmp_path: Path) -> None:
+    directory = families.write_hf("gpt-oss", tmp_path / "model")
+    stored = {
+        name: ("U8" if values.dtype == np.uint8 else "F32", values)
+        for name, values in families.load("gpt-oss").weights.items()
+        if name != "model.layers.3.mlp.experts.down_proj_scales"
+    }
+    (directory / "model.safetensors").write_bytes(tiny.safetensors(stored))
+    with pytest.raises(ModelFileError, match=r"3\.mlp\.experts\.down_proj_blocks has no scale"):
+        open_checkpoint(directory)
+
+
+def test_experts_whose_rows_end_within_a_block_are_not_quantized(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(families.write_hf("qwen3moe", tmp_path / "model"))
+    options = ExportOptions(quantization="int4", block_size=128)
+    with pytest.raises(UnsupportedModelError, match="blocks of 128"):
+        OnnxExporter().export(checkpoint, tmp_path / "out", options, lambda *_: None)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_family_says_what_it_has_besides(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
+from edge_spec.placement.runtime_order import runtime_order
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def choose(
         how = options.draft_runtime_options
         places.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
     for role, each, named, how, providers in places:
-        choice = choose_runtime(each, named, options, providers)
+        order = runtime_order(each, options).names if role == ROLES[0] else ()
+        choice = choose_runtime(each, named, options, providers, order)
         used = choice.runtime.name
         prepared = find_resolved(each, used, options, progress, providers)
         told = str(choice) if choice.refusals else None

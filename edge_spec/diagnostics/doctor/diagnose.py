@@ -23,6 +23,7 @@ from edge_spec.diagnostics.doctor.machine import (
 )
 from edge_spec.diagnostics.doctor.memory import check_memory
 from edge_spec.diagnostics.doctor.pairing import check_pair, compare_tokens
+from edge_spec.diagnostics.doctor.places import check_runtimes
 from edge_spec.diagnostics.doctor.speed import check_speed
 from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.errors import EdgeSpecError
@@ -98,6 +99,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     target = _examined(source, ROLES[0], request, report)
     if target is None:
         return
+    report.add(ROLES[0], settled("runtimes", check_runtimes(source)))
     named = None if request.draft is None else [request.draft]
     try:
         drafts = chosen_drafts(source, named, "auto", is_planned=False)

@@ -1,0 +1,65 @@
+"""Rows of a mixture of experts do not depend on each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edge_spec.core.export import ExportOptions
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.onnx.experts import MAX_SINGLE_ROWS
+from edge_spec.exporters.reader import open_checkpoint
+from fixtures import families
+
+
+@pytest.fixture(scope="module", params=["int4", "int8", "fp32"])
+def experts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> onnxruntime.InferenceSession:
+    """The experts of one layer by themselves: [1, rows, hidden] -> the same."""
+    directory: Path = tmp_path_factory.mktemp("experts")
+    checkpoint = open_checkpoint(families.write_hf("qwen3moe", directory / "model"))
+    options = ExportOptions(quantization=request.param, check=False)
+    OnnxExporter().export(checkpoint, directory / "out", options, lambda *_: None)
+    model = onnx.load(str(directory / "out" / "model.onnx"))
+    graph, prefix = model.graph, "model.layers.2."
+    own = [node for node in graph.node if node.output[0].startswith(prefix + "mlp.")]
+    ends = prefix + "post_attention_layernorm.output", prefix + "mlp.mixture"
+    sizes = [1, "rows", checkpoint.config.hidden_size]
+    values = [
+        onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, sizes) for end in ends
+    ]
+    part = onnx.helper.make_graph(own, "experts", values[:1], values[1:], graph.initializer)
+    del model.graph.node[:]
+    model.graph.CopyFrom(part)
+    return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def test_a_row_is_the_same_bit_for_bit_whatever_others_are_verified_with_it(
+    experts: onnxruntime.InferenceSession,
+) -> None:
+    """Rows that share an expert would be one product, whose sums another number of rows orders
+    otherwise."""
+    (taken,) = experts.get_inputs()
+    rows = np.random.RandomState(0).standard_normal((1, MAX_SINGLE_ROWS, 64)).astype(np.float32)
+    (together,) = experts.run(None, {taken.name: rows})
+    for row in range(MAX_SINGLE_ROWS):
+        (alone,) = experts.run(None, {taken.name: rows[:, row : row + 1]})
+        np.testing.assert_array_equal(alone[0, 0], together[0, row])
+
+
+def test_a_long_prompt_is_mixed_as_its_rows_are(experts: onnxruntime.InferenceSession) -> None:
+    """The other branch: sums of 64 products in another order. The operator's 8-bit kernel rounds
+    activations to 8 bits, too, by other rows there: two hundredths of the largest value."""
+    (taken,) = experts.get_inputs()
+    rows = np.random.RandomState(1).standard_normal((1, 3 * MAX_SINGLE_ROWS, 64))
+    rows = rows.astype(np.float32)
+    (long,) = experts.run(None, {taken.name: rows})
+    parts = np.split(rows, 3, axis=1)
+    short = [experts.run(None, {taken.name: part})[0] for part in parts]
+    bound = 0.04 * float(np.abs(long).max())
+    np.testing.assert_allclose(long, np.concatenate(short, axis=1), atol=bound, rtol=0)
