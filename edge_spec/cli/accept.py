@@ -61,7 +61,7 @@ def accept(
         _print(report)
     if report["interrupted"]:
         raise KeyboardInterrupt
-    if report["verdict"] != "passed":
+    if report["failed"] or not report["passed"]:
         raise typer.Exit(1)
 
 

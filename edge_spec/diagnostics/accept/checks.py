@@ -16,7 +16,7 @@ from edge_spec.diagnostics.accept.out_of_memory import check_out_of_memory
 from edge_spec.diagnostics.accept.overlap import check_overlap
 from edge_spec.diagnostics.accept.passes import check_passes
 from edge_spec.diagnostics.accept.request import AcceptRequest
-from edge_spec.diagnostics.accept.row import CheckRow, failed, not_measured
+from edge_spec.diagnostics.accept.row import CheckRow, failed, out_of_time
 from edge_spec.diagnostics.accept.soak import check_soak
 from edge_spec.errors import EdgeSpecError
 
@@ -74,7 +74,7 @@ def run_check(name: str, request: str, seconds: str) -> list[dict[str, Any]]:
         # As it goes: those that were found before it raises are in the list.
         rows.extend(BY_NAME[name].run(AcceptRequest.from_json(request), Deadline(float(seconds))))
     except OutOfTimeError as error:
-        rows.append(not_measured("time", str(error)))
+        rows.append(out_of_time("time", str(error)))
     except EdgeSpecError as error:
         rows.append(failed("error", error.shown, kind=type(error).__name__, remedy=error.remedy))
     except Exception as error:  # a library may fail in any way on a device that is new to it

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from edge_spec.diagnostics.accept.deadline import Deadline
 from edge_spec.diagnostics.accept.request import AcceptRequest
-from edge_spec.diagnostics.accept.row import CheckRow, Mark, not_measured
+from edge_spec.diagnostics.accept.row import CheckRow, Mark, not_measured, out_of_time
 from edge_spec.diagnostics.lossless_check.prove import MIN_DRAWS, Extent, prove
 from edge_spec.diagnostics.lossless_check.report import checks, document
 from edge_spec.diagnostics.lossless_check.sampling import NUM_TOKENS
@@ -33,7 +33,7 @@ def check_lossless(request: AcceptRequest, deadline: Deadline) -> Iterator[Check
         extent = extent_for(deadline.left_s, step_s)
         if not extent.num_draws:
             took = MIN_DRAWS * _STEPS_PER_DRAW * step_s
-            yield not_measured("distribution", f"{MIN_DRAWS} draws would take about {took:.0f} s")
+            yield out_of_time("distribution", f"{MIN_DRAWS} draws would take about {took:.0f} s")
         try:
             proof = prove(engine, _shortest(read_prompts(OWN_PROMPTS)), extent, deadline.progress)
         except UnsupportedModelError as error:  # nothing was drafted

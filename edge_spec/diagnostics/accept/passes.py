@@ -16,7 +16,7 @@ from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.accept.deadline import Deadline, OutOfTimeError, TimedModel
 from edge_spec.diagnostics.accept.request import AcceptRequest
-from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured, passed
+from edge_spec.diagnostics.accept.row import CheckRow, judged, out_of_time, passed
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.profile import Profile
 
@@ -57,7 +57,7 @@ def check_passes(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRo
                 profile = measure(model, effort, lambda fraction: None)
                 yield describe_context(profile)
         except OutOfTimeError as error:
-            yield not_measured(f"t(k) at {tokens} tokens", str(error))
+            yield out_of_time(f"t(k) at {tokens} tokens", str(error))
     if profile is not None:
         yield describe_rest(profile)
 

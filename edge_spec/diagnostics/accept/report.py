@@ -96,7 +96,8 @@ def count(rows: Sequence[CheckRow]) -> dict[str, int]:
 def _verdict(run: AcceptRun, counts: Mapping[str, int]) -> str:
     if counts["failed"]:
         return "failed"
-    return "incomplete" if run.interrupted or not counts["passed"] else "passed"
+    short = any(row.numbers.get("out_of_time") for row in run.rows)
+    return "incomplete" if short or run.interrupted or not counts["passed"] else "passed"
 
 
 def _finite(value: Any) -> Any:

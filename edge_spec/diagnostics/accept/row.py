@@ -54,6 +54,11 @@ def not_measured(name: str, found: str, **numbers: Any) -> CheckRow:
     return CheckRow("", name, Mark.NOT_MEASURED, _one_line(found), numbers)
 
 
+def out_of_time(name: str, found: str) -> CheckRow:
+    """Not measured, and what more minutes would change."""
+    return not_measured(name, found, out_of_time=True)
+
+
 def judged(name: str, is_right: bool, found: str, **numbers: Any) -> CheckRow:
     return (passed if is_right else failed)(name, found, **numbers)
 

@@ -11,7 +11,14 @@ from typing import Any, Protocol
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.accept.checks import CHECKS, Check, run_check
 from edge_spec.diagnostics.accept.request import AcceptRequest
-from edge_spec.diagnostics.accept.row import CheckRow, Mark, failed, not_measured, passed
+from edge_spec.diagnostics.accept.row import (
+    CheckRow,
+    Mark,
+    failed,
+    not_measured,
+    out_of_time,
+    passed,
+)
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import resolve_model
@@ -72,9 +79,9 @@ class AcceptRun:
         self.on_rows()
 
     def _checked(self, check: Check, left_s: float) -> list[CheckRow]:
-        refusal = self._refusal(check, left_s)
+        refusal = self._refusal(check) or self._out_of_time(check, left_s)
         if refusal is not None:
-            return [not_measured("not tried", refusal).of(check.name)]
+            return [refusal.of(check.name)]
         began = self.clock()
         rows = self._isolated(check, self._budget_s(check, left_s))
         taken_s = self.clock() - began
@@ -83,17 +90,21 @@ class AcceptRun:
             self._step_s = rows[0].numbers.get("step_ms", 0.0) / 1e3
         return [row.of(check.name, taken_s) for row in rows]
 
-    def _refusal(self, check: Check, left_s: float) -> str | None:
+    def _refusal(self, check: Check) -> CheckRow | None:
         if check.of_pair and self.request.draft is None:
-            return "no --draft was given"
+            return not_measured("not tried", "no --draft was given")
         for needed in check.needs:
             if needed not in self._opened:
-                return f"the {needed} did not open"
+                return not_measured("not tried", f"the {needed} did not open")
+        return None
+
+    def _out_of_time(self, check: Check, left_s: float) -> CheckRow | None:
         if check.needs and left_s < _LEAST_S + self._load_s:
-            return "no time was left for it"
+            return out_of_time("not tried", "no time was left for it")
         least_s = check.steps * self._step_s
         if least_s > self._budget_s(check, left_s) * _GRACE_SHARE:
-            return f"it would take {least_s:.0f} s or more: give more --minutes"
+            found = f"it would take {least_s:.0f} s or more: give more --minutes"
+            return out_of_time("not tried", found)
         return None
 
     @property
