@@ -9,7 +9,7 @@ from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.accept.deadline import Deadline, OutOfTimeError, TimedModel
 from edge_spec.diagnostics.accept.request import AcceptRequest
-from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured
+from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured, passed
 from edge_spec.placement.memory import Memory, Sizing, format_bytes, resident_bytes
 
 _TOKENS = 2048  # of text that the cache is filled with, as far as context and time allow
@@ -39,7 +39,7 @@ def check_memory(request: AcceptRequest, deadline: Deadline) -> Iterator[CheckRo
     if devices and devices_opened:
         grown = sum(devices_opened.values()) - sum(devices_after.values())
         found = f"{tokens} tokens took {format_bytes(max(0, grown))} more of the devices' memory"
-        yield judged("cache on devices", True, found, grown_bytes=grown, tokens=tokens)
+        yield passed("cache on devices", found, grown_bytes=grown, tokens=tokens)
 
 
 def _fill(
