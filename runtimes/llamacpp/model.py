@@ -148,6 +148,10 @@ class LlamaCppRuntime:
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))
 
+    def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        """See `edge_spec.placement.device_memory.ListsMemory`; servers tell theirs to nobody."""
+        return list(listed(self.name, self._library(), ()))
+
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
         """Raises MissingDependencyError, ModelFileError."""
         bos_id = source.bos_id if source.adds_bos else None
