@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edge_spec.diagnostics.accept.deadline import Deadline
 from edge_spec.diagnostics.accept.request import AcceptRequest, silent
-from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured
+from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured, out_of_time
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
@@ -55,14 +55,22 @@ def _benched(
     ) as engine:
         prompts = read_prompts(OWN_PROMPTS, per_category=1)
         rate = plain.tokens_per_s or 1.0
-        tasks = make_plan(engine, _affordable(prompts, rate, deadline.left_s), _MAX_TOKENS, 1)
+        chosen = _affordable(prompts, rate, deadline.left_s)
+        tasks = make_plan(engine, chosen, _MAX_TOKENS, 1)
         sides = [EngineSide(engine, name) for name in (DRAFTING, PLAIN)]
         measured = measure(sides, tasks, deadline.progress)
     runs = {
         name: [run for of_pass in found for run in of_pass] for name, found in measured.runs.items()
     }
     yield judge_rate("plain", plain.tokens_per_s, _rate(runs[PLAIN]))
-    if drafting is not None:
+    if drafting is None:
+        return
+    if len(chosen) < len(prompts):
+        found = (
+            f"{len(chosen)} of the {len(prompts)} texts of the forecast could be written in time"
+        )
+        yield out_of_time(drafter, f"{found}, and what is drafted right depends on the text")
+    else:
         yield judge_rate(drafter, drafting.tokens_per_s, _rate(runs[DRAFTING]))
 
 
