@@ -36,6 +36,9 @@ def check_forecast(request: AcceptRequest, deadline: Deadline) -> Iterator[Check
     planning = Deadline(_PLANNING_SHARE * deadline.left_s)
     planner = Planner(source, None, [device], planning.progress)
     plan = planner.make()
+    if not planner.is_certain:
+        yield not_measured("plain", "; ".join(planner.notes))
+        return
     plain = next((each for each in plan.placements if each.drafter == "none"), None)
     if plain is None or plain.tokens_per_s is None:
         yield not_measured("plain", "; ".join(planner.notes) or "there is no forecast")
