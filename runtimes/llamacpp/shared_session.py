@@ -1,0 +1,172 @@
+"""A session whose passes others can share: then its tokens are in a cache that all have joined."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_spec.core.model import Forward, require_rollback, require_room
+from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import DeviceMemoryError, SessionError
+from edge_spec.runtimes.llamacpp.joint import JointCache
+from edge_spec.runtimes.llamacpp.library import ContextChoices
+from edge_spec.runtimes.llamacpp.members import Member
+from edge_spec.runtimes.llamacpp.session import MAX_ROWS, LlamaCppSession
+from edge_spec.runtimes.llamacpp.transfer import write_sequence
+from edge_spec.runtimes.llamacpp.weights import GgufWeights
+
+_LONE_PASSES = 8  # one after the other, after which a session goes back to a cache of its own
+
+
+class SharedSession(LlamaCppSession):
+    """In a cache of its own until its first shared pass. It returns there to read a prompt, whose
+    kernels look at cells in blocks, when it is alone, and after a pass that failed."""
+
+    def __init__(
+        self,
+        weights: GgufWeights,
+        choices: ContextChoices,
+        context_length: int,
+        joint: JointCache,
+    ) -> None:
+        super().__init__(weights, choices, context_length)
+        self.joint = joint
+        self._member: Member | None = None
+        self.num_lone = 0  # passes since the last one that was shared
+        self.has_rows = True  # whether rows of the last pass can be committed
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._return()
+        super().prefill(tokens)
+
+    def forward(self, tree: TokenTree) -> Forward:
+        self.has_rows = True
+        if self._member is not None:
+            self.num_lone += 1
+            # A single row may be shared out among threads, by how many cells all have.
+            is_steady = len(tree) > 1 or self._choices.steady_rows
+            if self.num_lone > _LONE_PASSES or not is_steady:
+                self._return()
+        if self._member is not None:
+            self.require_fitting(tree)
+            try:
+                return self.joint.score([(self._member, tree)], len(tree))[0]
+            except (SessionError, DeviceMemoryError):
+                self._return()
+        return super().forward(tree)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        if not self.has_rows:
+            raise ValueError("the rows of the last pass are gone")
+        if self._member is None:
+            super().commit(rows)
+        else:
+            self.length += len(rows)
+            self._member.outcome = (self.length, tuple(rows))
+
+    def rollback(self, length: int) -> None:
+        if self._member is None:
+            super().rollback(length)
+        else:
+            require_rollback(self.length, length)
+            self.length = length
+            self._member.outcome = (length, self._member.outcome[1])
+
+    def state(self) -> dict[str, np.ndarray]:
+        self._return()
+        return super().state()
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        super().restore(state, length)
+        self._leave()
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def _leave(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            self._collected.detach()
+            self.joint.leave(member)
+
+    def require_fitting(self, tree: TokenTree) -> None:
+        """Before a pass in the shared cache. Raises ContextFullError, SessionError."""
+        self._require_known(tree.tokens)
+        self._context()
+        require_room(self.length, len(tree), self._context_length)
+
+    def join(self) -> Member:
+        """Before a shared pass: from then on its tokens are beside those of the others. Raises
+        SessionError, DeviceMemoryError."""
+        if self._member is None:
+            self._reserve(0)
+            self._member = self.joint.join(self._read_sequence(), self.length)
+            self._collected = weakref.finalize(self, _leave, self._member)
+        self.num_lone = 0
+        return self._member
+
+    def _return(self) -> None:
+        """To the cache of its own. Raises SessionError where the library cannot, and stays then."""
+        if self._member is None:
+            return
+        sequence = self.joint.read(self._member)
+        try:
+            self._put_back(sequence)
+        except ValueError as error:
+            raise SessionError(
+                f"a conversation cannot leave the others: {error}", remedy="Begin a new one."
+            ) from None
+        self._leave()
+
+    def _put_back(self, sequence: np.ndarray) -> None:
+        library, length = self._library, self.length
+        if length > self._choices.num_tokens:
+            self._move_to(self._room_for(length), sequence, length)
+            return
+        context = self._context()
+        library.sequence_remove(library.memory(context), 0, -1, -1)
+        self._cached, self._branches, self._has_holes = 0, None, False
+        if length:
+            write_sequence(library, context, sequence, 0)
+        self._cached = length
+
+
+def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+    """Scores trees of several sessions in one pass. Raises what `forward` does."""
+    sessions = [each.session for each in parts if isinstance(each.session, SharedSession)]
+    assert len(sessions) == len(parts)
+    for session in sessions:
+        session.has_rows = False
+    if max(num_rows, sum(len(part.tree) for part in parts)) > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} rows in one pass")
+    joint = sessions[0].joint
+    if any(session.joint is not joint for session in sessions):
+        raise SessionError(
+            "conversations that compute in different ways share no pass",
+            remedy="Each is scored alone.",
+        )
+    for session, part in zip(sessions, parts, strict=True):
+        session.require_fitting(part.tree)
+    try:
+        members = [session.join() for session in sessions]
+        trees = [part.tree for part in parts]
+        found = joint.score(list(zip(members, trees, strict=True)), num_rows)
+    except BaseException:
+        for session in sessions:
+            session.num_lone = _LONE_PASSES  # so that the next pass is in its own cache
+        raise
+    for session in sessions:
+        session.has_rows = True
+    return [
+        out if part.scored else Forward(out.logits[:0])
+        for part, out in zip(parts, found, strict=True)
+    ]
+
+
+def _leave(member: Member) -> None:
+    """The next pass of the others gives its cells up."""
+    member.has_left = True
