@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import socket
-import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import OWN_PROMPTS, open_engine, read_prompts, report
+from servers import peer_server
 
-_START_S = 60.0
 _OURS = ("none", "auto")  # drafters
 
 
@@ -55,7 +50,7 @@ def main() -> None:
         servers = {}
         for each in arguments.server:
             name, _, command = each.partition("=")
-            servers[name] = opened.enter_context(_server(command))
+            servers[name] = opened.enter_context(peer_server(command)).port
         found = measure(engine, servers, prompts, arguments.tokens)
     print(summary(found), flush=True)
     report(found, arguments.json)
@@ -134,33 +129,6 @@ def _posted(port: int, path: str, body: dict[str, Any]) -> Any:
     )
     with urllib.request.urlopen(request, timeout=600) as reply:
         return json.load(reply)
-
-
-@contextmanager
-def _server(command: str) -> Iterator[int]:
-    """The port of a server that answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    words = shlex.split(command.format(port=port))
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise SystemExit(f"the server does not answer: {shlex.join(map(str, process.args))}")
 
 
 if __name__ == "__main__":

@@ -41,11 +41,10 @@ class AdaptivePolicy:
     """Asks drafters in their order until one has draft tokens that are worth their rows, and goes
     on to those whose rounds have been better than that.
 
-    costs: of the target's rows. draft_token_s: seconds a draft token of drafters, where that is
-    known.
-    free:
-    drafters that have nothing to catch up with. The same rounds with the same times make the same
-    plans.
+    costs: of the target's rows; shared_costs: in passes that other conversations share, where each
+    is charged its part. draft_token_s: seconds a draft token of drafters, where that is known.
+    free: drafters that have nothing to catch up with. The same rounds with the same times make the
+    same plans.
     """
 
     def __init__(
@@ -57,8 +56,10 @@ class AdaptivePolicy:
         branches: bool = True,
         probes: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        shared_costs: RowCosts | None = None,
     ) -> None:
-        self.costs = costs
+        self.costs = self._own_costs = costs  # of the last round's kind of pass
+        self._shared_costs = shared_costs or costs
         self.max_draft_tokens = max_draft_tokens
         self.branches = branches
         self.probes = probes
@@ -124,6 +125,7 @@ class AdaptivePolicy:
         return not backoff.resting and self._worth(backoff.draft_token_s) < 1
 
     def observe(self, round_stats: RoundStats) -> None:
+        self._use(self._shared_costs if round_stats.num_sharing > 1 else self._own_costs)
         self._baseline.observe(round_stats, self.costs.at(1))
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
         # What drafters learn afterwards is left out: it costs the same in every round.
@@ -147,6 +149,13 @@ class AdaptivePolicy:
             if backoff.resting:
                 _log.info("%s rests: its rounds were slower than plain steps", name)
         self._asked.clear()  # the next round may be plain without asking this policy
+
+    def _use(self, costs: RowCosts) -> None:
+        """Goes on from what was measured in passes of this kind."""
+        if costs is not self.costs:
+            before_s = self._plain_s
+            self.costs = costs
+            self._seconds *= self._plain_s / before_s
 
     @property
     def _plain_s(self) -> float:

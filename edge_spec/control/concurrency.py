@@ -3,12 +3,13 @@
 Rows that are spare in a pass of one conversation are not spare when others need the same machine:
 speculation wins less as a batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving
 Large Language Models Using Goodput). Row costs that are corrected by every round show that by
-themselves; an upper bound on the rows of all holds before anything was measured.
+themselves; an upper bound on the rows of all holds before anything was measured. Another one is
+what fits a pass that they share: who does not fit it would have to wait for the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
@@ -19,10 +20,14 @@ from edge_spec.drafters.protocol import Budget, Drafter
 
 
 class Concurrency:
-    """How many generations are decoding on one target now. Any thread may use it."""
+    """How many generations are decoding on one target now. Any thread may use it.
+
+    rows_each: how many rows each may have in a pass that all share; None where there is none.
+    """
 
     def __init__(self) -> None:
         self.active = 0
+        self.rows_each: Callable[[], int | None] = lambda: None
         self._lock = Lock()
 
     @contextmanager
@@ -39,18 +44,22 @@ class Concurrency:
 
 class SharedPolicy:
     """Another policy's plans within this conversation's part of `num_rows` rows, equal for all that
-    are active, one row at least: that is plain decoding."""
+    are active, one row at least: that is plain decoding; and within what fits shared passes."""
 
-    def __init__(self, policy: Policy, load: Concurrency, num_rows: int) -> None:
+    def __init__(self, policy: Policy, load: Concurrency, num_rows: int | None = None) -> None:
         self._policy = policy
         self._load = load
         self._num_rows = num_rows
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
-        rows = max(1, self._num_rows // max(1, self._load.active))
+        rows = budget.num_rows
+        if self._num_rows is not None:
+            rows = min(rows, max(1, self._num_rows // max(1, self._load.active)))
+        if (fitting := self._load.rows_each()) is not None:
+            rows = min(rows, fitting)
         own = replace(
             budget,
-            num_rows=min(budget.num_rows, rows),
+            num_rows=rows,
             num_draft_tokens=min(budget.num_draft_tokens, rows - 1),
         )
         plan = self._policy.choose(drafters, pending, own)

@@ -94,6 +94,13 @@ class SharingTimes:
             )
             self.rest()
 
+    def charges(self, rows: Sequence[int], seconds: float) -> list[float]:
+        """What of a shared pass each conversation is charged for: what its rows take, and an equal
+        part of what none of them takes. So a row is worth it to a conversation where it is to
+        all."""
+        shares = [self.all.fixed_s / len(rows) + self.all.row_s * each for each in rows]
+        return [seconds * share / (sum(shares) or 1.0) for share in shares]
+
     def rest(self) -> None:
         self._resting, self._next_rest = self._next_rest, 2 * self._next_rest
         self._ratio, self._num_shared = 1.0, 0

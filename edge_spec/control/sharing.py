@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.control.batch_invariance import is_large
-from edge_spec.core.model import Model, Restorable, Session
-from edge_spec.core.shared_pass import PassPart, SharesPasses
+from edge_spec.control.batch_invariance import agreeing_beyond, is_large
+from edge_spec.core.model import Forward, Model, Restorable, Session
+from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 
 _HELD = (40, 23)  # tokens of the two conversations
 _ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
+_WIDE_ROWS = (9, 14)  # in passes of each width that has so many
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
 
+Together = Callable[[Sequence[PassPart], int], list[Forward]]  # `SharesPasses.forward_together`
 
-def shares_alike(model: Model, widths: Sequence[int]) -> bool:
+
+class Sharing(NamedTuple):
+    """How passes are shared. widths: that they keep to, ascending; empty where any will do.
+    slices: whether prompts are divided."""
+
+    widths: tuple[int, ...]
+    slices: bool
+
+
+def settle_sharing(
+    model: Model, widths: Sequence[int], together: Together, num_rows: int = 0
+) -> Sharing | None:
+    """Measures how to share passes without changing a bit of texts whose own passes keep to
+    `widths`, or to any where there are none. None where that cannot be. together: makes a shared
+    pass, while nobody else does. num_rows: of shared passes, where wider ones are wanted."""
+    if not widths:
+        return Sharing((), True)
+    own = tuple(widths)
+    for tried in dict.fromkeys((agreeing_beyond(model, own, num_rows), own)):
+        if shares_alike(model, tried, together):
+            slices = slices_alike(model, tried[-1])
+            if slices or tried == own:
+                return Sharing(tried, slices)
+    return None
+
+
+def shares_alike(model: Model, widths: Sequence[int], together: Together) -> bool:
     """Whether chains score bit for bit alike in passes that two sessions share and in passes of
     their own, which are widened to the next of these ascending widths."""
-    assert isinstance(model, SharesPasses)
     drawn = np.random.default_rng(0)
 
     def tokens(count: int) -> list[int]:
@@ -34,13 +62,14 @@ def shares_alike(model: Model, widths: Sequence[int]) -> bool:
             prompt = tokens(held)
             for session in pair:
                 session.prefill(prompt)
-        for counts in _ROWS:
-            trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
-            width = wider(sum(counts), widths)
+        passes = [(counts, wider(sum(counts), widths)) for counts in _ROWS]
+        passes += [(_WIDE_ROWS, width) for width in widths if width >= sum(_WIDE_ROWS)]
+        for counts, width in passes:
             if width is None:
                 continue
+            trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
             parts = [PassPart(*each) for each in zip(shared, trees, strict=True)]
-            outs = model.forward_together(parts, width)
+            outs = together(parts, width)
             for session, tree, part, out in zip(own, trees, parts, outs, strict=True):
                 expected = session.forward(tree.padded(wider(len(tree), widths) or 0)).logits
                 if not np.array_equal(expected[: len(tree)], out.logits):

@@ -53,6 +53,7 @@ class RoundStats:
         False  # it began with draft tokens made while the target scored the one before
     )
     charged_s: float | None = None  # of a pass that others had a part in, what its rows are worth
+    num_sharing: int = 1  # conversations in that pass
 
     def as_charged(self) -> RoundStats:
         """As if the pass had been this conversation's alone: what one more row takes is then taken

@@ -20,7 +20,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.passes import OwnPasses, Passes
+from edge_spec.engine.passes import OwnPasses, Passes, Scored
 from edge_spec.errors import EdgeSpecError
 
 
@@ -180,8 +180,8 @@ class Decoder:
         plan = self._propose(start)
         proposed_s = self.clock()
         with self.anticipation.meanwhile() if self.anticipation else nullcontext():
-            out, charged_s = self._forward(plan.tree, plan.num_rows or 0)
-        scored_s = self.clock()
+            scored = self._forward(plan.tree, plan.num_rows or 0)
+        out, scored_s = scored.out, self.clock()
         verified = plan.tree.first_rows(plan.num_verified or len(plan.tree))
         verdict = _cut(verify(verified, out, sampler), stop_ids, start.left)
         if replays and len(verified) > 1 and verdict.first_tie is not None:
@@ -206,7 +206,8 @@ class Decoder:
             by_drafter=_counts(verified, verdict),
             tokens=verdict.tokens,
             anticipated=bool(self.anticipation and self.anticipation.was_ready),
-            charged_s=charged_s,
+            charged_s=scored.charged_s,
+            num_sharing=scored.num_sharing,
         )
         return Round(decoded, verdict, stats)
 
@@ -227,13 +228,12 @@ class Decoder:
         if self.anticipation:
             self.anticipation.observe(stats)
 
-    def _forward(self, tree: TokenTree, num_rows: int) -> tuple[Forward, float | None]:
-        """Also returns what of the pass this conversation is charged for, if not all. Raises
-        EdgeSpecError where the target fails or gives scores of another shape."""
+    def _forward(self, tree: TokenTree, num_rows: int) -> Scored:
+        """Raises EdgeSpecError where the target fails or gives scores of another shape."""
         with translate_errors:
-            out, expected, charged_s = self.passes.forward(self.target, tree, num_rows)
-            require_scores(out, expected, self.vocab_size)
-        return out, charged_s
+            scored = self.passes.forward(self.target, tree, num_rows)
+            require_scores(scored.out, scored.num_rows, self.vocab_size)
+        return scored
 
 
 def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:

@@ -48,13 +48,14 @@ class Arrivals:
 
 class Request:
     """One session's wish. is_done: it has what it wanted, or an error; alone: only a pass of its
-    own is left to it."""
+    own is left to it; num_sharing: conversations in its last pass."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.arrived_s = 0.0
         self.is_done = False
         self.alone = False
+        self.num_sharing = 1
         self._error: BaseException | None = None
         self._charged_s = 0.0
 
@@ -132,7 +133,7 @@ class TreeRequest(Request):
     def scored(self) -> Scored:
         """Once it is done."""
         assert self._scored is not None
-        return self._scored._replace(charged_s=self._charged_s)
+        return self._scored._replace(charged_s=self._charged_s, num_sharing=self.num_sharing)
 
     def _run(self, passes: Passes) -> None:
         self._scored = passes.forward(self.session, self._tree, self._width)

@@ -11,11 +11,13 @@ from edge_spec.core.tree import TokenTree
 
 class Scored(NamedTuple):
     """num_rows: that `out` should have. charged_s: what of a pass that others shared is this
-    conversation's part, without the time that it waited for its turn; None where it need not."""
+    conversation's part, without the time that it waited for its turn; None where it need not.
+    num_sharing: conversations in the pass."""
 
     out: Forward
     num_rows: int
     charged_s: float | None = None
+    num_sharing: int = 1
 
 
 class Passes(Protocol):

@@ -16,23 +16,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock
 from weakref import WeakKeyDictionary
 
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import SharingTimes
-from edge_spec.control.sharing import shares_alike, slices_alike, wider
+from edge_spec.control.sharing import wider
 from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
 from edge_spec.engine.passes import OwnPasses, Scored
+from edge_spec.engine.sharing_setup import SharingSetup
 
-_ANY_ROWS = 32  # of a shared pass, where widths need not agree
 _LEAST_SLICE = 4  # tokens of a prompt, that others leave room for
 _LONGER = 2.0  # how many times as long a slice may make the passes of others
-_WEIGHT = 0.1  # of the last pass that scored, in how many rows are usual
+
+_WEIGHT = 0.1  # of the last pass that scored, or round, in what is usual
+_CROWDED = 0.5  # of rounds, from which on wider passes are looked for
 
 _log = logging.getLogger(__name__)
 
@@ -58,72 +60,66 @@ class SharedPasses:
         self._turn = Condition(Lock())
         self._queue: list[Request] = []  # the oldest first
         self._is_running = False
-        self._most = 1  # sessions of a pass
-        self._slices = False  # whether prompts may be divided
+        self._setup = SharingSetup(model, lossless, self._together)
         self._times = SharingTimes()
         self._usual_rows = 1.0  # of passes that score
+        self._crowded = 0.0  # share of the last rounds that had all the rows they may
         self._arrivals: WeakKeyDictionary[Session, Arrivals] = WeakKeyDictionary()
-        self._preparing: Thread | None = None
-        self._prepared_for = 1
+        load.rows_each = self.rows_each
 
     @property
     def most(self) -> int:
         """Conversations that may share a pass now."""
-        return self._most
+        return self._setup.most
+
+    def rows_each(self) -> int | None:
+        """Rows that a conversation may have now, so that all fit one pass. None where they take
+        turns."""
+        if self.most < 2 or self._times.rests:
+            return None
+        is_read = any(isinstance(request, PromptRequest) for request in list(self._queue))
+        rows = self._setup.widest - is_read * _LEAST_SLICE
+        return max(1, rows // max(1, min(self._load.active, self.most)))
 
     def prepare_for(self, num_conversations: int) -> None:
         """Begins to make ready for so many conversations, in another thread."""
-        if num_conversations <= self._prepared_for or not isinstance(self._model, SharesPasses):
-            return
-        with self._turn:
-            if num_conversations <= self._prepared_for:
-                return
-            self._prepared_for = num_conversations
-            before = self._preparing
-            self._preparing = Thread(
-                target=self._prepare, args=(num_conversations, before), daemon=True
-            )
-            self._preparing.start()
+        self._setup.prepare_for(num_conversations)
 
     def settle(self) -> None:
         """Returns when nothing is being prepared."""
-        with self._turn:
-            preparing = self._preparing
-        if preparing is not None:
-            preparing.join()
+        self._setup.settle()
 
     def forward(self, session: Session, tree: TokenTree, num_rows: int) -> Scored:
         self.prepare_for(self._load.active)
-        if self._most < 2:
+        if self.most < 2:
             return self._own.forward(session, tree, num_rows)
+        if (most_rows := self.rows_each()) is not None:
+            self._crowded += _WEIGHT * ((len(tree) >= most_rows) - self._crowded)
+            if self._crowded > _CROWDED:
+                self._setup.widen()
         request = TreeRequest(session, tree, num_rows)
         self._submit(request)
         return request.scored()
 
     def prefill(self, session: Session, tokens: Sequence[int]) -> None:
-        if self._most < 2:
+        if self.most < 2:
             self._own.prefill(session, tokens)
         elif len(tokens):
             self._submit(PromptRequest(session, tokens))
 
-    def _prepare(self, num_conversations: int, before: Thread | None) -> None:
-        if before is not None:
-            before.join()
-        model = self._model
-        assert isinstance(model, SharesPasses)
-        try:
-            most, slices = model.prepare_sharing(num_conversations), self._slices
-            widths = self._lossless.widths
-            if self._most < 2 <= most:
-                slices = not widths or slices_alike(model, widths[-1])
-                if widths and not shares_alike(model, widths):
-                    _log.info("passes are not shared: that would change texts on this machine")
-                    most = 1
-        except Exception as error:  # whatever the library raises: conversations take turns
-            _log.info("passes are not shared: %s", error)
-            return
+    def _together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        """A pass of nobody in the queue."""
+        assert isinstance(self._model, SharesPasses)
         with self._turn:
-            self._slices, self._most = slices, most
+            while self._is_running:
+                self._turn.wait()
+            self._is_running = True
+        try:
+            return self._model.forward_together(parts, num_rows)
+        finally:
+            with self._turn:
+                self._is_running = False
+                self._turn.notify_all()
 
     def _submit(self, request: Request) -> None:
         """Returns when the request is done; raises what it failed with."""
@@ -180,7 +176,7 @@ class SharedPasses:
         if len(chosen) < 2:
             chosen = [first]
             if isinstance(first, PromptRequest):
-                divided = self._slices and self._is_company(first)
+                divided = self._setup.sharing.slices and self._is_company(first)
                 first.take(self._rows_for_prompts(0) if divided else None)
         for request in chosen:
             self._queue.remove(request)
@@ -190,8 +186,8 @@ class SharedPasses:
         """As many rows as one pass takes, the oldest first, and beside them slices of prompts."""
         waiting = [request for request in self._queue if self._joins(request)]
         prompts = [request for request in waiting if isinstance(request, PromptRequest)]
-        limit = self._widest - (_LEAST_SLICE if prompts else 0)
-        most = self._most - bool(prompts)
+        limit = self._setup.widest - (_LEAST_SLICE if prompts else 0)
+        most = self.most - bool(prompts)
         chosen: list[Request] = []
         rows = 0
         for request in waiting:
@@ -201,7 +197,7 @@ class SharedPasses:
             rows += request.num_rows
         left = self._rows_for_prompts(rows)
         for prompt in prompts:
-            if left > 0 and len(chosen) < self._most:
+            if left > 0 and len(chosen) < self.most:
                 prompt.take(left)
                 chosen.append(prompt)
                 left -= prompt.num_rows
@@ -213,20 +209,15 @@ class SharedPasses:
         if request.alone or not request.can_join:
             return False
         if isinstance(request, PromptRequest):
-            return self._slices
+            return self._setup.sharing.slices
         return not (self._lossless.replays and request.num_rows == 1)
-
-    @property
-    def _widest(self) -> int:
-        widths = self._lossless.widths
-        return widths[-1] if widths else min(_ANY_ROWS, self._model.capabilities.max_rows)
 
     def _rows_for_prompts(self, rows: int) -> int:
         """Beside `rows` of others; or of those that are about to come."""
         others = max(rows, self._usual_rows)
         times = self._times.all
         fitting = times.rows_within(_LONGER * times.at(others)) - rows
-        return min(self._widest - rows, max(_LEAST_SLICE, fitting))
+        return min(self._setup.widest - rows, max(_LEAST_SLICE, fitting))
 
     def _is_company(self, request: Request) -> bool:
         """Whether others have passes in these moments, which a long one would hold up."""
@@ -240,7 +231,7 @@ class SharedPasses:
     def _worth_waiting_s(self) -> float:
         """For another conversation: as long as one pass less would save, at most; 0 for not."""
         first = self._queue[0]
-        if self._times.rests or len(self._queue) >= self._most or not self._joins(first):
+        if self._times.rests or len(self._queue) >= self.most or not self._joins(first):
             return 0.0
         now = self._clock()
         deadline = first.arrived_s + self._times.all.fixed_s
@@ -264,7 +255,7 @@ class SharedPasses:
             if chosen[0].is_timed:
                 self._times.observe_alone(rows, seconds)
             return
-        width = wider(rows, self._lossless.widths)
+        width = wider(rows, self._setup.sharing.widths)
         assert width is not None and isinstance(self._model, SharesPasses)
         try:
             outs = self._model.forward_together([request.part() for request in chosen], width)
@@ -277,14 +268,15 @@ class SharedPasses:
         self._observe(chosen, outs, self._clock() - started)
 
     def _observe(self, chosen: Sequence[Request], outs: Sequence[Forward], seconds: float) -> None:
-        self._times.observe_shared([each.num_rows for each in chosen], seconds)
-        times = self._times.all
-        weights = [times.fixed_s / len(chosen) + times.row_s * each.num_rows for each in chosen]
+        rows = [request.num_rows for request in chosen]
+        self._times.observe_shared(rows, seconds)
         scored = sum(each.num_rows for each in chosen if isinstance(each, TreeRequest))
         if scored:
             self._usual_rows += _WEIGHT * (scored - self._usual_rows)
-        for request, out, weight in zip(chosen, outs, weights, strict=True):
-            request.charge(seconds * weight / (sum(weights) or 1.0))
+        charges = self._times.charges(rows, seconds)
+        for request, out, charged_s in zip(chosen, outs, charges, strict=True):
+            request.num_sharing = len(chosen)
+            request.charge(charged_s)
             request.finish(out)
 
     def _arrivals_of(self, session: Session) -> Arrivals:

@@ -86,6 +86,7 @@ class SpeculationFactory:
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
     load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
+    shares_passes: bool = False  # whether they may have passes together
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
     always_verify: bool = False  # every draft token is verified, whether or not that pays
 
@@ -119,10 +120,14 @@ class SpeculationFactory:
             draft_token_s = dict.fromkeys(paired, self._step_s) if self._step_s else {}
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
+            # Rows of several conversations are widened together.
+            shared = deepcopy(costs) if self.shares_passes else None
             if widths:
                 costs = costs.padded(widths)
-            policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees)
-        if self.parallel_rows is not None:
+            policy = AdaptivePolicy(
+                costs, draft_token_s, free, limit, branches, trees, shared_costs=shared
+            )
+        if self.parallel_rows is not None or self.shares_passes:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if widths:
             policy = ExactPolicy(policy, widths, self.batch_invariance.probe_invariant)

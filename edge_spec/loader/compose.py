@@ -90,9 +90,6 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
     widths = widths_for(options.most_rows)
     findings = settle_rows(models.target, key, widths, mode)
     lossless = findings.lossless(mode, replays=not options.anticipates)
-    limit = options.parallel_rows
-    if limit is None and lossless.widths and isinstance(models.target, SharesPasses):
-        limit = lossless.widths[-1]  # beyond it, some would have to wait for a second pass
     return SpeculationFactory(
         models.context,
         models.target.capabilities,
@@ -100,7 +97,8 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
         lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
-        parallel_rows=limit,
+        parallel_rows=options.parallel_rows,
+        shares_passes=isinstance(models.target, SharesPasses),
         costs=models.costs,
     )
 

@@ -3,6 +3,7 @@
 `OrtSession` lives in `.session`, which imports onnxruntime; this does not.
 """
 
-from edge_spec.runtimes.ort.model import OrtModel, OrtRuntime
+from edge_spec.runtimes.ort.model import OrtModel
+from edge_spec.runtimes.ort.runtime import OrtRuntime
 
 __all__ = ["OrtModel", "OrtRuntime"]

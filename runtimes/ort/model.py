@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, SessionError, UsageError
+from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.placement.devices import CPU, Device
+from edge_spec.placement.devices import CPU
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import (
-    ProviderChoice,
     add_providers,
     choose,
     import_onnxruntime,
@@ -34,14 +32,12 @@ from edge_spec.runtimes.ort.node_placement import (
 )
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.runtimes.ort.start_errors import start_error
-from edge_spec.runtimes.ort.starting import require_driver
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     import numpy as np
     from onnxruntime import OrtValue
 
-    from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.device_model import DeviceSessions
     from edge_spec.runtimes.ort.device_session import DeviceSession
     from edge_spec.runtimes.ort.device_weights import DeviceMatrices
@@ -49,7 +45,6 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
-    from edge_spec.runtimes.ort.trial import TrialScores
 
 GRAPH_FILE = "model.onnx"
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
@@ -384,82 +379,7 @@ class GrowingModel:
         self._inference = None
 
 
-def _open(
-    bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
-) -> OrtModel | GrowingModel:
-    growing = bundle.manifest.kv_cache == "growing"
-    return GrowingModel(bundle, options) if growing else OrtModel(bundle, options, form)
-
-
-def _open_right(
-    bundle: Bundle,
-    options: RuntimeOptions,
-    form: GraphForm | None,
-    expected: TrialScores,
-    devices: str,
-) -> OrtModel | GrowingModel:
-    """Raises DeviceError, SessionError where the scores are not those of the CPU."""
-    from edge_spec.runtimes.ort import trial
-
-    model = _open(bundle, options, form)
-    try:
-        if not trial.require_same(trial.scores(model), expected, devices):
-            model.capabilities = replace(model.capabilities, trees=False)
-    except BaseException:
-        model.close()
-        raise
-    return model
-
-
 def _compiled(bundle: Bundle) -> Path:
     """Where providers keep what they make of these files; the manifest has the hashes of all."""
     digest = sha256_file(bundle.path / MANIFEST)[:16]
     return cache_directory() / "compiled" / f"{bundle.manifest.name}-{digest}-onnxruntime"
-
-
-class OrtRuntime:
-    name = "ort"
-    reads = "onnx"
-
-    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
-        """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
-        it loads the model, too. Raises UsageError, BundleError, DeviceError."""
-        options.require_only(self.name, "threads", "providers", "context_length")
-        devices = self._devices(options.providers)
-        if all(device.name == CPU for device in devices):
-            return _open(source, options)
-        from edge_spec.runtimes.ort import graph_forms, trial
-
-        on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
-        expected = trial.scores(on_cpu)
-        on_cpu.close()
-        names = ", ".join(device.name for device in devices)
-        providers = [device.provider for device in devices]
-        forms = graph_forms.forms_for(providers, source.config)
-        for form in forms[:-1]:
-            with suppress(DeviceError, SessionError):  # such as where float16 overflows
-                return _open_right(source, options, form, expected, names)
-        return _open_right(source, options, forms[-1], expected, names)
-
-    def require_devices(self, providers: Sequence[str]) -> None:
-        """Raises as DeviceScreeningRuntime does."""
-        self._devices(providers)
-
-    def devices(self, options: RuntimeOptions) -> list[Device]:
-        from edge_spec.runtimes.ort.listing import listed
-
-        return list(listed())
-
-    def memory(
-        self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
-    ) -> Memory:
-        from edge_spec.runtimes.ort.memory import bundle_memory
-
-        return bundle_memory(source, options, num_tokens)
-
-    def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
-        """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
-        onnxruntime = import_onnxruntime()
-        chosen = choose(onnxruntime, providers)
-        require_driver(onnxruntime, [choice.provider for choice in chosen])
-        return chosen

@@ -136,6 +136,7 @@ def _fixed(
     max_draft_tokens: int,
     branches: bool,
     probes: bool,
+    shared_costs: object,
 ) -> FixedPolicy:
     return FixedPolicy(max_draft_tokens, 0.0, branches, probes)
 

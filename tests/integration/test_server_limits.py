@@ -117,6 +117,7 @@ def test_nobody_waits_longer_than_the_queue_allows(serve: Serve, gate: Any) -> N
         gate.await_pass()
         refused = client.post(COMPLETIONS, json={"prompt": "hello"})
         assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
         assert "waited too long" in refused.json()["error"]["message"]
         assert figure(client, "edge_spec_queue_length") == 0
 

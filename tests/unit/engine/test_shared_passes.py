@@ -11,6 +11,7 @@ import pytest
 
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import LosslessMode, Losslessness
+from edge_spec.control.sharing import Sharing
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -141,14 +142,14 @@ def test_who_comes_during_a_pass_shares_the_next_one() -> None:
     released.set()
     assert served.end() == [[(1, True), (3, True), (2, True)]]
     for name, session, rows in zip("abc", sessions, (1, 3, 2), strict=True):
-        out, num_rows, charged_s = served.found[name]
-        assert num_rows == rows and charged_s > 0
+        out, num_rows, charged_s, num_sharing = served.found[name]
+        assert num_rows == rows and charged_s > 0 and num_sharing == 3
         assert np.array_equal(out.logits, logits(session, rows))
 
 
 def test_no_more_than_fit_and_the_oldest_first() -> None:
     served = Served(prepared=2)
-    served.passes._most = 2
+    served.passes._setup.most = 2
     released = served.hold()
     for name in "abcde":
         served.ask(name, served.session(), 2)
@@ -251,7 +252,7 @@ def test_a_wide_tree_does_not_wait_for_the_end_of_a_prompt() -> None:
 
 def test_prompts_that_slices_would_change_are_read_as_a_whole() -> None:
     served = Served()
-    served.passes._slices = False
+    served.passes._setup.sharing = Sharing((), slices=False)
     released = served.hold()
     served.read("prompt", served.session(0), 100)
     served.ask("other", served.session(), 2)
@@ -284,6 +285,75 @@ def test_what_changes_a_bit_is_not_shared() -> None:
         passes.prepare_for(2)
         passes.settle()
         assert passes.most == most
+
+
+@pytest.mark.parametrize("agree, rows_each", [(True, 4), (False, 2)])
+def test_wider_passes_are_looked_for_where_rounds_fill_them(agree: bool, rows_each: int) -> None:
+    """And shared only where their rows agree with those of a conversation's own passes."""
+
+    class Wide(Recording):
+        def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+            assert passes._is_running  # or others could have a pass meanwhile
+            return super().forward_together(parts, num_rows)
+
+        def open_session(self) -> Any:
+            session = super().open_session()
+            forward = session.forward
+
+            def other_kernel(tree: TokenTree) -> Forward:
+                out = forward(tree)
+                noisy = len(tree) > 16 and not agree
+                return Forward(np.nextafter(out.logits, np.float32(9e9))) if noisy else out
+
+            session.forward = other_kernel
+            return session
+
+    load = Concurrency()
+    passes = SharedPasses(Wide(), Losslessness(LosslessMode.AUTO, widths=tuple(range(1, 17))), load)
+    passes.prepare_for(8)
+    passes.settle()
+    load.active = 8
+    assert load.rows_each() == 2
+    session = passes._model.open_session()
+    session.prefill([1, 2, 3])
+    for _ in range(20):
+        passes.forward(session, TokenTree.chain(1, [2]), 0)
+        session.rollback(3)
+    passes.settle()
+    assert load.rows_each() == rows_each
+
+
+def test_a_pass_of_the_setup_waits_for_its_turn() -> None:
+    """A model makes one shared pass at a time."""
+    served = Served()
+    released, waits = served.hold(), Event()
+    wait = served.passes._turn.wait
+    parts = [PassPart(served.session(), TokenTree.chain(1))]
+
+    def told(timeout: float | None = None) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    served.passes._turn.wait = told  # type: ignore[method-assign]
+    asking = Thread(target=lambda: served.passes._together(parts, 1))
+    asking.start()
+    assert waits.wait(TIMEOUT_S)
+    assert len(served.model.passes) == 1  # the one that is held
+    released.set()
+    asking.join(TIMEOUT_S)
+    assert len(served.model.passes) == 2
+    served.end()
+
+
+def test_rows_are_limited_only_where_passes_are_shared() -> None:
+    served = Served()
+    load = served.passes._load
+    load.active = 4
+    assert load.rows_each() == 64 // 4
+    served.passes._times.rest()
+    assert load.rows_each() is None
+    assert SharedPasses(Recording(), Losslessness(), load).most == 1
+    assert load.rows_each() is None
 
 
 def test_an_interrupt_takes_a_request_back() -> None:

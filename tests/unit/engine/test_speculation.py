@@ -14,7 +14,7 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.lossless import LosslessMode, keep_promise
 from edge_spec.control.overlap import DraftOverlap
-from edge_spec.core.metrics import PlainReason
+from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.jacobi.lookahead import WindowSize
@@ -29,6 +29,7 @@ from edge_spec.testing import ScriptedModel, random_logits
 NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)
 EXACT_BRANCHES = BatchInvariance(0.125, (1, 4))
 MODEL = ScriptedModel(random_logits(9), 9)
+PLAIN_ROUND = RoundStats(1, 0, 0, 1, PlainReason.NO_CANDIDATE, 0, 0.0, 1.0, 1.0)
 
 
 def speculation_factory(
@@ -253,6 +254,23 @@ def test_conversations_share_rows_where_a_limit_is_given(mode: LosslessMode) -> 
     unlimited = speculation_factory(EXACT_BRANCHES, mode)
     unlimited.load.active = 4
     assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1
+
+
+def test_the_rows_of_a_plain_step_are_free_only_in_passes_of_its_own() -> None:
+    padded = replace(EXACT_BRANCHES, invariant_widths=(4, 8))
+    made = replace(
+        speculation_factory(padded, LosslessMode.ALWAYS),
+        costs=lambda: RowCosts({1: 1.0, 2: 1.9, 4: 3.7, 8: 7.3}),
+        shares_passes=True,
+    )
+    speculation = made.choose("suffix")  # and what fills the rows of a plain step
+    for drafter in speculation.drafters:
+        drafter.begin([1, 2, 3])
+    rows = []
+    for num_sharing in (1, 3, 1):
+        speculation.policy.observe(replace(PLAIN_ROUND, num_sharing=num_sharing))
+        rows.append(len(speculation.policy.choose(speculation.drafters, 3, Budget(8, 16)).tree))
+    assert rows == [2, 1, 2]
 
 
 def test_what_one_session_learnt_is_where_the_next_begins() -> None:

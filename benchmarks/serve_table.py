@@ -1,0 +1,155 @@
+"""Tokens a second of several clients at once, ours and other servers in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from itertools import cycle, islice, product
+from statistics import median
+from typing import Any
+
+from serve_clients import Seen, ask, long_prompt, quantile, short_prompts, watch_memory
+from servers import Server
+
+KINDS = ("short", "long")
+_LEAST_EACH = 4  # short answers of each client
+_WARM_UP_TOKENS = 48  # in which a server loads what so many clients need
+
+Opens = Callable[[], AbstractContextManager[Server]]
+Cell = tuple[str, int, str]  # kind of prompt, clients, arm
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked. answers: short ones of one client, shared out where there are more of them."""
+
+    clients: Sequence[int]
+    kinds: Sequence[str]
+    repeats: int
+    tokens: int  # of an answer
+    answers: int
+    long_tokens: int  # of a long prompt
+
+    def prompts_of(self, kind: str, clients: int, repeat: int) -> list[list[str]]:
+        """Of each client, in its order. A long prompt is asked once by each arm."""
+        if kind == "long":
+            first = repeat * sum(self.clients) + sum(c for c in self.clients if c < clients)
+            return [[long_prompt(first + each, self.long_tokens)] for each in range(clients)]
+        prompts = short_prompts(self.answers)
+        each = max(_LEAST_EACH, self.answers // clients)
+        return [
+            list(islice(cycle(prompts), 3 * client, 3 * client + each)) for client in range(clients)
+        ]
+
+    def all_prompts(self) -> list[str]:
+        found = [
+            prompt
+            for repeat in range(self.repeats)
+            for kind in self.kinds
+            for clients in self.clients
+            for prompts in self.prompts_of(kind, clients, repeat)
+            for prompt in prompts
+        ]
+        return list(dict.fromkeys(found))
+
+
+def measure(arms: dict[str, Opens], alone_as: dict[str, str], plan: Plan) -> dict[str, Any]:
+    """alone_as: whose texts, decoded alone, an arm's are compared with; a server of it is started
+    for them, so that no cache of the others knows a prompt."""
+    alone = {arm: _alone(arms[arm], plan) for arm in dict.fromkeys(alone_as.values())}
+    runs: dict[Cell, list[Seen]] = {}
+    with ExitStack() as opened:
+        servers = {arm: opened.enter_context(opens()) for arm, opens in arms.items()}
+        for repeat, kind, clients in product(range(plan.repeats), plan.kinds, plan.clients):
+            prompts = plan.prompts_of(kind, clients, repeat)
+            for arm, server in servers.items():
+                if repeat == 0 and kind == plan.kinds[0]:  # so many for the first time
+                    warm_up = [[text] for text in short_prompts(clients)]
+                    asyncio.run(_run(server, warm_up, {}, _WARM_UP_TOKENS))
+                seen = asyncio.run(_run(server, prompts, alone[alone_as[arm]], plan.tokens))
+                seen.require_answers()
+                runs.setdefault((kind, clients, arm), []).append(seen)
+                _say(f"{kind} {clients} {arm}: {seen.tokens_per_s:.1f} tokens/s")
+    return {
+        "cells": [
+            {"kind": kind, "clients": clients, "server": arm, **summary(seen)}
+            for (kind, clients, arm), seen in runs.items()
+        ]
+    }
+
+
+def _alone(opens: Opens, plan: Plan) -> dict[str, str]:
+    """Texts by prompt, of one client that has the server to itself."""
+    with opens() as server:
+        return {
+            prompt: asyncio.run(ask(server, prompt, plan.tokens)).text
+            for prompt in plan.all_prompts()
+        }
+
+
+async def _run(
+    server: Server, prompts: Sequence[Sequence[str]], expected: dict[str, str], tokens: int
+) -> Seen:
+    """prompts: of each client, asked one after the other."""
+    seen = Seen()
+
+    async def client(own: Sequence[str]) -> None:
+        for prompt in own:
+            try:
+                answer = await ask(server, prompt, tokens)
+            except (OSError, ValueError) as error:
+                seen.errors.append(str(error))
+            else:
+                seen.compare(answer, expected.get(prompt))
+
+    watching = asyncio.create_task(watch_memory(server, seen))
+    await asyncio.gather(*map(client, prompts))
+    watching.cancel()
+    return seen
+
+
+def summary(runs: Sequence[Seen]) -> dict[str, Any]:
+    firsts = sorted(first for seen in runs for first in seen.firsts_s)
+    memory = [each for seen in runs for each in seen.memory_bytes]
+    return {
+        "tokens_per_s": median(seen.tokens_per_s for seen in runs),
+        "first_ms": median(firsts) * 1e3,
+        "first_p95_ms": quantile(firsts, 0.95) * 1e3,
+        "answers": sum(len(seen.answers) for seen in runs),
+        "errors": [error for seen in runs for error in seen.errors],
+        "equal": sum(seen.num_compared - seen.num_differing for seen in runs),
+        "compared": sum(seen.num_compared for seen in runs),
+        "memory_mb": max(memory) / 1e6 if memory else None,
+    }
+
+
+def markdown(cells: Sequence[dict[str, Any]], ours: str) -> str:
+    """ours: the server whose rate is held against those of the others."""
+    rates = {
+        (cell["kind"], cell["clients"]): cell["tokens_per_s"]
+        for cell in cells
+        if cell["server"] == ours
+    }
+    lines = [
+        f"| prompts | clients | server | tokens/s | {ours} over it | first text, ms: median, p95 | "
+        "texts as decoded alone | memory, MB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        over = rates[cell["kind"], cell["clients"]] / cell["tokens_per_s"]
+        memory = "" if cell["memory_mb"] is None else f"{cell['memory_mb']:.0f}"
+        lines.append(
+            f"| {cell['kind']} | {cell['clients']} | {cell['server']} | "
+            f"{cell['tokens_per_s']:.1f} | {over:.2f} | {cell['first_ms']:.0f}, "
+            f"{cell['first_p95_ms']:.0f} | {cell['equal']} of {cell['compared']} | {memory} |"
+        )
+        if cell["errors"]:
+            lines[-1] += f" {len(cell['errors'])} errors, such as {cell['errors'][0]} |"
+    return "\n".join(lines)
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

@@ -1,0 +1,96 @@
+"""Opens bundles in onnxruntime, on other devices than the CPU in the form that computes right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import DeviceError, SessionError
+from edge_spec.models.bundle import Bundle
+from edge_spec.placement.devices import CPU, Device
+from edge_spec.runtimes.ort.devices import ProviderChoice, choose, import_onnxruntime
+from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
+from edge_spec.runtimes.ort.starting import require_driver
+
+if TYPE_CHECKING:
+    from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.ort.graph_forms import GraphForm
+    from edge_spec.runtimes.ort.trial import TrialScores
+
+
+class OrtRuntime:
+    name = "ort"
+    reads = "onnx"
+
+    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
+        """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
+        it loads the model, too. Raises UsageError, BundleError, DeviceError."""
+        options.require_only(self.name, "threads", "providers", "context_length")
+        devices = self._devices(options.providers)
+        if all(device.name == CPU for device in devices):
+            return _open(source, options)
+        from edge_spec.runtimes.ort import graph_forms, trial
+
+        on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
+        expected = trial.scores(on_cpu)
+        on_cpu.close()
+        names = ", ".join(device.name for device in devices)
+        providers = [device.provider for device in devices]
+        forms = graph_forms.forms_for(providers, source.config)
+        for form in forms[:-1]:
+            with suppress(DeviceError, SessionError):  # such as where float16 overflows
+                return _open_right(source, options, form, expected, names)
+        return _open_right(source, options, forms[-1], expected, names)
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does."""
+        self._devices(providers)
+
+    def devices(self, options: RuntimeOptions) -> list[Device]:
+        from edge_spec.runtimes.ort.listing import listed
+
+        return list(listed())
+
+    def memory(
+        self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.ort.memory import bundle_memory
+
+        return bundle_memory(source, options, num_tokens)
+
+    def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
+        """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
+        onnxruntime = import_onnxruntime()
+        chosen = choose(onnxruntime, providers)
+        require_driver(onnxruntime, [choice.provider for choice in chosen])
+        return chosen
+
+
+def _open(
+    bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
+) -> OrtModel | GrowingModel:
+    growing = bundle.manifest.kv_cache == "growing"
+    return GrowingModel(bundle, options) if growing else OrtModel(bundle, options, form)
+
+
+def _open_right(
+    bundle: Bundle,
+    options: RuntimeOptions,
+    form: GraphForm | None,
+    expected: TrialScores,
+    devices: str,
+) -> OrtModel | GrowingModel:
+    """Raises DeviceError, SessionError where the scores are not those of the CPU."""
+    from edge_spec.runtimes.ort import trial
+
+    model = _open(bundle, options, form)
+    try:
+        if not trial.require_same(trial.scores(model), expected, devices):
+            model.capabilities = replace(model.capabilities, trees=False)
+    except BaseException:
+        model.close()
+        raise
+    return model
