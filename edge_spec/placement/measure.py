@@ -42,7 +42,8 @@ class Effort:
     """When to stop: once every median is certain to `spread`, or the passes took `max_s` and were
     all measured twice.
 
-    prefill_tokens: of one pass of a prefill, at most.
+    prefill_tokens: of one pass of a prefill, at most. widths: of the passes, ascending; contexts:
+    tokens before them.
     """
 
     max_s: float = 20.0
@@ -50,6 +51,8 @@ class Effort:
     max_rounds: int = 40
     spread: float = 0.04
     prefill_tokens: int = 256
+    widths: tuple[int, ...] = WIDTHS
+    contexts: tuple[int, ...] = _CONTEXTS
 
 
 class Stopwatch:
@@ -165,12 +168,12 @@ def measuring(
     rng = np.random.default_rng(SEED)
     config = model.config
     widest = max(1, min(model.capabilities.max_rows, config.context_length // 2))
-    room = max(1, config.context_length - min(widest, WIDTHS[-1]))
-    tokens = rng.integers(0, config.vocab_size, room + WIDTHS[-1]).tolist()
+    room = max(1, config.context_length - min(widest, effort.widths[-1]))
+    tokens = rng.integers(0, config.vocab_size, room + effort.widths[-1]).tolist()
     with ExitStack() as opened:
         sessions: dict[int, Session] = {}
         prefills: list[float] = []
-        for wanted in sorted({min(wanted, room) for wanted in _CONTEXTS}):
+        for wanted in sorted({min(wanted, room) for wanted in effort.contexts}):
             session = model.open_session()
             opened.callback(session.close)
             yield from _prefill(session, tokens[:wanted], effort, watch, prefills)
@@ -178,7 +181,7 @@ def measuring(
         step = TokenTree.chain(tokens[0])
         step_s = min(watch.time(lambda: session.forward(step)) for _ in range(_FIRST_STEPS))
         too_long = step_s * _ROUND_STEPS * effort.min_rounds > effort.max_s
-        widths = [rows for rows in (_FEW_WIDTHS if too_long else WIDTHS) if rows <= widest]
+        widths = [rows for rows in (_FEW_WIDTHS if too_long else effort.widths) if rows <= widest]
         samples = _Samples({(at, rows): [] for at in sessions for rows in widths}, [], [])
         yield from _rounds(sessions, tokens, samples, effort, watch, rng)
     return Profile(

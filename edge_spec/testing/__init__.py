@@ -15,7 +15,7 @@ from edge_spec.testing.faults import (
 )
 from edge_spec.testing.matrix import FaultCase, FaultReport, check_faults
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
-from edge_spec.testing.session import SessionReport, check_session
+from edge_spec.testing.session import SessionReport, check_session, check_trees
 from edge_spec.testing.sharing import check_sharing
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "check_faults",
     "check_session",
     "check_sharing",
+    "check_trees",
     "random_logits",
 ]

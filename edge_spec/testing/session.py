@@ -47,6 +47,15 @@ def check_session(model: Model, tolerance: float) -> SessionReport:
     return SessionReport(check.max_difference, measure_batch_invariance(model, USUAL_WIDTHS))
 
 
+def check_trees(model: Model, tolerance: float) -> float:
+    """The part of `check_session` that is about branches, alone. Returns the largest difference of
+    a logit between a row of a tree and the same row after plain steps. Raises AssertionError."""
+    check = _SessionCheck(model, tolerance)
+    check.tree()
+    check.commit_of_a_branch()
+    return check.max_difference
+
+
 class _SessionCheck:
     """Each method holds one promise, on sessions of its own."""
 

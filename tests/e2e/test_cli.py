@@ -243,6 +243,7 @@ def test_the_documented_options_are_those_of_the_help(edge_spec):
     offered = set()
     for name in (
         "generate",
+        "accept",
         "chat",
         "export",
         "bench",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import damage as damaged_files
-from fixtures import other_models, tiny_models, trained_tokenizers
+from fixtures import faulty_runtime, other_models, tiny_models, trained_tokenizers
 from fixtures import side_by_side as compared_sessions
 from fixtures.gate import Gate
 
@@ -386,3 +387,24 @@ def bounded_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, hard))
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.fixture(scope="session")
+def faulty_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What is tried on devices with a fault."""
+    tiny = tiny_models.build(max_position_embeddings=512)
+    return str(tiny_models.write_gguf(tiny, tmp_path_factory.mktemp("faulty") / "tiny.gguf"))
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime of tests/fixtures/faulty_runtime.py, here and in processes that are started; and
+    a cache of its own."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    faulty_runtime.install(packages)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(map(str, (packages, Path(__file__).parents[1])))
+    )
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
