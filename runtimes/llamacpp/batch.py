@@ -61,6 +61,15 @@ class Batch:
         self._tree.n_tokens = rows
         return self._tree, self._sequences[:rows, 0].copy()
 
+    def mixed(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Any:
+        """Token, position and sequences of each row, all of which are scored."""
+        for at, (token, position, sequences) in enumerate(rows):
+            self._tokens[at], self._positions[at] = token, position
+            self._num_sequences[at] = len(sequences)
+            self._sequences[at, : len(sequences)] = sequences
+        self._tree.n_tokens = len(rows)
+        return self._tree
+
     def _set_chain(self, struct: Any, tokens: Sequence[int] | np.ndarray, position: int) -> Any:
         count = len(tokens)
         self._tokens[:count] = tokens

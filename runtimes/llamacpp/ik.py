@@ -116,7 +116,11 @@ def library() -> Library:
         sequence_keep=unbound.llama_kv_cache_seq_keep,
         sequence_start=unbound.llama_kv_cache_seq_pos_min,
         make_contiguous=partial(_make_contiguous, unbound),
-        state_size=lambda context: int(unbound.llama_state_seq_get_size(context, 0, _WHOLE)),
+        # Its flash attention gives other logits then, by far; without it they differ in last bits.
+        shares_cells=False,
+        state_size=lambda context, sequence: int(
+            unbound.llama_state_seq_get_size(context, sequence, _WHOLE)
+        ),
         state_read=partial(_read_state, unbound),
         state_write=partial(_write_state, unbound),
         state_form=SequenceForm(0, (0,)),
@@ -129,12 +133,12 @@ def _make_contiguous(unbound: Any, context: int) -> None:
     unbound.llama_kv_cache_update(context)
 
 
-def _read_state(unbound: Any, context: int, buffer: Any, size: int) -> int:
-    return int(unbound.llama_state_seq_get_data(context, buffer, size, 0, _WHOLE))
+def _read_state(unbound: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
+    return int(unbound.llama_state_seq_get_data(context, buffer, size, sequence, _WHOLE))
 
 
-def _write_state(unbound: Any, context: int, buffer: Any, size: int) -> int:
-    return int(unbound.llama_state_seq_set_data(context, buffer, size, 0, _WHOLE))
+def _write_state(unbound: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
+    return int(unbound.llama_state_seq_set_data(context, buffer, size, sequence, _WHOLE))
 
 
 def _load_model(bound: Any, path: bytes, choices: ModelChoices) -> int | None:

@@ -76,6 +76,7 @@ class ContextChoices:
     flash_attention: bool
     on_device: bool  # whether attention may leave the CPU
     steady_rows: bool = False  # whether a single row is scored as those of wider passes are
+    num_sequences: int | None = None  # None: max_rows
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,9 @@ class Library:
     sequence_keep: Callable[[int, int], None]  # memory, sequence
     sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
     make_contiguous: Callable[[int], None] | None  # where a pass needs a cache without holes
-    state_size: Callable[[int], int]  # bytes of sequence 0
-    state_read: Callable[[int, Any, int], int]  # context, buffer, size
-    state_write: Callable[[int, Any, int], int]
+    shares_cells: bool  # whether a sequence scores the same in any cells, beside those of others
+    state_size: Callable[[int, int], int]  # context, sequence: bytes of it
+    state_read: Callable[[int, Any, int, int], int]  # context, buffer, size, sequence
+    state_write: Callable[[int, Any, int, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all

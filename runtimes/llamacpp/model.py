@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from edge_spec.core.model import Capabilities, ModelInfo, RuntimeOptions, is_plain
+from edge_spec.core.model import Capabilities, Forward, ModelInfo, RuntimeOptions, is_plain
+from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.placement.machine import available_cores
+from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
@@ -26,6 +29,7 @@ from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 if TYPE_CHECKING:
     from edge_spec.placement import devices as placement
     from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.llamacpp.joint import JointCache
     from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
@@ -33,6 +37,9 @@ DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
+MOST_SHARING = 16  # sessions of one pass
+SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
+_ROOM = 4  # times the memory of that cache, which has to be free
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
 _VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
@@ -63,6 +70,7 @@ class LlamaCppModel:
             flash_attention=options.flash_attention is not False,
             on_device=on_device,
         )
+        self._lock = Lock()  # sessions may be opened by several threads
         self.choose_way(self.ways[0])
         how = ModelChoices(devices, options.gpu_layers, options.mmap)
         scaling = self.config.rope_scaling
@@ -72,6 +80,8 @@ class LlamaCppModel:
                 remedy="Use --runtime llamacpp or ort.",
             )
         self._weights = GgufWeights(library, source.path, self.config, how)
+        # Of a sliding window a sequence that moves leaves out what has passed it.
+        self._shares_cells = library.shares_cells and not self._weights.state_window
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
@@ -90,6 +100,7 @@ class LlamaCppModel:
 
     def choose_way(self, name: str) -> None:
         self.way = name
+        self._joint: JointCache | None = None  # other ways share no pass with this one
         if len(self._ways) > 1:
             [chosen] = (way for way in self._ways if way.name == name)
             self._choices = replace(
@@ -101,9 +112,29 @@ class LlamaCppModel:
 
     def open_session(self) -> LlamaCppSession:
         """Raises DeviceMemoryError where a device has too little memory for the cache."""
+        from edge_spec.runtimes.llamacpp.joint import JointCache
         from edge_spec.runtimes.llamacpp.session import LlamaCppSession
+        from edge_spec.runtimes.llamacpp.shared_session import SharedSession
 
-        return LlamaCppSession(self._weights, self._choices, self.config.context_length)
+        weights, choices = self._weights, self._choices
+        if not self._shares_cells:
+            return LlamaCppSession(weights, choices, self.config.context_length)
+        with self._lock:
+            joint = self._joint = self._joint or JointCache(weights, choices)
+        return SharedSession(weights, choices, self.config.context_length, joint)
+
+    def prepare_sharing(self, num_sessions: int) -> int:
+        """Needs no more than memory: a cache in which all have room."""
+        tokens = min(SHARED_TOKENS, self.config.context_length) * num_sessions
+        needed = self._weights.cache_bytes(replace(self._choices, num_tokens=tokens))
+        free = free_bytes()
+        is_short = free is not None and free < _ROOM * needed
+        return 1 if is_short or not self._shares_cells else MOST_SHARING
+
+    def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        from edge_spec.runtimes.llamacpp.shared_session import SharedSession
+
+        return SharedSession.forward_together(parts, num_rows)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
         """With the first of its ways, which is what its own programs do."""

@@ -17,6 +17,7 @@ from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
 from edge_spec.runtimes.llamacpp.sequence import holds
+from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 
 MAX_ROWS = 64
@@ -169,11 +170,7 @@ class LlamaCppSession:
 
     def _read_sequence(self) -> np.ndarray:
         """[bytes] uint8, in the library's own form."""
-        size = self._library.state_size(self._context())
-        buffer = (ctypes.c_uint8 * size)()
-        written = self._library.state_read(self._opened.handle, buffer, size)
-        sequence: np.ndarray = np.ctypeslib.as_array(buffer)[:written]
-        return sequence
+        return read_sequence(self._library, self._context(), 0)
 
     def _move_to(self, num_tokens: int, sequence: np.ndarray, length: int) -> None:
         """Another context, of num_tokens, which holds this sequence. Raises ValueError where the
@@ -184,12 +181,11 @@ class LlamaCppSession:
             choices = replace(choices, threads=self._threads.threads)
         after = self._weights.open_context(self, choices)
         if length:
-            writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
-            buffer = (ctypes.c_uint8 * len(sequence)).from_buffer(writable.data)
-            read = library.state_write(after.handle, buffer, len(sequence))
-            if read != len(sequence):
+            try:
+                write_sequence(library, after.handle, sequence, 0)
+            except ValueError:
                 after.free()
-                raise ValueError(f"{library.name} read {read} of {len(sequence)} bytes")
+                raise
         # At once, as far as an interrupt can tell.
         self._opened, self._choices, self.length = after, choices, length
         self._cached, self._branches, self._has_holes = length, None, False
@@ -261,17 +257,17 @@ class LlamaCppSession:
     def _view(self, start: int | None, rows: int) -> Forward:
         """The library's own buffers as arrays."""
         library, weights = self._library, self._weights
-        logits = _array(library, start, rows, weights.vocab_size)
+        logits = view(library, start, rows, weights.vocab_size)
         hidden = None
         if library.hidden:
             address = library.hidden(self._opened.handle)
-            hidden = _array(library, address, rows, weights.hidden_size)
+            hidden = view(library, address, rows, weights.hidden_size)
         self._outputs[start, rows] = Forward(logits, hidden)
         return self._outputs[start, rows]
 
 
-def _array(library: Library, address: int | None, rows: int, columns: int) -> np.ndarray:
-    """[rows, columns] float32, a view."""
+def view(library: Library, address: int | None, rows: int, columns: int) -> np.ndarray:
+    """Returns [rows, columns] float32 in the library's own memory. Raises SessionError."""
     if address is None:
         raise SessionError(f"{library.name} returned no scores", remedy="Update the library.")
     buffer = (ctypes.c_float * (rows * columns)).from_address(address)

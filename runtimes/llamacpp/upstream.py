@@ -90,7 +90,10 @@ def library() -> Library:
         sequence_keep=api.llama_memory_seq_keep,
         sequence_start=api.llama_memory_seq_pos_min,
         make_contiguous=None,
-        state_size=lambda context: int(api.llama_state_seq_get_size_ext(context, 0, _WHOLE)),
+        shares_cells=True,
+        state_size=lambda context, sequence: int(
+            api.llama_state_seq_get_size_ext(context, sequence, _WHOLE)
+        ),
         state_read=partial(_read_state, api),
         state_write=partial(_write_state, api),
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
@@ -115,7 +118,8 @@ def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
     params = api.llama_context_default_params()
     params.n_ctx = choices.num_tokens
     params.n_batch = params.n_ubatch = choices.batch_tokens
-    params.n_seq_max = params.n_outputs_max = choices.max_rows
+    params.n_seq_max = choices.num_sequences or choices.max_rows
+    params.n_outputs_max = params.n_seq_max
     params.n_outputs_max_per_seq = 0  # all of them
     params.n_threads = params.n_threads_batch = choices.threads
     params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
@@ -136,12 +140,12 @@ def _is_plain_decoder(api: Any, model: int) -> bool:
     )
 
 
-def _read_state(api: Any, context: int, buffer: Any, size: int) -> int:
-    return int(api.llama_state_seq_get_data_ext(context, buffer, size, 0, _WHOLE))
+def _read_state(api: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
+    return int(api.llama_state_seq_get_data_ext(context, buffer, size, sequence, _WHOLE))
 
 
-def _write_state(api: Any, context: int, buffer: Any, size: int) -> int:
-    return int(api.llama_state_seq_set_data_ext(context, buffer, size, 0, _WHOLE))
+def _write_state(api: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
+    return int(api.llama_state_seq_set_data_ext(context, buffer, size, sequence, _WHOLE))
 
 
 def _address_of(name: str, api: Any) -> Callable[[int], int | None]:

@@ -83,7 +83,7 @@ def test_a_growth_that_fails_leaves_the_cache_as_it_was(
     probe, library = random_tree(8), one._library
     before = scored(one, probe)
     failing = replace(library, open_context=lambda model, choices: None)
-    for broken in (failing, replace(library, state_write=lambda context, state, size: 0)):
+    for broken in (failing, replace(library, state_write=lambda *arguments: 0)):
         one._library = one._weights.library = broken
         with pytest.raises(EdgeSpecError) as caught:
             one.prefill(tokens(60))

@@ -107,7 +107,7 @@ def test_handles_are_freed_once_after_a_growth(
     one = open_llama(llama, gguf()).open_session()
     for count in (8, 8, 40):
         one.prefill(tokens(count))
-    one._weights.library = replace(recorded.library, state_write=lambda context, state, size: 0)
+    one._weights.library = replace(recorded.library, state_write=lambda *arguments: 0)
     one._library = one._weights.library
     with pytest.raises(SessionError, match="could not move 56 tokens"):
         one.prefill(tokens(60))

@@ -29,6 +29,7 @@ from edge_spec.testing import ScriptedModel, check_sharing, random_logits
 
 pytest.importorskip("onnxruntime")
 
+MODULES = {"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}
 QUESTIONS = ["one two three four five", "the cat sat on the mat and", "a b a b a b", "x"]
 
 
@@ -135,13 +136,15 @@ def opened(hf: Callable[..., Path]) -> Callable[..., Engine]:
     return load
 
 
-@pytest.mark.parametrize("runtime", ["reference", "ort"])
+@pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp", "ik"])
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.9, "seed": 5}], ids=["greedy", "sampled"]
 )
 def test_a_text_does_not_depend_on_who_else_is_served(
     opened: Callable[..., Engine], runtime: str, sampling: dict[str, Any]
 ) -> None:
+    if runtime in MODULES:
+        pytest.importorskip(MODULES[runtime])
     with opened(runtime, drafter="suffix") as engine:
         passes = engine.parts.passes
         assert isinstance(passes, SharedPasses)
