@@ -20,7 +20,7 @@ from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.text.prompt_files import read_prompts
 
-_FILES = (
+FILES = (
     "docs/lossless.md",
     "exporters/gguf_reader.py",
     "LICENSE",
@@ -56,7 +56,7 @@ def main() -> None:
 def _texts(prompts: Path | None) -> dict[str, str]:
     root = Path(__file__).parents[1]
     texts = {"parity": parity_text()}
-    texts |= {name: (root / name).read_text(encoding="utf-8") for name in _FILES}
+    texts |= {name: (root / name).read_text(encoding="utf-8") for name in FILES}
     if prompts is not None:
         asked = [prompt.text[:_PROMPT_LETTERS] for prompt in read_prompts(prompts)]
         texts["prompts"] = "\n".join(asked[:_PROMPTS])

@@ -11,7 +11,7 @@ import typer
 from edge_spec.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_spec.placement.plan import Place, Placement, Plan
 
@@ -48,16 +48,17 @@ def plan(
         kept = plan_path(target, pair)  # both are there, before anything is measured
         planner = Planner(target, pair, list_devices(), progress, refresh)
         made = planner.make()
+    notes = list(made.notes)
     if planner.is_certain:
         try:
             save_plan(made, kept)
         except OSError as error:
-            planner.notes.append(f"this plan is not kept for later runs: {error}")
+            notes.append(f"this plan is not kept for later runs: {error}")
     else:
-        planner.notes.append("this plan is not kept for later runs")
+        notes.append("this plan is not kept for later runs")
     if out is not None:
         save_plan(made, out)
-    for note in planner.notes:
+    for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if json:
         print(plan_json(made))
@@ -87,19 +88,31 @@ def _shown(placements: Sequence[Placement]) -> list[Placement]:
 
 
 def _cells(placement: Placement) -> tuple[str, ...]:
-    from edge_spec.placement.memory import format_bytes
-
     rate, speedup, memory = placement.tokens_per_s, placement.speedup, placement.memory_bytes
     return (
         str(placement.target),
         placement.target.weights,
         "-" if placement.draft is None else str(placement.draft),
-        placement.drafter,
+        _drafter(placement),
         "-" if rate is None else f"{rate:.1f}",
         "-" if speedup is None else f"{speedup:.2f}",
-        "-" if memory is None else format_bytes(memory),
+        "-" if memory is None else _memory(memory, placement.on_devices),
         placement.reason or "the best",
     )
+
+
+def _drafter(placement: Placement) -> str:
+    if placement.draft_tokens is None:
+        return placement.drafter
+    how = ", overlapped" if placement.overlapped else ""
+    return f"{placement.drafter} ({placement.draft_tokens} tokens{how})"
+
+
+def _memory(main: int, on_devices: Mapping[str, int]) -> str:
+    from edge_spec.placement.memory import format_bytes
+
+    parts = [f"{format_bytes(needed)} on {label}" for label, needed in on_devices.items()]
+    return " + ".join([format_bytes(main), *parts])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

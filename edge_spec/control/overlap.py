@@ -12,7 +12,7 @@ from edge_spec.errors import UsageError
 _BLOCK = 8  # rounds in a row with it, or without
 _RECENT = 64  # rounds of one kind that are remembered
 _ENOUGH = 48  # rounds compared, with it and without, before anything is said
-_HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
+HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
 _RETRY_BLOCKS = 16  # of the faster way, for each block of the other: 6 % of the rounds
 _OUTLIER = 3.0  # times the usual duration, beyond which something else was going on
 
@@ -86,9 +86,9 @@ class OverlapTrial:
         if ratio is None:
             return
         if self._faster:
-            self._faster = ratio < 1 + _HYSTERESIS
+            self._faster = ratio < 1 + HYSTERESIS
         else:
-            self._faster = ratio < 1 - _HYSTERESIS
+            self._faster = ratio < 1 - HYSTERESIS
 
     def _ratio(self) -> float | None:
         """The time of rounds with it over that of the same rounds without; None: too few."""

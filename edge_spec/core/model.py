@@ -41,7 +41,8 @@ class Forward:
 
 
 class Session(Protocol):
-    """One KV cache."""
+    """One KV cache. Its calls return when their work is done, on whatever device: clocks are read
+    around them."""
 
     @property
     def length(self) -> int:
@@ -318,6 +319,15 @@ class ScreeningRuntime(Runtime, Protocol):
 
         Raises UnsupportedModelError, MissingDependencyError.
         """
+
+
+@runtime_checkable
+class DeviceScreeningRuntime(Runtime, Protocol):
+    """A runtime that tells, without a model, whether devices can be started."""
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Is asked before a model is converted for them. Raises UsageError for a name that it does
+        not know, DeviceError, MissingDependencyError."""
 
 
 class TextPieces(Protocol):

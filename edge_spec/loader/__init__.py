@@ -68,7 +68,7 @@ def _load(
     needs_chat: bool = False,
 ) -> Engine:
     with ExitStack() as opened:  # closes what is open already where the rest fails
-        placed = place_models(source, options, needs_chat)
+        placed = place_models(source, options, needs_chat, makes_room=screen is not None)
         if screen is not None:
             screen(placed)
         models = open_models(placed, opened)

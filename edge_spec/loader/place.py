@@ -42,12 +42,14 @@ class PlacedModels:
         return min(own, self.options.context_length or own)
 
 
-def place_models(source: Source, options: LoadOptions, needs_chat: bool = False) -> PlacedModels:
+def place_models(
+    source: Source, options: LoadOptions, needs_chat: bool = False, makes_room: bool = False
+) -> PlacedModels:
     """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of
     a draft with other tokens.
 
     needs_chat: refuses a target without a chat template that compiles, before anything that takes
-    long.
+    long. makes_room: as in `require_fit`.
     """
     progress = source.progress
     is_wanted = wants_plan(source, options)
@@ -71,7 +73,7 @@ def place_models(source: Source, options: LoadOptions, needs_chat: bool = False)
     if needs_chat:
         target.text.template()
     drafts = tuple(_placed_drafts(sources, options, progress))
-    require_fit(target, drafts, options)
+    require_fit(target, drafts, options, makes_room)
     if drafts:
         _tell_memory(target, drafts, options, progress)
     return PlacedModels(options, source, target, sources, drafts, is_wanted)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import (
+    DeviceScreeningRuntime,
     Model,
     ModelInfo,
     Progress,
@@ -97,6 +98,8 @@ def resolve_model(
     if choice.refusals:
         _log.warning("%s", choice)
     chosen = choice.runtime
+    if providers and isinstance(chosen, DeviceScreeningRuntime):
+        chosen.require_devices(providers)
     as_it_is = True
     if chosen.reads == "checkpoint":
         published: ModelInfo = runtimes.open_checkpoint(source.at(chosen.reads))

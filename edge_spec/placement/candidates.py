@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from edge_spec.core.model import HasSettings, Progress, Runtime, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -20,14 +23,24 @@ from edge_spec.placement.profile import ProfileKey, profile_key
 _FOR_CHECKS = ("reference", "mil")  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
 
+_DEVICE, _OPTIONS = TypeAdapter(Device), TypeAdapter(RuntimeOptions)
+
 
 @dataclass(frozen=True)
 class Candidate:
     """A model at one place, ready to be opened with these options."""
 
+    source: Source
+    device: Device
     prepared: ResolvedModel
     options: RuntimeOptions
     key: ProfileKey
+
+    @property
+    def is_risky(self) -> bool:
+        """Whether a driver takes part, which may crash or hang. The processor's libraries have been
+        started in a process of their own when devices were listed."""
+        return self.device.kind != CPU
 
     @property
     def place(self) -> Place:
@@ -39,6 +52,29 @@ class Candidate:
             library=self.key.library,
             mmap=self.options.mmap,
         )
+
+
+def described(place: Candidate) -> dict[str, Any]:
+    """What another process finds it by, as JSON has it."""
+    return {
+        "model": place.source.model,
+        "runtime": place.key.runtime,
+        "device": asdict(place.device),
+        "options": asdict(place.options),
+    }
+
+
+def candidate_of(description: Any) -> Candidate:
+    """Resolves what `described` says, in another process. Raises as `resolve_model` does."""
+    source = Source(description["model"], _quiet)
+    device = _DEVICE.validate_python(description["device"])
+    options = _OPTIONS.validate_python(description["options"])
+    runtime = description["runtime"]
+    prepared = resolve_model(source, runtime, LoadOptions(), _quiet, options.providers)
+    return Candidate(source, device, prepared, options, profile_key(source, prepared, options))
+
+
+def _quiet(what: str, fraction: float) -> None: ...
 
 
 def candidates(
@@ -88,7 +124,10 @@ def candidates(
             how = replace(base, providers=(device.name,), threads=threads)
             # A draft's own options are its device and its threads.
             tried = [how] if is_draft else _settings(model.runtime, how)
-            found += [Candidate(model, each, profile_key(source, model, each)) for each in tried]
+            found += [
+                Candidate(source, device, model, each, profile_key(source, model, each))
+                for each in tried
+            ]
     if not found:
         if fault is not None:
             choose_runtime(source, "auto", options)  # raises with the reasons of all, if none can

@@ -22,7 +22,8 @@ _SERVER_TIMEOUT_S = 20.0  # more for each
 class Device:
     """Where a runtime can run a model; or, without a name, why the runtime itself cannot.
 
-    name: what `--device` takes; None for `kind` and sizes: not known.
+    name: what `--device` takes; None for `kind` and sizes: not known. shares_memory: its memory is
+    the processor's, as that of integrated GPUs.
     """
 
     runtime: str
@@ -33,6 +34,7 @@ class Device:
     free_bytes: int | None = None
     fault: str | None = None  # why it cannot be used, in one line
     hint: str | None = None  # what would make it faster, in one line
+    shares_memory: bool = False
 
 
 @runtime_checkable

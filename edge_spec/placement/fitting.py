@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
@@ -28,36 +29,72 @@ _TIGHT = 0.9  # of all memory, from which on a user is warned
 _LEAST_TOKENS = 512  # of a context that is worth being offered
 _STEP_TOKENS = 256
 _KV_TYPES = ("q8_0", "q4_0")
+_SHORTAGE = attrgetter("device_shortage")
+_EXCESS = attrgetter("device_excess")
 
 _log = logging.getLogger(__name__)
 
 
 def require_fit(
-    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
+    options: LoadOptions,
+    makes_room: bool = False,
 ) -> None:
     """Compares what the models need with all the memory of this machine or container, not only with
     what is free. A context that was not asked for counts with PLANNED_TOKENS: a cache grows with
     its text. Where that is nearly all, one line warns.
 
+    What they need of a device's own memory is compared with what is free there, since nothing of it
+    can be dropped or swapped. makes_room: other models of this process may be closed first; then
+    with all that the device has.
+
     Raises DeviceMemoryError, which names what would fit. Nothing is said where a runtime or the
-    system does not tell, or another device than the processor has the weights.
+    system does not tell.
     """
-    limit = total_bytes()
-    if limit is None or _is_ignored():
+    if _is_ignored():
         return
-    num_tokens = _counted_tokens(target, options)
+    limit, num_tokens = total_bytes(), _counted_tokens(target, options)
     found = forecast(target, drafts, options, num_tokens)
-    if found is None or found.needed <= _TIGHT * limit or not _is_here(target, drafts, options):
+    if found is None:
+        return
+    shortage_of = _EXCESS if makes_room else _SHORTAGE
+    if shortage_of(found) is not None:
+        raise _refusal(shortage_of, found, target, drafts, options, num_tokens)
+    if limit is None or found.needed <= _TIGHT * limit:
+        return
+    if not _is_told(found, target, drafts, options):
         return
     if found.needed > limit:
+        fitting = what_fits(
+            target, drafts, options, num_tokens, lambda other: other.needed <= limit
+        )
         raise DeviceMemoryError(
             f"{_told(found, num_tokens)}, and there are {format_bytes(limit)}",
-            remedy=f"{what_fits(target, drafts, options, limit, num_tokens)} {_OVERRIDE}",
+            remedy=f"{fitting} {_OVERRIDE}",
         )
     _log.warning(
         "%s, nearly all of %s: the system may swap, or stop the program",
         _told(found, num_tokens),
         format_bytes(limit),
+    )
+
+
+def _refusal(
+    shortage_of: Callable[[Forecast], str | None],
+    found: Forecast,
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
+    options: LoadOptions,
+    num_tokens: int,
+) -> DeviceMemoryError:
+    fitting = what_fits(
+        target, drafts, options, num_tokens, lambda other: shortage_of(other) is None
+    )
+    return DeviceMemoryError(
+        f"{_names(found)} with {num_tokens} tokens of context needs {shortage_of(found)}",
+        remedy="Choose another --device, or fewer --gpu-layers where the runtime has them. "
+        f"{fitting} {_OVERRIDE}",
     )
 
 
@@ -68,7 +105,7 @@ def forecast_here(
     if total_bytes() is None or _is_ignored():
         return None
     found = forecast(target, drafts, options, _counted_tokens(target, options))
-    return found if found is not None and _is_here(target, drafts, options) else None
+    return found if found is not None and _is_told(found, target, drafts, options) else None
 
 
 def fit_together(forecasts: Sequence[Forecast]) -> bool:
@@ -90,14 +127,26 @@ def _counted_tokens(target: ResolvedModel, options: LoadOptions) -> int:
 
 
 def _told(found: Forecast, num_tokens: int) -> str:
-    names = " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
-    return f"{names} with {num_tokens} tokens of context needs {format_bytes(found.needed)}"
+    return f"{_names(found)} with {num_tokens} tokens of context needs {format_bytes(found.needed)}"
 
 
-def _is_here(target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions) -> bool:
-    """Whether the memory of the processor has all of the weights."""
+def _names(found: Forecast) -> str:
+    return " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
+
+
+def _is_told(
+    found: Forecast,
+    target: ResolvedModel,
+    drafts: Sequence[ResolvedModel],
+    options: LoadOptions,
+) -> bool:
+    """Whether the memory of the processor has all of the weights, but for those that a runtime told
+    to be on devices."""
     how = [options.runtime_options, *(options.draft_runtime_options for _ in drafts)]
-    return all(map(_on_processor, (target, *drafts), how))
+    return all(
+        bool(each.memory.on_devices) or _on_processor(model, options)
+        for each, model, options in zip(found.models, (target, *drafts), how, strict=True)
+    )
 
 
 def _on_processor(model: ResolvedModel, options: RuntimeOptions) -> bool:
@@ -114,12 +163,11 @@ def what_fits(
     target: ResolvedModel,
     drafts: Sequence[ResolvedModel],
     options: LoadOptions,
-    limit: int,
     num_tokens: int,
+    fits: Callable[[Forecast], bool],
 ) -> str:
-    """A remedy: what would fit into `limit` bytes of that context, each as the runtimes forecast
-    it."""
-    fitting = list(_fitting(target, drafts, options, limit, num_tokens))
+    """A remedy: what would fit with that context, each as the runtimes forecast it."""
+    fitting = list(_fitting(target, drafts, options, num_tokens, fits))
     return f"What fits: {'; '.join(fitting)}." if fitting else "Use a smaller model."
 
 
@@ -127,39 +175,44 @@ def _fitting(
     target: ResolvedModel,
     drafts: Sequence[ResolvedModel],
     options: LoadOptions,
-    limit: int,
     num_tokens: int,
+    fits: Callable[[Forecast], bool],
 ) -> Iterator[str]:
-    def needed(changed: LoadOptions, tokens: int, used: Sequence[ResolvedModel] = drafts) -> int:
+    def of(changed: LoadOptions, tokens: int, used: Sequence[ResolvedModel] = drafts) -> Forecast:
         found = forecast(target, used, changed, tokens)
         assert found is not None  # as it was for these models before
-        return found.needed
+        return found
 
     context = _longest(
-        lambda tokens: needed(replace(options, context_length=tokens), tokens) <= limit, num_tokens
+        lambda tokens: fits(of(replace(options, context_length=tokens), tokens)), num_tokens
     )
     if context is not None:
-        memory = needed(replace(options, context_length=context), context)
-        yield f"--context {context} ({format_bytes(memory)})"
+        found = of(replace(options, context_length=context), context)
+        yield f"--context {context} ({_size(found)})"
     if target.runtime.name in declared_options(AskedOptions)["kv_type"].option.runtimes:
         for name in _KV_TYPES:
-            memory = needed(replace(options, kv_type=name), num_tokens)
-            if memory <= limit and options.kv_type not in _KV_TYPES:
-                yield f"--kv-type {name} ({format_bytes(memory)})"
+            found = of(replace(options, kv_type=name), num_tokens)
+            if fits(found) and options.kv_type not in _KV_TYPES:
+                yield f"--kv-type {name} ({_size(found)})"
                 break
     smaller = _requantized(target, drafts, options, num_tokens)
-    if smaller is not None and smaller[1] <= limit:
+    if smaller is not None and fits(smaller[1]):
         command = f"edge-spec export MODEL OUT --format gguf --quant {smaller[0]}"
-        yield f"the same model by {command} ({format_bytes(smaller[1])})"
+        yield f"the same model by {command} ({_size(smaller[1])})"
     if drafts:
-        memory = needed(options, num_tokens, ())
-        if memory <= limit:
-            yield f"--draft none ({format_bytes(memory)})"
+        found = of(options, num_tokens, ())
+        if fits(found):
+            yield f"--draft none ({_size(found)})"
+
+
+def _size(found: Forecast) -> str:
+    """All that it needs, wherever."""
+    return format_bytes(found.needed + sum(found.needs.on_devices.values()))
 
 
 def _requantized(
     target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions, num_tokens: int
-) -> tuple[str, int] | None:
+) -> tuple[str, Forecast] | None:
     """A smaller quantization of the target, and what all models then need; None where the runtime
     knows none."""
     if not isinstance(target.runtime, SizingQuantizations):
@@ -170,7 +223,7 @@ def _requantized(
     if smaller is None or found is None:
         return None
     first = replace(found.models[0], memory=smaller[1])
-    return smaller[0], replace(found, models=(first, *found.models[1:])).needed
+    return smaller[0], replace(found, models=(first, *found.models[1:]))
 
 
 def require_room_to_convert(model: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
+from edge_spec.placement.device_memory import DeviceMemories, FreeMemory, ListsMemory, Needs
+from edge_spec.placement.devices import Device
 from edge_spec.placement.memory import Memory, Sizing, format_bytes, free_bytes
 
 
@@ -23,15 +25,33 @@ class ModelMemory:
 @dataclass(frozen=True)
 class Forecast:
     """Holds the memory of models that are open together; free: bytes before they are, None where
-    not known."""
+    not known; devices: whose own memory some of it is."""
 
     models: tuple[ModelMemory, ...]
     free: int | None
+    devices: DeviceMemories = field(default_factory=DeviceMemories, compare=False)
+
+    @property
+    def needs(self) -> Needs:
+        """The code of a library that runs several models is there once."""
+        found = self.devices.needs([(each.runtime, each.memory) for each in self.models])
+        return replace(found, main=found.main + sum(map(self._share, range(len(self.models)))))
 
     @property
     def total(self) -> int:
-        """Bytes; the code of a library that runs several models is there once."""
-        return sum(map(self._share, range(len(self.models))))
+        """Bytes of the processor's memory."""
+        return self.needs.main
+
+    @property
+    def device_shortage(self) -> str | None:
+        """Which device has too little memory of its own free, as `FreeMemory.shortage` has it."""
+        return FreeMemory(None, self.devices.free()).shortage(self.needs)
+
+    @property
+    def device_excess(self) -> str | None:
+        """Which device has too little memory in all: "6,000 MB of 4,000 MB on llamacpp cuda0"."""
+        found = FreeMemory(None, self.devices.total()).shortage(self.needs)
+        return None if found is None else found.replace(" free on ", " on ")
 
     @property
     def needed(self) -> int:
@@ -41,7 +61,11 @@ class Forecast:
     @property
     def fits(self) -> bool:
         """True also where it is not known what is free."""
-        return self.free is None or self.total <= self.free
+        return self._shortage is None
+
+    @property
+    def _shortage(self) -> str | None:
+        return FreeMemory(self.free, self.devices.free()).shortage(self.needs)
 
     def __str__(self) -> str:
         parts = " + ".join(
@@ -50,17 +74,22 @@ class Forecast:
         )
         total = f" = {format_bytes(self.total)}" if len(self.models) > 1 else ""
         free = "" if self.free is None else f" of {format_bytes(self.free)} free"
-        return f"{parts}{total}{free}"
+        told = self.devices.free()
+        on_devices = "".join(
+            f", {format_bytes(needed)}{_of(told.get(label))} on {label}"
+            for label, needed in self.needs.on_devices.items()
+        )
+        return f"{parts}{total}{free}{on_devices}"
 
     @property
     def warning(self) -> str | None:
         """What to tell the user where the models may not fit, in one line."""
         if self.fits:
             return None
-        return (
-            f"{self}: the system may swap or stop the program. "
-            "Give a shorter --context, a smaller quantization or no --draft."
-        )
+        what = "the device may refuse it"
+        if self.device_shortage is None:
+            what = "the system may swap or stop the program"
+        return f"{self}: {what}. Give a shorter --context, a smaller quantization or no --draft."
 
     def _share(self, i: int) -> int:
         memory = self.models[i].memory
@@ -73,8 +102,11 @@ def forecast(
     drafts: Sequence[ResolvedModel],
     options: LoadOptions,
     num_tokens: int | None = None,
+    devices: DeviceMemories | None = None,
 ) -> Forecast | None:
     """Nothing is loaded. None where a runtime cannot tell.
+
+    devices: where their memory is known already; None asks the runtimes of models that need some.
 
     num_tokens: of text; None: as many as the target's context holds. A draft follows the text of
     the target however large its own context may be.
@@ -82,7 +114,7 @@ def forecast(
     limit = target.config.context_length
     if num_tokens is None:
         num_tokens = min(limit, options.context_length or limit)
-    models = []
+    models, listed = [], list[Device]()
     for i, prepared in enumerate((target, *drafts)):
         if not isinstance(prepared.runtime, Sizing):
             return None
@@ -90,4 +122,10 @@ def forecast(
         memory = prepared.runtime.memory(prepared.source, how, num_tokens)
         role = "draft" if i else "target"
         models.append(ModelMemory(role, prepared.name, prepared.runtime.name, memory))
-    return Forecast(tuple(models), free_bytes())
+        if devices is None and memory.on_devices and isinstance(prepared.runtime, ListsMemory):
+            listed += prepared.runtime.memory_devices(how)
+    return Forecast(tuple(models), free_bytes(), devices or DeviceMemories(listed))
+
+
+def _of(free: int | None) -> str:
+    return "" if free is None else f" of {format_bytes(free)} free"

@@ -12,19 +12,36 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from json import dumps, loads
+from queue import Empty, Queue
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 _MARK = "edge-spec answers: "  # libraries may print, too
+_TOLD = "edge-spec has done: "
+_TICK_S = 0.5  # within which an interrupt is noticed on every system
+_END_S = 10.0  # for a library to end in, after the answer
+_DRAIN_S = 1.0  # for what a process printed that was ended; what it started may hold its pipes
 _MAX_LINE = 200  # characters of each of the two lines that a library printed last
 
 
 class IsolatedError(Exception):
-    """The work failed, crashed or took too long; `str()` is the reason, one line."""
+    """The work failed, crashed or took too long; `str()` is the reason, one line.
+
+    printed: what the process of work that failed had printed on its standard error by then.
+    """
+
+    def __init__(self, reason: str, printed: str = "") -> None:
+        super().__init__(reason)
+        self.printed = printed
+
+
+class NoAnswerError(IsolatedError):
+    """The work took too long."""
 
 
 class Lifeline:
@@ -79,28 +96,41 @@ class Lifeline:
 
 
 def isolated(
-    work: Callable[..., Any], *arguments: str, timeout_s: float, lifeline: Lifeline | None = None
+    work: Callable[..., Any],
+    *arguments: str,
+    timeout_s: float,
+    lifeline: Lifeline | None = None,
+    on_step: Callable[[float], None] | None = None,
 ) -> Any:
     """What `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
 
-    lifeline: of several calls, whose processes are to end before their work is done.
+    lifeline: of several calls, whose processes are to end before their work is done. on_step: is
+    told, in this thread, what the work tells by `tell`; whatever it raises ends the work.
     """
     with ExitStack() as opened:
         held = lifeline or opened.enter_context(Lifeline())
-        out, errors, status = _run(work, arguments, timeout_s, held)
-    answers = [line for line in out.splitlines() if line.startswith(_MARK)]
-    if not answers:
+        found, errors, status = _run(work, arguments, timeout_s, held, on_step)
+    if found is None:
         raise IsolatedError(_crash(errors, status))
-    outcome = loads(answers[-1].removeprefix(_MARK))
+    outcome = loads(found)
     if "reason" in outcome:
-        raise IsolatedError(outcome["reason"])
+        raise IsolatedError(outcome["reason"], errors)
     return outcome["result"]
 
 
+def tell(fraction: float) -> None:
+    """Says how much is done, 0 to 1, from within isolated work."""
+    print(f"\n{_TOLD}{fraction:.4f}", flush=True)
+
+
 def _run(
-    work: Callable[..., Any], arguments: tuple[str, ...], timeout_s: float, lifeline: Lifeline
-) -> tuple[str, str, int]:
-    """Its output, its errors and its exit status. Raises IsolatedError where it takes too long."""
+    work: Callable[..., Any],
+    arguments: tuple[str, ...],
+    timeout_s: float,
+    lifeline: Lifeline,
+    on_step: Callable[[float], None] | None,
+) -> tuple[str | None, str, int]:
+    """Its answer, its errors and its exit status. Raises NoAnswerError."""
     code = (
         f"from {work.__module__} import {work.__qualname__} as work; "
         "from edge_spec.placement.isolated import answer; answer(work)"
@@ -108,13 +138,56 @@ def _run(
     # -P: or a file in the working directory could stand in for a module.
     command = [sys.executable, "-P", "-c", code, *arguments]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # which would start a debugger
-    with lifeline.start(command, environment) as process:
+    process = lifeline.start(command, environment)
+    assert process.stdout is not None and process.stderr is not None
+    lines: Queue[str | None] = Queue()
+    errors: list[str | None] = []
+    readers = [
+        Thread(target=_read, args=(process.stdout, lines.put), daemon=True),
+        Thread(target=_read, args=(process.stderr, errors.append), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        found = _answer_in(lines, timeout_s, on_step)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_DRAIN_S)
+    finally:
+        process.kill()
+        status = process.wait()
+        for reader in readers:
+            reader.join(_DRAIN_S)
+    return found, "".join(line for line in errors if line), status
+
+
+def _read(stream: IO[str], put: Callable[[str | None], None]) -> None:
+    with stream:
+        for line in stream:
+            put(line)
+    put(None)
+
+
+def _answer_in(
+    lines: Queue[str | None], timeout_s: float, on_step: Callable[[float], None] | None
+) -> str | None:
+    """The answer among the lines, the last of which is None. Raises NoAnswerError."""
+    end_s = time.monotonic() + timeout_s
+    found = None
+    while True:
         try:
-            return *process.communicate(timeout=timeout_s), process.returncode
-        except subprocess.TimeoutExpired:
-            raise IsolatedError(f"there was no answer within {timeout_s:g} s") from None
-        finally:
-            process.kill()
+            line = lines.get(timeout=min(_TICK_S, max(0.0, end_s - time.monotonic())))
+        except Empty:
+            if time.monotonic() < end_s:
+                continue
+            if found is None:
+                raise NoAnswerError(f"there was no answer within {timeout_s:g} s") from None
+            return found
+        if line is None:
+            return found
+        if line.startswith(_MARK):
+            found, end_s = line.removeprefix(_MARK), time.monotonic() + _END_S
+        elif line.startswith(_TOLD) and on_step is not None:
+            on_step(float(line.removeprefix(_TOLD)))
 
 
 def answer(work: Callable[..., Any]) -> None:
@@ -125,8 +198,15 @@ def answer(work: Callable[..., Any]) -> None:
     try:
         outcome = {"result": work(*sys.argv[1:])}
     except Exception as error:
-        outcome = {"reason": " ".join(str(error).split()) or type(error).__name__}
+        outcome = {"reason": reason_of(error)}
     print(f"\n{_MARK}{dumps(outcome)}", flush=True)
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what an error says, in one line."""
+    if isinstance(error, MemoryError):
+        return "there was not enough memory"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _end_with_parent() -> None:
@@ -141,4 +221,6 @@ def _crash(errors: str, status: int) -> str:
     how = f"exit status {status}"
     if status < 0:
         how = signal.Signals(-status).name
+    if how == "SIGKILL" and not lines:
+        return "the process was killed (SIGKILL), as a system does that runs out of memory"
     return f"the library ended the process ({how}): {last}"

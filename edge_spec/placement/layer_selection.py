@@ -127,7 +127,7 @@ class _Window:
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
                 "this runtime cannot run a model in part",
-                remedy="Use --runtime ort and a model that edge-spec converts by itself "
+                remedy="Use --runtime ort on the CPU and a model that edge-spec converts by itself "
                 "(docs/models.md).",
             )
         session.prefill(before)

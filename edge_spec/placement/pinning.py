@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option import declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import list_devices
-from edge_spec.placement.memory import format_bytes, free_bytes
+from edge_spec.placement.device_memory import DeviceMemories, FreeMemory
+from edge_spec.placement.devices import CPU, Device, list_devices
+from edge_spec.placement.memory import free_bytes
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan
 
 _DECLARED = declared_options(AskedOptions)
@@ -57,7 +59,7 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
     placement = _usable(plan.placements)
     if placement is None:
         raise UsageError(
-            f"nothing in {file} can run here now: {_obstacle(plan.placements[0])}",
+            f"nothing in {file} can run here now: {_Machine().obstacle(plan.placements[0])}",
             remedy="Free memory, or make the plan again with edge-spec plan.",
         )
     _require_agreement(placement, plan, options)
@@ -142,41 +144,46 @@ def _is_open(options: LoadOptions) -> bool:
 
 def _usable(placements: tuple[Placement, ...]) -> Placement | None:
     """The first without an obstacle; where it is not the best, one line says why."""
+    machine = _Machine()
     for placement in placements:
-        if _obstacle(placement) is None:
+        if machine.obstacle(placement) is None:
             if placement is not placements[0]:
                 _log.warning(
                     "the plan's best is not used, %s; the next is: %s",
-                    _obstacle(placements[0]),
+                    machine.obstacle(placements[0]),
                     placement,
                 )
             return placement
     return None
 
 
-def _obstacle(placement: Placement) -> str | None:
-    """What is in the way of a placement now, None where nothing is."""
-    for place in _places(placement):
-        module = dict(runtimes.AUTO_RUNTIMES).get(place.runtime)
-        if place.runtime not in entry_points.names("runtimes") or (
-            module and not find_spec(module)
-        ):
-            extra = entry_points.EXTRAS.get(place.runtime, "cpu")
-            return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
-        if place.device != "cpu" and not _is_there(place):
-            return f"{place.runtime} has no device {place.device} now"
-    free = free_bytes()
-    if not placement.fits(free):
-        needed = format_bytes(placement.memory_bytes or 0)
-        return f"it needs {needed} of {format_bytes(free or 0)} free"
-    return None
+class _Machine:
+    """What is there and free now; devices are listed once, where a placement uses one."""
 
+    def obstacle(self, placement: Placement) -> str | None:
+        """What is in the way of a placement, None where nothing is."""
+        for place in _places(placement):
+            module = dict(runtimes.AUTO_RUNTIMES).get(place.runtime)
+            if place.runtime not in entry_points.names("runtimes") or (
+                module and not find_spec(module)
+            ):
+                extra = entry_points.EXTRAS.get(place.runtime, "cpu")
+                return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
+            if place.device != CPU and not self._has(place):
+                return f"{place.runtime} has no device {place.device} now"
+        on_devices = DeviceMemories(self._devices).free() if placement.on_devices else {}
+        shortage = placement.shortage(FreeMemory(free_bytes(), on_devices))
+        return None if shortage is None else f"it needs {shortage}"
 
-def _is_there(place: Place) -> bool:
-    return any(
-        (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
-        for device in list_devices()
-    )
+    @cached_property
+    def _devices(self) -> list[Device]:
+        return list_devices()
+
+    def _has(self, place: Place) -> bool:
+        return any(
+            (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
+            for device in self._devices
+        )
 
 
 def _is_outdated(place: Place) -> bool:

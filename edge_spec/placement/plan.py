@@ -6,7 +6,8 @@ Kept as JSON, in the cache and wherever `edge-spec plan --out` is told.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from edge_spec.errors import UsageError
 from edge_spec.models.source import Source
+from edge_spec.placement.device_memory import FreeMemory, Needs
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
 
@@ -50,7 +52,10 @@ class Placement:
 
     drafter: as after --drafter; "none" is no speculation. tokens_per_s: None where it was not
     measured, since it does not fit. speedup: over no speculation at the same place.
-    memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime cannot tell.
+    draft_tokens: of a round, that a draft model's forecast is best with. overlapped: whether it is
+    best where the draft goes on while the target verifies, by what the pair was measured at.
+    memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime cannot tell;
+    on_devices: in devices' own memory, by the labels of `DeviceMemories`.
     """
 
     target: Place
@@ -68,12 +73,14 @@ class Placement:
     lossless: str = ""  # what holds for texts there by default, where that is known
     # KL divergence of the weights there from those they were converted from, nats a token.
     loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    on_devices: Mapping[str, int] = field(default_factory=dict)
+    draft_tokens: int | None = None
+    overlapped: bool = False
 
-    def fits(self, free_bytes: int | None) -> bool:
-        """True also where it is not known."""
-        if free_bytes is None or self.memory_bytes is None:
-            return True
-        return self.memory_bytes <= free_bytes
+    def shortage(self, free: FreeMemory) -> str | None:
+        """Where what is free does not do: "500 MB of 400 MB free", with the device if it is one's
+        own memory. None where it does, or where that is not known."""
+        return free.shortage(Needs(self.memory_bytes or 0, self.on_devices))
 
     def __str__(self) -> str:
         draft = "" if self.draft is None else f", draft on {self.draft}"
@@ -82,7 +89,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Placements, the best first; those that did not fit when it was made come last."""
+    """Placements, the best first; those that did not fit when it was made come last. notes: a line
+    for each place or drafter without a forecast, or with an uncertain one."""
 
     version: Literal[1]  # raise it when a plan means something else
     model: str
@@ -90,6 +98,7 @@ class Plan:
     draft: str | None  # as the user named it
     draft_identity: str | None
     placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
+    notes: tuple[str, ...] = ()
 
 
 _PLAN = TypeAdapter(Plan)

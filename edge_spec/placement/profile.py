@@ -109,11 +109,26 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class PairFindings:
+    """How a target and its draft run beside each other, as `pair_probe` measures it.
+
+    switch_s: of a round, more than its passes take where each model runs alone: for the other
+    model's data in caches, threads and clocks of devices that have gone to sleep, and copies.
+    target_slowdown, draft_slowdown: a pass while the other model runs over one alone.
+    """
+
+    switch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    target_slowdown: _Seconds
+    draft_slowdown: _Seconds
+
+
+@dataclass(frozen=True)
 class _File:
     version: Literal[1]  # raise it when a profile means something else
     key: ProfileKey
     profile: Profile | None = None
     learnt: dict[str, list[_Finite]] = field(default_factory=dict)
+    pairs: dict[str, PairFindings] = field(default_factory=dict)  # by the digest of a draft's key
 
 
 _FILE = TypeAdapter(_File)
@@ -209,6 +224,22 @@ def read_key(path: Path) -> ProfileKey:
 def save_profile(key: ProfileKey, profile: Profile) -> None:
     """Takes the place of another one; what was learnt stays. Raises OSError."""
     _kept(key).update(lambda old: _File(1, key, profile, old.learnt if old else {}))
+
+
+def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
+    """None where they were not measured together, with these versions of their libraries."""
+    file = _kept(target).read()
+    return file.pairs.get(draft.digest) if file is not None and file.key == target else None
+
+
+def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> None:
+    """Kept with the target's profile, until that is made again. Raises OSError."""
+
+    def added(old: _File | None) -> _File:
+        old = old or _File(1, target)
+        return replace(old, pairs={**old.pairs, draft.digest: found})
+
+    _kept(target).update(added)
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:

@@ -1,27 +1,23 @@
-"""Measures a model at every place where it can run here."""
+"""Measures models at every place where they can run here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from edge_spec.control.batch_invariance import USUAL_WIDTHS
-from edge_spec.control.lossless import LosslessMode
 from edge_spec.core.model import Progress
-from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.comparison import own_loop_cost
-from edge_spec.placement.measure import Effort, measure
-from edge_spec.placement.memory import Sizing, resident_bytes
-from edge_spec.placement.plan import PLANNED_TOKENS
-from edge_spec.placement.profile import Profile, load_profile, save_profile
-from edge_spec.placement.row_findings import (
-    RowFindings,
-    RowsKey,
-    known_rows,
-    rows_key,
-    settle_rows,
-)
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.placement.attempt import PlaceError, attempt
+from edge_spec.placement.candidates import Candidate, candidates
+from edge_spec.placement.comparison import SLOWER_THAN_OWN
+from edge_spec.placement.devices import Device
+from edge_spec.placement.place_work import PROFILE, measure_place
+from edge_spec.placement.plan import Place
+from edge_spec.placement.profile import Profile, ProfileKey, load_profile
+from edge_spec.placement.room import Room
+from edge_spec.placement.row_findings import RowFindings, known_rows, rows_key
 
 _MEASURE_S = 30.0  # for all places together that the cache does not know
 _MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
@@ -29,66 +25,132 @@ _MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
 
 @dataclass(frozen=True)
 class MeasuredPlace:
-    """A place with its profile; None where the model does not fit there."""
+    """A place with its profile; None where the model does not fit there, or where it fails for the
+    reason `fault`, one line."""
 
     candidate: Candidate
     profile: Profile | None
     rows: RowFindings | None = None  # None where they are not known
+    fault: str | None = None
 
 
-def survey(
-    places: Sequence[Candidate], free: int | None, progress: Progress, refresh: bool = False
-) -> list[MeasuredPlace]:
-    """One model is open at a time, and none that does not fit into `free` bytes.
+def processor_first(places: Iterable[MeasuredPlace]) -> Iterator[MeasuredPlace]:
+    """Gives those that were measured, where nothing can crash first."""
+    measured = [each for each in places if each.profile is not None]
+    yield from sorted(measured, key=lambda each: each.candidate.is_risky)
 
-    A profile is saved as soon as it is complete, so that after an interrupt the rest is left to
-    do. refresh: measures again what the cache knows. Raises an EdgeSpecError, OSError.
+
+@dataclass
+class Faults:
+    """What failed while a plan is made, so that nobody waits for it twice."""
+
+    _places: dict[tuple[str, Place], str] = field(default_factory=dict)  # by model
+    _silent: dict[tuple[str, str], str] = field(default_factory=dict)  # by runtime and device
+
+    def of(self, place: Candidate) -> str | None:
+        """Why it is not worth trying; None where it is."""
+        device = place.key.runtime, place.key.device
+        return self._places.get((place.source.model, place.place)) or self._silent.get(device)
+
+    def add(self, place: Candidate, error: PlaceError) -> None:
+        self._places[place.source.model, place.place] = str(error)
+        if error.is_silent:
+            self._silent[place.key.runtime, place.key.device] = str(error)
+
+
+class Surveyor:
+    """Measures for one plan.
+
+    notes: a line for each place that cannot be used, of which are the reasons, or whose profile is
+    uncertain. is_certain: whether none is. refresh, converts: as in `Planner`.
     """
-    fitting = [place for place in places if fits(place, free)]
-    known = {}
-    if not refresh:
-        known = {each.key: load_profile(each.key, each.prepared.profiles) for each in fitting}
-    new = {place.key: place for place in fitting if known.get(place.key) is None}
-    effort = Effort(max_s=min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new)))))
-    for key, place in new.items():
-        known[key] = _measure(place, effort, progress)
-    return [
-        MeasuredPlace(place, known.get(place.key), known_rows(_rows_key(place))) for place in places
-    ]
+
+    def __init__(
+        self, devices: Sequence[Device], progress: Progress, refresh: bool, converts: bool
+    ) -> None:
+        self.notes: list[str] = []
+        self.reasons: list[str] = []
+        self.is_certain = True
+        self.faults = Faults()
+        self.room = Room.now(devices)
+        self._devices = devices
+        self._progress = progress
+        self._refresh = refresh
+        self._converts = converts
+
+    def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
+        """One model is open at a time, and none that does not fit. role: "draft: " for one.
+
+        A profile is saved as soon as it is complete, so that after an interrupt the rest is left to
+        do. Raises an EdgeSpecError where there is no place at all, OSError.
+        """
+        places, refused = candidates(
+            source,
+            options,
+            self._devices,
+            self._progress,
+            is_draft=bool(role),
+            converts=self._converts,
+        )
+        for line in refused:
+            self._refuse(f"{role}{line}")
+        tried = [each for each in places if self.room.fits(each) and not self.faults.of(each)]
+        known: dict[ProfileKey, Profile | None] = {}
+        if not self._refresh:
+            known = {each.key: load_profile(each.key, each.prepared.profiles) for each in tried}
+        new = {each.key: each for each in tried if known.get(each.key) is None}
+        max_s = min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new))))
+        for key, place in new.items():
+            if self.faults.of(place) is None:
+                known[key] = self._measured(place, max_s, role)
+        for each in tried:
+            self._note_profile(each.place, known.get(each.key), role)
+        return [
+            MeasuredPlace(place, known.get(place.key), _known_rows(place), self.faults.of(place))
+            for place in places
+        ]
+
+    def fail(self, place: Candidate, error: PlaceError, role: str = "") -> None:
+        """This place is of no use to the plan."""
+        self.faults.add(place, error)
+        self._refuse(f"{role}{place.place}: {error}")
+
+    def _measured(self, place: Candidate, max_s: float, role: str) -> Profile | None:
+        what = f"Measuring {place.prepared.name} on {place.place}"
+        self._progress(what, 0.0)
+        try:
+            found = attempt(measure_place, place, max_s, partial(self._progress, what))
+        except PlaceError as error:
+            self.fail(place, error, role)
+            return None
+        self._progress(what, 1.0)
+        profile: Profile = PROFILE.validate_python(found)
+        return profile
+
+    def _note_profile(self, place: Place, profile: Profile | None, role: str) -> None:
+        if profile is None:
+            return
+        if not profile.is_certain:
+            self.is_certain = False
+            self._note(
+                f"{role}{place}: the machine was busy, the times are uncertain "
+                f"by {profile.spread:.0%}: plan again when it is free"
+            )
+        cost = profile.own_loop_cost
+        if cost and cost > SLOWER_THAN_OWN:
+            self._note(
+                f"{role}{place}: a row takes {cost:.2f} of a plain step of {place.runtime}'s "
+                "own loop"
+            )
+
+    def _refuse(self, line: str) -> None:
+        self.reasons.append(line)
+        self._note(line)
+
+    def _note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
 
 
-def _rows_key(place: Candidate) -> RowsKey:
-    return rows_key(place.key, place.prepared.config)
-
-
-def fits(place: Candidate, free: int | None) -> bool:
-    """True also where it is not known."""
-    runtime = place.prepared.runtime
-    if free is None or not isinstance(runtime, Sizing):
-        return True
-    memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
-    return memory.total <= free
-
-
-def _measure(place: Candidate, effort: Effort, progress: Progress) -> Profile:
-    what = f"Measuring {place.prepared.name} on {place.place}"
-    progress(what, 0.0)
-    before = resident_bytes()
-    model = place.prepared.open(place.options)
-    try:
-        rows = settle_rows(model, _rows_key(place), USUAL_WIDTHS, LosslessMode.AUTO)
-        profile = measure(model, effort, lambda fraction: progress(what, fraction))
-        own_loop = own_loop_cost(model)
-        after = resident_bytes()
-    finally:
-        model.close()
-    progress(what, 1.0)
-    # Memory that another model has left behind may be used again: then less than it takes is seen.
-    grown = None if before is None or after is None else max(0, after - before)
-    branches = model.capabilities.trees and rows.batch_invariance.branch_invariant
-    profile = replace(profile, resident_bytes=grown, branches=branches, own_loop_cost=own_loop)
-    try:
-        save_profile(place.key, profile)
-    except OSError as error:
-        tell_unkept(place.key.path, error)
-    return profile
+def _known_rows(place: Candidate) -> RowFindings | None:
+    return known_rows(rows_key(place.key, place.prepared.config))

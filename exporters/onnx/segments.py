@@ -7,6 +7,8 @@ fuses is cut: its scores are those of the whole graph, bit for bit. What a later
 an earlier one is an output there and an input here, of the same name:
 
     stream  [1, rows, hidden]     the residual stream, or what the last sublayer adds to it
+
+What is made of other inputs than tokens, such as the bias of a window, each segment makes itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.onnx.graph import Sublayer, tensor
@@ -48,11 +50,12 @@ def segment_models(
 
 def _segment(whole: ModelProto, part: slice, config: ModelConfig) -> ModelProto:
     graph = whole.graph
-    nodes = graph.node[part]
+    alone = _apart_from_tokens(graph)
+    nodes = [*_needed(alone, graph.node[part]), *graph.node[part]]
     made = {name for node in nodes for name in node.output if name}
     taken = _taken(nodes) - made
     others = [*graph.node[: part.start], *graph.node[part.stop :]]
-    taken_later = _taken(others)
+    taken_later = _taken(others) - {name for node in alone for name in node.output}
     inputs = [value for value in graph.input if value.name in taken]
     outputs = [value for value in graph.output if value.name in made]
     weights = [proto for proto in graph.initializer if proto.name in taken]
@@ -68,6 +71,29 @@ def _segment(whole: ModelProto, part: slice, config: ModelConfig) -> ModelProto:
         del field[:]
         field.extend(content)
     return model
+
+
+def _apart_from_tokens(graph: GraphProto) -> list[NodeProto]:
+    """What is made of weights and of other inputs than tokens."""
+    known = {value.name for value in [*graph.input, *graph.initializer]} - {"input_ids"}
+    alone = []
+    for node in graph.node:
+        if known.issuperset(_taken([node])):
+            alone.append(node)
+            known.update(node.output)
+    return alone
+
+
+def _needed(alone: Sequence[NodeProto], nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Those of `alone` that nodes need and do not have, in the order they run in."""
+    made = {name for node in nodes for name in node.output}
+    wanted = _taken(nodes) - made
+    kept: list[NodeProto] = []
+    for node in reversed(alone):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted |= _taken([node])
+    return kept[::-1]
 
 
 def _taken(nodes: Sequence[NodeProto]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Sessions of models whose layers are attention and recurrence in turns, such as Qwen 3.5 and LFM2.
+"""Sessions of models whose layers are attention and recurrence in turns, such as Qwen 3.5.
 
 A recurrent layer has one state for all of the text. The library keeps those after each of the
 last rows of a pass, so that rejected draft tokens of a chain can be dropped before the next one.
@@ -22,8 +22,9 @@ from edge_spec.runtimes.llamacpp.transfer import write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 MAX_HYBRID_ROWS = 8  # of a pass: the library keeps so many states of each layer, and one more
-# Whose states llama.cpp keeps; it says only of a context that it keeps none.
-REWINDABLE = frozenset({"qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"})
+# Whose states llama.cpp keeps as it says. It keeps those of LFM2 and Nemotron-H, too, but after
+# some orders of passes LFM2's scores are wrong (llama-cpp-python 0.3.36); the other was not tried.
+REWINDABLE = frozenset({"qwen35"})
 _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 
 
@@ -37,6 +38,7 @@ class HybridSession(LlamaCppSession):
         self._saved: np.ndarray | None = None  # the sequence of the committed tokens
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        self._reserve(len(tokens))  # which may read again what is before them
         self._text[self.length :] = tokens
         super().prefill(tokens)
         self._saved, self._has_kept = None, True
@@ -66,8 +68,7 @@ class HybridSession(LlamaCppSession):
         return {}
 
     def _want_hidden(self, wanted: bool) -> None:
-        """Never: with them, some passes of LFM2 over contexts that keep states give wrong scores
-        (llama-cpp-python 0.3.36)."""
+        """Never: nothing that drafts from them was tried with recurrent layers."""
 
     def _drop_uncommitted(self, memory: int) -> None:
         """Of a pass of which nothing was kept, the library has no state before it, and does not say
@@ -119,7 +120,7 @@ class _Owner:
 
 def _no_states(path: object) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{path} has recurrent layers, of which llama.cpp keeps no states to go back to: "
-        "speculation and chat need that",
-        remedy=f"Use a model of attention alone, or one of {', '.join(sorted(REWINDABLE))}.",
+        f"{path} has layers with a recurrent state, which llama.cpp does not take back reliably "
+        "in this architecture: speculation and chat need that",
+        remedy=f"Use a model of attention alone, or of {', '.join(sorted(REWINDABLE))}.",
     )

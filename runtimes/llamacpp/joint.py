@@ -3,9 +3,9 @@
 Cells are given out one after the other, and none is given out again before all conversations have
 moved into another cache. So the tokens of each stand in their order, whoever has written between
 them. ggml's flash attention on a CPU goes through the cells in their order and skips those of
-others: its sums are those of a cache of its own, bit for bit. A token in a cell that was left behind
-before others would be summed first. The library looks for empty cells from the beginning, so what
-is rejected or left between cells of others stays in a sequence that nobody reads, HELD.
+others: its sums are those of a cache of its own, bit for bit. A token in a cell that was left
+behind before others would be summed first. The library looks for empty cells from the beginning, so
+what is rejected or left between cells of others stays in a sequence that nobody reads, HELD.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import RLock
 
 import numpy as np
@@ -24,49 +24,15 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import ContextChoices
+from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, sequences_of_rows
 from edge_spec.runtimes.llamacpp.session import MAX_ROWS, view
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
 
 HELD, _PADDING, _FIRST = 0, 1, 2  # numbers of sequences; those of conversations and branches follow
-NUM_SEQUENCES = 256  # the most that llama.cpp takes
+NUM_SEQUENCES = 128  # llama.cpp takes 256, and has room for the scores of as many rows
 FIRST_CELLS = 1024
 _ROOM = 1.5  # times the cells in use, that a cache has at least when all move into it
-
-
-@dataclass
-class _Rows:
-    """What a conversation's last pass has written. branches: the first sequence of each row, and
-    all sequences of a tree beside the conversation's own; None for a chain."""
-
-    cells: list[int]
-    branches: np.ndarray | None = None
-    numbers: Sequence[int] = ()
-
-
-@dataclass(eq=False)
-class Member:
-    """One conversation in the cache.
-
-    outcome: how many tokens it has, and which rows of its last pass are among them, None before it
-    has chosen. Its own thread sets that, at any time; all else is changed between passes.
-    """
-
-    number: int  # of its sequence
-    cells: list[int]  # of its tokens, ascending
-    outcome: tuple[int, Sequence[int] | None]
-    last: _Rows | None = None
-    has_left: bool = False
-
-    @property
-    def is_undecided(self) -> bool:
-        return self.last is not None and self.outcome[1] is None and not self.has_left
-
-    @property
-    def end(self) -> int:
-        """The cell after those that it may go on to need."""
-        cells = [*self.cells[-1:], *(self.last.cells if self.last else ())]
-        return max(cells, default=-1) + 1
 
 
 class JointCache:
@@ -79,7 +45,7 @@ class JointCache:
         self._choices = replace(choices, batch_tokens=MAX_ROWS, num_sequences=NUM_SEQUENCES)
         self._lock = RLock()
         self._batch = Batch(self._library.batch_type, MAX_ROWS, MAX_ROWS)
-        self._threads = None if choices.on_device else ThreadGovernor(choices.threads)
+        self._threads = ThreadGovernor(choices.threads)
         self._members: list[Member] = []
         self._opened: OpenContext | None = None
         self._steady_rows: Callable[[bool], None] | None = None
@@ -98,8 +64,12 @@ class JointCache:
             self._reserve(length)
             [number] = self._take_numbers(1)
             self._is_broken = True  # until all is noted
-            if length:
-                self._write(self._context(), sequence, number)
+            try:
+                if length:
+                    self._write(self._context(), sequence, number)
+            except BaseException:
+                self._free_numbers.append(number)
+                raise
             member = Member(number, list(range(self._tail, self._tail + length)), (length, None))
             self._tail += length
             self._members.append(member)
@@ -111,7 +81,7 @@ class JointCache:
 
         Raises SessionError, DeviceMemoryError; no member has rows to commit then."""
         with self._lock:
-            self._clean([member for member, _ in parts])
+            self._require_all([member for member, _ in parts])
             rows = max(num_rows, sum(len(tree) for _, tree in parts))
             self._reserve(rows)
             started_s = time.perf_counter()
@@ -121,14 +91,11 @@ class JointCache:
             self._share_out(rows, time.perf_counter() - started_s)
             return self._outputs(at, rows)
 
-    def take_out(self, member: Member) -> np.ndarray:
-        """Returns the sequence of its tokens, [bytes] uint8, and the member leaves."""
+    def read(self, member: Member) -> np.ndarray:
+        """Returns the sequence of its tokens, [bytes] uint8. Raises SessionError."""
         with self._lock:
-            self._clean([member])
-            sequence = read_sequence(self._library, self._context(), member.number)
-            member.has_left = True
-            self._clean()
-            return sequence
+            self._require_all([member])
+            return read_sequence(self._library, self._context(), member.number)
 
     def leave(self, member: Member) -> None:
         """Waits for no pass: where one runs, the next one gives the cells up."""
@@ -165,6 +132,15 @@ class JointCache:
             self._opened.free()
             self._opened, self._num_cells, self._tail, self._held_end = None, 0, 0, 0
 
+    def _require_all(self, joining: Sequence[Member]) -> None:
+        """Before a pass of these, or before one goes."""
+        self._clean(joining)
+        if any(member.has_left for member in joining):
+            raise SessionError(
+                f"{self._library.name} has lost tokens of a conversation that was interrupted",
+                remedy="Begin a new one.",
+            )
+
     def _choose(self, memory: int, member: Member) -> int:
         """Leaves in the member's sequence what was chosen of its last pass, and maybe more behind
         it; `cells` are those of that sequence. Returns how many of its tokens it keeps."""
@@ -176,16 +152,13 @@ class JointCache:
             rows = list(chosen or ())
             self._keep_branch(memory, member, last, rows)
             member.cells = member.cells + [last.cells[row] for row in rows]
-        if member.has_left:
-            return 0
-        if length > len(member.cells):
-            raise SessionError(
-                f"{self._library.name} has lost tokens of a conversation that was interrupted",
-                remedy="Begin a new one.",
-            )
-        return length
+        # An interrupt between two of these changes may have lost tokens of this conversation.
+        member.has_left = member.has_left or length > len(member.cells)
+        return 0 if member.has_left else length
 
-    def _keep_branch(self, memory: int, member: Member, last: _Rows, rows: Sequence[int]) -> None:
+    def _keep_branch(
+        self, memory: int, member: Member, last: WrittenRows, rows: Sequence[int]
+    ) -> None:
         library, start, own = self._library, len(member.cells), member.number
         end = start + len(rows)
         for number in (own, *last.numbers):
@@ -200,7 +173,7 @@ class JointCache:
         for number in last.numbers:
             library.sequence_remove(memory, number, -1, -1)
         self._free_numbers += last.numbers
-        self._held_end = max(self._held_end, *(cell + 1 for cell in last.cells))
+        self._held_end = max([self._held_end, *(cell + 1 for cell in last.cells)])
 
     def _cut(self, memory: int, member: Member, length: int) -> None:
         """Gives up the cells from `length` on: those before the tail are held."""
@@ -220,9 +193,7 @@ class JointCache:
 
     def _move_all(self, num_cells: int) -> None:
         """The tokens of each member side by side. Where it fails all stays as it was."""
-        used = [
-            len(each.cells) + len(each.last.cells if each.last else ()) for each in self._members
-        ]
+        used = [each.num_cells for each in self._members]
         if any(each.last and each.last.branches is not None for each in self._members):
             raise SessionError(
                 "a conversation has not chosen a branch yet", remedy="Its next pass can be shared."
@@ -230,8 +201,7 @@ class JointCache:
         size = FIRST_CELLS
         while size < _ROOM * (sum(used) + num_cells):
             size *= 2
-        threads = self._threads.threads if self._threads else self._choices.threads
-        choices = replace(self._choices, num_tokens=size, threads=threads)
+        choices = replace(self._choices, num_tokens=size, threads=self._threads.threads)
         after = self._weights.open_context(self, choices)
         try:
             for member, count in zip(self._members, used, strict=True):
@@ -291,7 +261,7 @@ class JointCache:
         """Returns token, position and sequences of each row."""
         start = len(member.cells)
         member.outcome = (member.outcome[0], None)
-        member.last = _Rows([])
+        member.last = WrittenRows([])
         positions = (start + tree.depths).tolist()
         if tree.is_chain:
             sequences = [[member.number]] * len(tree)
@@ -301,8 +271,7 @@ class JointCache:
             memory = self._library.memory(self._context())
             for number in numbers[1:]:
                 self._library.sequence_copy(memory, member.number, number, -1, -1)
-            below = tree.ancestors[leaves].T  # [rows, leaves]
-            sequences = [[numbers[leaf] for leaf in np.flatnonzero(row)] for row in below]
+            sequences = sequences_of_rows(tree, leaves, numbers)
             member.last.numbers = numbers[1:]
             member.last.branches = np.array([each[0] for each in sequences])
         return list(zip(tree.tokens.tolist(), positions, sequences, strict=True))
@@ -336,8 +305,7 @@ class JointCache:
 
     def _share_out(self, rows: int, seconds: float) -> None:
         """As the session of a single conversation does."""
-        if self._threads is not None:
-            before = self._threads.threads
-            threads = self._threads.observe(rows, seconds)
-            if threads != before:
-                self._library.set_threads(self._context(), threads, threads)
+        before = self._threads.threads
+        threads = self._threads.observe(rows, seconds)
+        if threads != before:
+            self._library.set_threads(self._context(), threads, threads)

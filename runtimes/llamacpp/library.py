@@ -43,6 +43,7 @@ class LibraryDevice(NamedTuple):
     total_bytes: int
     handle: int | None = None  # ggml_backend_dev_t, where the library has them
     server: str | None = None  # host:port, of a device elsewhere
+    shares_memory: bool = False  # with the processor
 
 
 @dataclass(frozen=True)

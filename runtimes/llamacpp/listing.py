@@ -27,6 +27,7 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
                 device.total_bytes or None,
                 device.free_bytes or None,
                 hint=_left_out(library) if device.is_cpu else None,
+                shares_memory=device.shares_memory,
             )
     for server, reason in faults.items():
         if reason is not None:

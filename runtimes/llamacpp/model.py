@@ -80,9 +80,10 @@ class LlamaCppModel:
                 remedy="Use --runtime llamacpp or ort.",
             )
         self._weights = GgufWeights(library, source.path, self.config, how)
-        # Of a sliding window a sequence that moves leaves out what has passed it.
+        # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
+        # measured, whose kernels may depend on how many cells there are.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
-        self._shares_cells = library.shares_cells and is_whole
+        self._shares_cells = library.shares_cells and is_whole and not on_device
         if self._weights.is_hybrid:
             from edge_spec.runtimes.llamacpp.hybrid import rewindable
 
@@ -141,9 +142,9 @@ class LlamaCppModel:
         return 1 if is_short or not self._shares_cells else MOST_SHARING
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.llamacpp.shared_session import SharedSession
+        from edge_spec.runtimes.llamacpp.shared_session import forward_together
 
-        return SharedSession.forward_together(parts, num_rows)
+        return forward_together(parts, num_rows)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
         """With the first of its ways, which is what its own programs do."""
@@ -187,6 +188,10 @@ class LlamaCppRuntime:
 
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))
+
+    def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        """See `edge_spec.placement.device_memory.ListsMemory`; servers tell theirs to nobody."""
+        return list(listed(self.name, self._library(), ()))
 
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
         """Raises MissingDependencyError, ModelFileError."""

@@ -10,9 +10,10 @@ import numpy as np
 from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import SessionError
-from edge_spec.runtimes.llamacpp.joint import JointCache, Member
+from edge_spec.errors import DeviceMemoryError, SessionError
+from edge_spec.runtimes.llamacpp.joint import JointCache
 from edge_spec.runtimes.llamacpp.library import ContextChoices
+from edge_spec.runtimes.llamacpp.members import Member
 from edge_spec.runtimes.llamacpp.session import MAX_ROWS, LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -32,28 +33,33 @@ class SharedSession(LlamaCppSession):
         joint: JointCache,
     ) -> None:
         super().__init__(weights, choices, context_length)
-        self._joint = joint
+        self.joint = joint
         self._member: Member | None = None
-        self._num_lone = 0  # passes since the last one that was shared
-        self._has_rows = True  # whether rows of the last pass can be committed
+        self.num_lone = 0  # passes since the last one that was shared
+        self.has_rows = True  # whether rows of the last pass can be committed
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._return()
         super().prefill(tokens)
 
     def forward(self, tree: TokenTree) -> Forward:
-        self._has_rows = True
+        self.has_rows = True
         if self._member is not None:
-            self._num_lone += 1
-            if self._num_lone > _LONE_PASSES or not self._scores_alike(len(tree)):
+            self.num_lone += 1
+            # A single row may be shared out among threads, by how many cells all have.
+            is_steady = len(tree) > 1 or self._choices.steady_rows
+            if self.num_lone > _LONE_PASSES or not is_steady:
                 self._return()
-        if self._member is None:
-            return super().forward(tree)
-        self._prepare(tree)
-        return self._joint.score([(self._member, tree)], len(tree))[0]
+        if self._member is not None:
+            self.require_fitting(tree)
+            try:
+                return self.joint.score([(self._member, tree)], len(tree))[0]
+            except (SessionError, DeviceMemoryError):
+                self._return()
+        return super().forward(tree)
 
     def commit(self, rows: Sequence[int]) -> None:
-        if not self._has_rows:
+        if not self.has_rows:
             raise ValueError("the rows of the last pass are gone")
         if self._member is None:
             super().commit(rows)
@@ -75,50 +81,46 @@ class SharedSession(LlamaCppSession):
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         super().restore(state, length)
-        if self._member is not None:
-            self._joint.leave(self._member)
-            self._member = None
+        self._leave()
 
     def close(self) -> None:
-        if self._member is not None:
-            self._joint.leave(self._member)
-            self._member = None
+        self._leave()
         super().close()
 
-    def _scores_alike(self, rows: int) -> bool:
-        """Whether a pass of its own scores the same in either cache: on devices that is not known,
-        and a single row may be shared out among threads by how many cells all have."""
-        choices = self._choices
-        return not choices.on_device and (rows > 1 or choices.steady_rows)
+    def _leave(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            self._collected.detach()
+            self.joint.leave(member)
 
-    def _prepare(self, tree: TokenTree) -> None:
+    def require_fitting(self, tree: TokenTree) -> None:
         """Before a pass in the shared cache. Raises ContextFullError, SessionError."""
         self._require_known(tree.tokens)
         self._context()
         require_room(self.length, len(tree), self._context_length)
 
-    def _join(self) -> Member:
-        """Raises SessionError, DeviceMemoryError."""
+    def join(self) -> Member:
+        """Before a shared pass: from then on its tokens are beside those of the others. Raises
+        SessionError, DeviceMemoryError."""
         if self._member is None:
             self._reserve(0)
-            self._member = self._joint.join(self._read_sequence(), self.length)
-            weakref.finalize(self, _has_left, self._member).atexit = False
-        self._num_lone = 0
+            self._member = self.joint.join(self._read_sequence(), self.length)
+            self._collected = weakref.finalize(self, _leave, self._member)
+        self.num_lone = 0
         return self._member
 
     def _return(self) -> None:
         """To the cache of its own. Raises SessionError where the library cannot, and stays then."""
-        member = self._member
-        if member is None:
+        if self._member is None:
             return
-        sequence = self._joint.take_out(member)
+        sequence = self.joint.read(self._member)
         try:
             self._put_back(sequence)
         except ValueError as error:
             raise SessionError(
                 f"a conversation cannot leave the others: {error}", remedy="Begin a new one."
             ) from None
-        self._member = None
+        self._leave()
 
     def _put_back(self, sequence: np.ndarray) -> None:
         library, length = self._library, self.length
@@ -132,42 +134,39 @@ class SharedSession(LlamaCppSession):
             write_sequence(library, context, sequence, 0)
         self._cached = length
 
-    @staticmethod
-    def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        """Scores trees of several sessions in one pass. Raises what `forward` does."""
-        sessions = [_own(part) for part in parts]
+
+def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+    """Scores trees of several sessions in one pass. Raises what `forward` does."""
+    sessions = [each.session for each in parts if isinstance(each.session, SharedSession)]
+    assert len(sessions) == len(parts)
+    for session in sessions:
+        session.has_rows = False
+    if max(num_rows, sum(len(part.tree) for part in parts)) > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} rows in one pass")
+    joint = sessions[0].joint
+    if any(session.joint is not joint for session in sessions):
+        raise SessionError(
+            "conversations that compute in different ways share no pass",
+            remedy="Each is scored alone.",
+        )
+    for session, part in zip(sessions, parts, strict=True):
+        session.require_fitting(part.tree)
+    try:
+        members = [session.join() for session in sessions]
+        trees = [part.tree for part in parts]
+        found = joint.score(list(zip(members, trees, strict=True)), num_rows)
+    except BaseException:
         for session in sessions:
-            session._has_rows = False
-        if max(num_rows, sum(len(part.tree) for part in parts)) > MAX_ROWS:
-            raise ValueError(f"more than {MAX_ROWS} rows in one pass")
-        joint = sessions[0]._joint
-        if any(session._joint is not joint for session in sessions):
-            raise SessionError(
-                "conversations that compute in different ways share no pass",
-                remedy="Each is scored alone.",
-            )
-        for session, part in zip(sessions, parts, strict=True):
-            session._prepare(part.tree)
-        try:
-            members = [session._join() for session in sessions]
-            trees = [part.tree for part in parts]
-            found = joint.score(list(zip(members, trees, strict=True)), num_rows)
-        except BaseException:
-            for session in sessions:
-                session._num_lone = _LONE_PASSES  # so that the next pass is in its own cache
-            raise
-        for session in sessions:
-            session._has_rows = True
-        return [
-            out if part.scored else Forward(out.logits[:0])
-            for part, out in zip(parts, found, strict=True)
-        ]
+            session.num_lone = _LONE_PASSES  # so that the next pass is in its own cache
+        raise
+    for session in sessions:
+        session.has_rows = True
+    return [
+        out if part.scored else Forward(out.logits[:0])
+        for part, out in zip(parts, found, strict=True)
+    ]
 
 
-def _own(part: PassPart) -> SharedSession:
-    assert isinstance(part.session, SharedSession)
-    return part.session
-
-
-def _has_left(member: Member) -> None:
+def _leave(member: Member) -> None:
+    """The next pass of the others gives its cells up."""
     member.has_left = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -25,7 +26,8 @@ from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 from edge_spec.runtimes.llamacpp.steady import steady_rows
 
 NAME = "llama.cpp"
-_CPU, _ACCELERATED_CPU = 0, 3  # ggml_backend_dev_type
+_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"  # all memory is one
+_CPU, _INTEGRATED_GPU, _ACCELERATED_CPU = 0, 2, 3  # ggml_backend_dev_type
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 _WHOLE = 0  # llama_state_seq_flags
 _HANDLE, _SIZE = ctypes.c_void_p, ctypes.c_size_t
@@ -216,7 +218,8 @@ def _add_server(ggml: Any) -> Callable[[bytes], int | None]:
 
 
 def _device(ggml: Any, handle: int, server: str | None = None) -> LibraryDevice:
-    is_cpu = ggml.ggml_backend_dev_type(handle) in (_CPU, _ACCELERATED_CPU)
+    kind = ggml.ggml_backend_dev_type(handle)
+    is_cpu = kind in (_CPU, _ACCELERATED_CPU)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     return LibraryDevice(
@@ -227,4 +230,5 @@ def _device(ggml: Any, handle: int, server: str | None = None) -> LibraryDevice:
         total_bytes=total.value,
         handle=handle,
         server=server,
+        shares_memory=kind == _INTEGRATED_GPU or _IS_UNIFIED,
     )

@@ -6,6 +6,7 @@ A target and the sessions that are a part of it share one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -17,16 +18,24 @@ GROWTH_TOKENS = 512
 # A multiple of what vector kernels take at once: then each token is added up in the same lane
 # however much room there is after the last one, and sums are the same bit for bit.
 KERNEL_TOKENS = 64
+_FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 
 
 class KvCache:
-    """Keys and values of all layers, [layers, 2, 1, kv_heads, capacity, head_dim] float32.
+    """Keys and values of all layers, [layers, 2, 1, kv_heads, capacity, head_dim].
 
     is_read_whole: passes read what is not in use, too (stacked.py), so that room costs time.
+    element: their type.
     """
 
-    def __init__(self, config: ModelConfig, is_read_whole: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        is_read_whole: bool = False,
+        element: np.dtype[Any] = _FLOAT32,
+    ) -> None:
         self._config = config
+        self._element = element
         self._is_read_whole = is_read_whole
         self.capacity = 0
         self.generation = 0  # changes when the buffers move: what is bound to them is stale
@@ -62,12 +71,13 @@ class KvCache:
         self._block[..., start : start + len(rows), :] = kept
 
     def state(self, length: int) -> dict[str, np.ndarray]:
-        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] float32, a copy of the first tokens."""
+        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type, a copy of the first
+        tokens."""
         return {"kv": self._block[..., :length, :].copy()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Raises ValueError, and changes nothing then."""
-        expected = {"kv": (self._shape(length), np.float32)}
+        expected = {"kv": (self._shape(length), self._element)}
         require_state(state, expected, length, self._config.context_length)
         self.reserve(length, 0)
         self._block[..., :length, :] = state["kv"]
@@ -82,7 +92,7 @@ class KvCache:
         return _rounded(min(_rounded(needed, min(step, GROWTH_TOKENS)), most), KERNEL_TOKENS)
 
     def _allocate(self, capacity: int) -> np.ndarray:
-        return np.zeros(self._shape(capacity), np.float32)
+        return np.zeros(self._shape(capacity), self._element)
 
     def _shape(self, length: int) -> tuple[int, ...]:
         config = self._config

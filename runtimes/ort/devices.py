@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import distributions
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.placement.devices import CPU, GPU, NPU
+from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver
+from edge_spec.runtimes.ort.starting import prepare_cuda
 
 _SUFFIX = "executionprovider"
 _AZURE = "AzureExecutionProvider"  # calls a service and takes no graph
 # Packages with get_library_path() and get_ep_name().
 _PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.].+|qnn)", re.IGNORECASE)
-# Of providers that do not tell.
-_KINDS: Mapping[str, str] = MappingProxyType(
-    {"cpu": CPU, "dnnl": CPU, "xnnpack": CPU, "qnn": NPU, "vitisai": NPU}
-    | dict.fromkeys(("cuda", "tensorrt", "nvtensorrtrtx", "dml", "webgpu", "migraphx"), GPU)
-)
+_CUDA = "cuda"
+# Of providers that do not tell, or name the processor that compiles for theirs.
+_KINDS: Mapping[str, str] = MappingProxyType({CPU: CPU, _CUDA: GPU, "webgpu": GPU, "qnn": NPU})
 # Of the one that has a name for each set of units: their kind, and its MLComputeUnits.
 _COREML = "coreml"
 _COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
@@ -32,6 +32,31 @@ _COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
         f"{_COREML}-gpu": (GPU, "CPUAndGPU"),
         f"{_COREML}-cpu": (CPU, "CPUOnly"),
     }
+)
+# Providers that onnxruntime has and edge-spec does not use, by what users call them, and why not.
+_USE_CUDA = "cuda runs on the same devices"
+_COMPILES = "compiles the graph again for each new shape of a pass"
+_UNUSED: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        ("dml", "directml"),
+        "DirectML's attention knows nothing of a token's position, so it cannot score drafts; "
+        "webgpu, or llamacpp with Vulkan, runs on the same devices",
+    )
+    | dict.fromkeys(
+        ("tensorrt", "trt"), f"TensorRT has no MatMulNBits and {_COMPILES}; {_USE_CUDA}"
+    )
+    | dict.fromkeys(
+        ("nvtensorrtrtx", "tensorrt-rtx"), f"no bundle was tried on TensorRT-RTX; {_USE_CUDA}"
+    )
+    | {
+        "vitisai": "Vitis AI takes graphs of static shapes, quantized by AMD's own tools",
+        "migraphx": f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
+    }
+)
+_INSTALL = 'Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).'
+_REINSTALL = (
+    "onnxruntime and onnxruntime-gpu are one module: uninstall both, then "
+    'pip install "edge-spec[cpu]" or "edge-spec[gpu]".'
 )
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -43,8 +68,9 @@ class ProviderChoice(NamedTuple):
     provider: str
     kind: str | None
     description: str
-    device: Any  # OrtEpDevice; None: the provider's first
+    device: Any  # OrtEpDevice; None: of a provider that is built in and does not tell
     options: Mapping[str, str] = _NO_OPTIONS  # of a provider that is built in
+    cuda: CudaDevice | None = None
 
     @property
     def from_package(self) -> bool:
@@ -52,65 +78,68 @@ class ProviderChoice(NamedTuple):
 
 
 def import_onnxruntime() -> Any:
-    """Raises MissingDependencyError."""
+    """Raises MissingDependencyError, also for one that is damaged."""
     try:
         import onnxruntime
-    except ImportError:
+    except ModuleNotFoundError:
+        raise MissingDependencyError("onnxruntime is not installed", remedy=_INSTALL) from None
+    except ImportError as error:
         raise MissingDependencyError(
-            "onnxruntime is not installed",
-            remedy='Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).',
-        ) from None
+            f"onnxruntime is installed and does not load: {error}", remedy=_REINSTALL
+        ) from error
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise MissingDependencyError("onnxruntime is installed in part", remedy=_REINSTALL)
     return onnxruntime
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
-    """Chooses providers for names such as "cuda" or "CUDAExecutionProvider"; no name stands for the
-    CPU.
+    """Chooses providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; no name
+    stands for the CPU.
 
-    Packages are loaded where a name is not built in. Raises UsageError that lists the devices, or
-    for two sets of units of one provider.
+    Packages are loaded where a name is not built in. Raises UsageError that lists the devices, for
+    a provider that is not used, or for two devices of one that takes a single one.
     """
-    names = [_short(name) for name in wanted or (CPU,)]
-    known = choices(onnxruntime)
+    names = [_short(name).removesuffix(":0") for name in wanted or (CPU,)]
+    if names != [CPU]:
+        prepare_cuda(onnxruntime)
+    known = choices(onnxruntime, asks_driver=names != [CPU])
     if not set(names) <= set(known):
         load_packages()
         known = choices(onnxruntime)
     for name in names:
-        if name not in known:
-            raise UsageError(
-                f"onnxruntime has no device {name!r} here",
-                remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
-            )
+        _require_known(name, known)
     chosen = [known[name] for name in dict.fromkeys(names)]
-    units = [choice.name for choice in chosen if choice.options]
-    if len(units) > 1:
-        raise UsageError(
-            f"onnxruntime has Core ML once in a session, not as {' and '.join(units)}",
-            remedy="Name one of them; coreml is all units together.",
-        )
+    _require_one_each(chosen)
     return chosen
 
 
-def choices(onnxruntime: Any) -> dict[str, ProviderChoice]:
-    """Lists the choices by name: the provider's, and the kind where it has devices of several."""
-    found = []
+def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderChoice]:
+    """Lists the choices by name: the provider's, the kind where it has devices of several, and a
+    number for the second device of a kind and those after it ("cuda:1").
+
+    asks_driver: False where CUDA's devices need not be told apart, which starts their driver.
+    """
+    found: list[ProviderChoice] = []
     for provider in onnxruntime.get_available_providers():
-        if provider == _AZURE:
-            continue
         name = _short(provider)
+        told = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
+        if provider == _AZURE or name in _UNUSED:
+            continue
         if name == _COREML:
             found += _coreml(provider)
-            continue
-        by_kind: dict[str, Any] = {}  # the first of each
-        for device in onnxruntime.get_ep_devices():
-            if device.ep_name == provider:
-                by_kind.setdefault(device.device.type.name.lower(), device)
-        if not by_kind:
+        elif told:
+            found += _told_apart(name, provider, told)
+        elif name == _CUDA and asks_driver:
+            found += _cuda_devices(provider)
+        else:
             found.append(ProviderChoice(name, provider, _KINDS.get(name), provider, None))
-        for kind, device in by_kind.items():
-            own = name if len(by_kind) == 1 else f"{name}-{kind}"
-            found.append(ProviderChoice(own, provider, kind, _description(device), device))
     return {choice.name: choice for choice in found}
+
+
+def unused(onnxruntime: Any) -> dict[str, str]:
+    """Returns the available providers that edge-spec does not use, by name, and why not."""
+    names = map(_short, onnxruntime.get_available_providers())
+    return {name: _UNUSED[name] for name in names if name in _UNUSED}
 
 
 @cache
@@ -160,11 +189,80 @@ def add_providers(
     return None
 
 
-def require_started(session: Any, chosen: Sequence[ProviderChoice]) -> None:
-    """onnxruntime goes on without a provider that does not start. Raises DeviceError."""
+def require_started(
+    session: Any, chosen: Sequence[ProviderChoice], ask: Callable[[str], str | None] | None = None
+) -> None:
+    """onnxruntime goes on without a provider that does not start. Raises DeviceError.
+
+    ask: returns why the device of a name does not start, which onnxruntime only logs.
+    """
     lost = [choice.name for choice in chosen if choice.provider not in session.get_providers()]
     if lost:
-        raise _lost(lost, ", and would run on the CPU")
+        reason = ask(lost[0]) if ask else None
+        raise _lost(lost, f": {reason.rstrip('.')}" if reason else ", and would run on the CPU")
+
+
+def _require_known(name: str, known: Mapping[str, ProviderChoice]) -> None:
+    base = name.partition(":")[0]
+    if base in _UNUSED:
+        raise UsageError(
+            f"edge-spec does not use onnxruntime's {base}: {_UNUSED[base]}",
+            remedy="edge-spec devices lists what works here.",
+        )
+    if name not in known:
+        raise UsageError(
+            f"onnxruntime has no device {name!r} here",
+            remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
+        )
+
+
+def _require_one_each(chosen: Sequence[ProviderChoice]) -> None:
+    """onnxruntime would ignore the second device of a provider that is built in."""
+    for provider in {choice.provider for choice in chosen if choice.device is None}:
+        names = [choice.name for choice in chosen if choice.provider == provider]
+        if len(names) > 1:
+            raise UsageError(
+                f"onnxruntime has {provider} once in a session, not as {' and '.join(names)}",
+                remedy="Name one of them.",
+            )
+
+
+def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[ProviderChoice]:
+    """Yields a choice for each OrtEpDevice of a provider."""
+    by_kind: dict[str, list[Any]] = {}
+    for device in told:
+        by_kind.setdefault(device.device.type.name.lower(), []).append(device)
+    for kind, devices in by_kind.items():
+        own = name if len(by_kind) == 1 else f"{name}-{kind}"
+        known = _KINDS.get(name) if len(by_kind) == 1 else None
+        for number, device in enumerate(devices):
+            yield ProviderChoice(
+                _numbered(own, number), provider, known or kind, _description(device), device
+            )
+
+
+def _cuda_devices(provider: str) -> list[ProviderChoice]:
+    """The driver's devices; the provider alone where it shows none, which a start would tell."""
+    try:
+        devices = cuda_driver().devices
+    except DeviceError:
+        return [ProviderChoice(_CUDA, provider, GPU, provider, None)]
+    return [
+        ProviderChoice(
+            _numbered(_CUDA, number),
+            provider,
+            GPU,
+            device.name,
+            None,
+            MappingProxyType({"device_id": str(number)} if number else {}),
+            device,
+        )
+        for number, device in enumerate(devices)
+    ]
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}:{number}" if number else name
 
 
 def _coreml(provider: str) -> list[ProviderChoice]:
@@ -186,7 +284,7 @@ def _entry(choice: ProviderChoice, compiled: Path | None) -> str | tuple[str, di
     if not choice.options:
         return choice.provider
     options = dict(choice.options)
-    if compiled is not None:
+    if compiled is not None and _short(choice.provider) == _COREML:
         compiled.mkdir(parents=True, exist_ok=True)
         options["ModelCacheDirectory"] = str(compiled)
     return choice.provider, options

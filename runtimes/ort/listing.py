@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from edge_spec.placement.devices import CPU, Device, processor
 from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.runtimes.ort import devices
+from edge_spec.runtimes.ort.cuda_driver import free_bytes
+from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
+from edge_spec.runtimes.ort.probe_graph import attention_probe
+from edge_spec.runtimes.ort.start_errors import find_cause, start_error
+from edge_spec.runtimes.ort.starting import prepare_cuda, require_driver
 
 _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first
-_OPSET, _IR_VERSION = 17, 8
-_SIZE = 64
-_TOLERANCE = 0.02  # of the largest product: devices may compute in float16
+_ERROR = 3  # onnxruntime's severity
+_TOLERANCE = 0.02  # of the largest number: devices compute in float16, the CPU in int8
+_HALF = ("CUDAExecutionProvider",)  # whose attention takes float16 and no float32
+_MEGABYTES = re.compile(r"(\d+) MB")  # as onnxruntime tells a card's memory on Windows
 
 
 def listed() -> Iterator[Device]:
@@ -25,12 +31,14 @@ def listed() -> Iterator[Device]:
     process of its own. Raises MissingDependencyError."""
     onnxruntime = devices.import_onnxruntime()
     packages = devices.load_packages()
+    prepare_cuda(onnxruntime)
     found = devices.choices(onnxruntime)
     with ThreadPoolExecutor() as pool:
         faults = dict(zip(found, pool.map(fault, found), strict=True))
     for name, choice in found.items():
-        device = Device(_RUNTIME, name, choice.kind, choice.description)
-        yield replace(processor(_RUNTIME) if name == CPU else device, fault=faults[name])
+        yield _described(choice, faults[name])
+    for name, reason in devices.unused(onnxruntime).items():
+        yield Device(_RUNTIME, name, None, "not used", fault=reason)
     for package, reason in packages.items():
         yield Device(_RUNTIME, package, None, "package", fault=reason)
 
@@ -40,8 +48,20 @@ def fault(name: str) -> str | None:
     try:
         isolated(_probe, name, timeout_s=_PROBE_S)
     except IsolatedError as error:
-        return str(error)
+        return str(find_cause(error.printed) or error)
     return None
+
+
+def _described(choice: devices.ProviderChoice, fault: str | None) -> Device:
+    if choice.name == CPU:
+        return replace(processor(_RUNTIME), fault=fault)
+    total = free = None
+    if choice.cuda is not None:
+        total, free = choice.cuda.total_bytes, free_bytes(choice.cuda)
+    elif choice.device is not None:
+        told = _MEGABYTES.fullmatch(choice.device.device.metadata.get("DxgiVideoMemory", ""))
+        total = int(told[1]) << 20 if told else None
+    return Device(_RUNTIME, choice.name, choice.kind, choice.description, total, free, fault)
 
 
 def _probe(name: str) -> None:
@@ -49,34 +69,24 @@ def _probe(name: str) -> None:
     onnxruntime = devices.import_onnxruntime()
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
+    settings.add_session_config_entry(RECORDS_PLACEMENT, "1")
     chosen = devices.choose(onnxruntime, [name])
-    if name != CPU:
-        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    weights = np.random.RandomState(0).standard_normal((_SIZE, _SIZE)).astype(np.float32)
-    session = onnxruntime.InferenceSession(
-        _matrix_product(weights), settings, providers=devices.add_providers(settings, chosen)
-    )
+    require_driver(onnxruntime, [choice.provider for choice in chosen])
+    onnxruntime.set_default_logger_severity(_ERROR)  # what it prints is read: see `fault`
+    half = chosen[0].provider in _HALF
+    probe = attention_probe(np.dtype(np.float16 if half else np.float32))
+    providers = devices.add_providers(settings, chosen)
+    try:
+        session = onnxruntime.InferenceSession(
+            probe.model, settings, providers=providers, enable_fallback=0
+        )
+    except Exception as error:
+        raise start_error([name], str(error)) or error from error
     devices.require_started(session, chosen)
-    row = np.linspace(-1, 1, _SIZE, dtype=np.float32)[None]
-    expected = row @ weights
-    (product,) = session.run(None, {"row": row})
-    error = np.abs(product - expected).max() / np.abs(expected).max()
-    if not error <= _TOLERANCE:
-        raise ValueError(f"its numbers are wrong: a product is off by {error:.1%}")
-
-
-def _matrix_product(weights: np.ndarray) -> bytes:
-    """An ONNX model: row [1, n] @ weights [n, n] -> product [1, n]."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["row", "weights"], ["product"])],
-        "product",
-        [helper.make_tensor_value_info("row", TensorProto.FLOAT, [1, len(weights)])],
-        [helper.make_tensor_value_info("product", TensorProto.FLOAT, [1, len(weights)])],
-        [numpy_helper.from_array(weights, "weights")],
-    )
-    opset = helper.make_opsetid("", _OPSET)
-    model: Any = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION)
-    serialized: bytes = model.SerializeToString()
-    return serialized
+    heavy = heavy_on_cpu(count_nodes(session)) if name != CPU else ""
+    if heavy:
+        raise ValueError(f"it leaves {heavy} of a model's layer to the CPU")
+    found = session.run(["attended"], probe.feeds)[0].astype(np.float32)
+    off = np.abs(found - probe.expected).max() / np.abs(probe.expected).max()
+    if not off <= _TOLERANCE:
+        raise ValueError(f"its numbers are wrong: attention is off by {off:.1%}")

@@ -5,6 +5,9 @@ own order and its packed original unmapped, while scales and zero points stay ma
 of the scales and the sums of blocks. A tied embedding stays beside the copy that the head reads.
 Float16 is widened to float32 once; the embedding, from which rows are taken, is not. Each segment
 of a large model has an arena of its own for the activations of a prefill.
+
+What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
+(device_weights.py, device_cache.py), and CUDA's own part is an assumption.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import re
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.models.bundle import Bundle
+from edge_spec.placement.devices import CPU
 from edge_spec.placement.memory import Memory, context_tokens
+from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory
+from edge_spec.runtimes.ort.devices import choose, import_onnxruntime
 from edge_spec.runtimes.ort.segments import segment_files
 
 DATA_FILE = "model.onnx.data"
@@ -28,12 +34,18 @@ _FLOAT = 4  # bytes
 _DECODED_ROWS = 15  # whose scores are kept: a buffer for each width from 1 to 5
 _SCORE_BUFFERS, _ROUND_ROWS = 3, 16
 _ARENA = 2  # onnxruntime's arena grows in powers of two
+_HALF = 2  # bytes: what a GPU computes in
+_CUDA_BYTES = 500_000_000  # of its context and kernels, on the GPU
+_TREE_ROWS = 64  # whose attention is not fused: all scores are there at once, as float32
 
 
 def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Raises BundleError where the bundle has no weights."""
+    """Raises BundleError where the bundle has no weights, UsageError for an unknown device."""
     config = bundle.config
     length, used = context_tokens(config.context_length, options, num_tokens)
+    device = _own_memory(options)
+    if device is not None and bundle.manifest.kv_cache != "growing":
+        return _device_memory(bundle, device, length, used)
     steps = -(-used // GROWTH_TOKENS)
     if bundle.manifest.kv_cache == "growing":
         return _growing_memory(bundle, config, min(steps * GROWTH_TOKENS, length))
@@ -45,6 +57,50 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
         + (_stacked(config, capacity) if bundle.manifest.kv_cache == "whole" else 0),
         library=LIBRARY_BYTES,
     )
+
+
+def _own_memory(options: RuntimeOptions) -> str | None:
+    """Returns the name of the device whose own memory the model is put in; None: in main memory."""
+    if all(name.lower() == CPU for name in options.providers):
+        return None
+    choice = with_memory(choose(import_onnxruntime(), options.providers))
+    return None if choice is None else choice.name
+
+
+def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:
+    """Two graphs share their matrices there, and nothing else; of experts there is one graph."""
+    config = bundle.config
+    stored = bundle.file(DATA_FILE).stat().st_size
+    if bundle.manifest.quantization == "fp32":
+        stored //= 2
+    matrices = int(_layer_weights(config) * config.num_layers * _matrix_bytes(bundle))
+    beside = max(0, stored - matrices)  # scales, norms, an embedding
+    num_graphs = 2 if config.experts is None else 1
+    capacity = capacity_for(used, 0, length)
+    block = 2 * config.num_layers * config.kv_size * capacity * _HALF
+    cache = block if capacity <= FIRST_TOKENS else block * 3 // 2  # that it has grown from, too
+    heads = _TREE_ROWS * config.num_heads * capacity * _FLOAT
+    scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size) * _FLOAT
+    return Memory(
+        weights=beside + _LAYER_BYTES * config.num_layers,
+        cache=0,
+        work=scores,
+        library=LIBRARY_BYTES,
+        on_devices={
+            device: matrices
+            + num_graphs * beside
+            + cache
+            + _work(config, capacity, 1)
+            + heads
+            + _CUDA_BYTES
+        },
+    )
+
+
+def _matrix_bytes(bundle: Bundle) -> float:
+    """Of a weight of a layer."""
+    bits = re.match(r"int(\d+)", bundle.manifest.quantization)
+    return _HALF if bits is None else int(bits[1]) / 8
 
 
 def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memory:

@@ -14,6 +14,7 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.ort.signature import Signature, widened
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
 MAX_ROWS = 64
@@ -30,10 +31,14 @@ class _Bound:
     binding: onnxruntime.IOBinding
     input_ids: np.ndarray  # [1, rows] int64
     position_ids: np.ndarray  # [1, attended] int64
-    bias: np.ndarray  # [attended * capacity] float32, zero between passes; empty where stacked
+    bias: np.ndarray  # [attended * capacity], zero between passes; empty where there is none
     mask: StackedMask | None  # of a stacked pass
-    logits: np.ndarray  # [scored, vocab] float32
-    hidden: np.ndarray  # [scored, hidden] float32
+    logits: np.ndarray  # [scored, vocab]
+    hidden: np.ndarray  # [scored, hidden]
+
+    @property
+    def scores(self) -> Forward:
+        return widened(self.logits, self.hidden)
 
 
 class Passes:
@@ -53,6 +58,7 @@ class Passes:
     ) -> None:
         self.runs = runs
         self._inference = inference
+        self._signature = Signature.of(inference)
         self._has_stacked = has_stacked(inference)
         self._takes_form = takes_form(inference)
         self._run_options = onnxruntime.RunOptions()
@@ -63,8 +69,8 @@ class Passes:
         self.cached = np.zeros(1, np.int64)  # cached_tokens
         # One for all widths, since scores are valid until the next pass. Rows that are never used
         # take no memory.
-        self._logits = np.empty((MAX_ROWS, config.vocab_size), np.float32)
-        self._hidden = np.empty((MAX_ROWS, config.hidden_size), np.float32)
+        self._logits = np.empty((MAX_ROWS, config.vocab_size), self._signature.logits)
+        self._hidden = np.empty((MAX_ROWS, config.hidden_size), self._signature.hidden)
         self._bound: dict[int, _Bound] = {}
         self._others: dict[onnxruntime.InferenceSession, dict[int, _Bound]] = {}  # bound likewise
         self._generation = cache.generation  # of the cache that is bound
@@ -78,21 +84,20 @@ class Passes:
             yield start + done + len(chunk)
 
     def score(self, tree: TokenTree, start: int) -> Forward:
-        """Raises ContextFullError, ValueError for more than MAX_ROWS."""
+        """Raises ContextFullError, SessionError, ValueError for more than MAX_ROWS."""
         rows = len(tree)
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._reserve(rows, start)
         sees = None if tree.is_chain else tree.ancestors
         if start or sees is None:
-            bound = self._score(tree.tokens, start + tree.depths, start, sees)
-            return Forward(bound.logits, bound.hidden)
+            return self._score(tree.tokens, start + tree.depths, start, sees).scores
         # On an empty cache GroupQueryAttention ignores position_ids and counts rows itself, so
         # that siblings would follow each other: the root has to go before the others.
         root = self._score(tree.tokens[:1], tree.depths[:1], 0, None)
         first = (root.logits.copy(), root.hidden.copy())
         rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:])
-        return Forward(
+        return widened(
             np.concatenate([first[0], rest.logits]), np.concatenate([first[1], rest.hidden])
         )
 
@@ -169,21 +174,23 @@ class Passes:
     def _bind(self, rows: int, scored: np.ndarray, is_stacked: bool = False) -> _Bound:
         binding = self._inference.io_binding()
         self.cache.bind(binding)
-        config = self._config
-        attended = rows if is_stacked else max(rows, MIN_ATTENDED)
+        config, signature = self._config, self._signature
+        attended = rows if is_stacked or signature.is_attended_once else max(rows, MIN_ATTENDED)
+        has_bias = signature.bias is not None and not is_stacked
         mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
         bound = _Bound(
             binding=binding,
             input_ids=np.zeros((1, rows), np.int64),
             position_ids=np.zeros((1, attended), np.int64),
-            bias=np.zeros(0 if is_stacked else attended * self.cache.capacity, np.float32),
+            bias=np.zeros(attended * self.cache.capacity if has_bias else 0, signature.bias),
             mask=mask,
             logits=self._logits[: len(scored)],
             hidden=self._hidden[: len(scored)],
         )
         binding.bind_cpu_input("input_ids", bound.input_ids)
-        binding.bind_cpu_input("attention_rows", np.minimum(np.arange(attended), rows - 1))
-        binding.bind_cpu_input("kept_rows", np.arange(rows))
+        if not signature.is_attended_once:
+            binding.bind_cpu_input("attention_rows", np.minimum(np.arange(attended), rows - 1))
+            binding.bind_cpu_input("kept_rows", np.arange(rows))
         binding.bind_cpu_input("position_ids", bound.position_ids)
         binding.bind_cpu_input("logit_rows", scored.astype(np.int64))
         binding.bind_cpu_input("seqlens_k", self._last)
@@ -223,6 +230,11 @@ class Passes:
         self.cache.last_writer = self
         if bound.mask is not None:
             bound.mask.show(start, sees)
+            self._run_bound(bound, rows, start)
+            return
+        if self._signature.bias is None:
+            if sees is not None:
+                raise ValueError("a graph without a bias takes chains alone")
             self._run_bound(bound, rows, start)
             return
         # The operator masks causally by itself, so a chain needs no bias but zeros.

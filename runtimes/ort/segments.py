@@ -59,6 +59,11 @@ class SegmentedInference:
         """Of all segments."""
         return sorted({name for each in self.segments for name in each.get_providers()})
 
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        """Of all segments."""
+        found = (each.get_provider_graph_assignment_info() for each in self.segments)
+        return list(chain.from_iterable(found))
+
     def io_binding(self) -> SegmentedBinding:
         return SegmentedBinding(self)
 

@@ -16,6 +16,7 @@ from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
+from edge_spec.runtimes.ort.signature import Signature
 from edge_spec.runtimes.ort.stacked import has_stacked
 
 
@@ -35,7 +36,7 @@ class OrtSession:
         self.length = 0
         self._config = config
         self._open_partial = open_partial
-        self._cache = KvCache(config, has_stacked(inference))
+        self._cache = KvCache(config, has_stacked(inference), Signature.of(inference).cache)
         self._passes = Passes(inference, config, self._cache)
         self._parts: list[PartialSession] = []
         self._fewer = fewer

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_spec.errors import UsageError
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import gguf_file, resolve_model
 from edge_spec.models.runtime_choice import is_converted
@@ -28,6 +29,22 @@ def converted(model: Path, runtime: str) -> list[str]:
 def largest(cache: Path) -> Path:
     files = (path for path in (cache / "bundles").rglob("*") if path.is_file())
     return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_nothing_is_converted_for_a_device_that_is_not_there(
+    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model takes minutes."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    told: list[str] = []
+
+    def tell(what: str, fraction: float) -> None:
+        told.append(what)
+
+    with pytest.raises(UsageError, match="no device 'abacus' here"):
+        resolve_model(Source(str(hf()), tell), "ort", LoadOptions(), tell, ("abacus",))
+    assert not told
 
 
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.options import LoadOptions
@@ -195,6 +196,52 @@ def test_another_device_has_memory_of_its_own(
     monkeypatch.setattr(type(target.runtime), "devices", lambda self, options: [gpu])
     require_fit(target, (), LoadOptions())
     refusal(target, LoadOptions(gpu_layers=0))
+
+
+class Card:
+    """A runtime on a device of its own that takes a megabyte a token."""
+
+    name = "card"
+
+    def __init__(self, free_mb: int, total_mb: int) -> None:
+        size = (total_mb * 1_000_000, free_mb * 1_000_000)
+        self._device = Device("card", "gpu0", "gpu", "a card", *size)
+
+    def memory(self, source: Any, options: RuntimeOptions, num_tokens: int) -> Memory:
+        return Memory(1, 0, 0, on_devices={"gpu0": num_tokens * 1_000_000})
+
+    def memory_devices(self, options: RuntimeOptions) -> list[Device]:
+        return [self._device]
+
+
+def on_card(target: ResolvedModel, free_mb: int, total_mb: int = 8000) -> ResolvedModel:
+    return replace(target, runtime=Card(free_mb, total_mb))  # type: ignore[arg-type]
+
+
+def test_a_device_s_own_memory_is_compared_with_what_is_free_there(target: ResolvedModel) -> None:
+    short = on_card(target, 3000)
+    told = refusal(short, LoadOptions())
+    assert "long on card with 4096 tokens of context needs 4,096 MB of 3,000 MB free" in told
+    assert "on card gpu0" in told and "--gpu-layers" in told and "another --device" in told
+    assert "--context 2816 (2,816 MB)" in told  # in steps of 256
+    require_fit(short, (), LoadOptions(context_length=2816))
+    require_fit(on_card(target, 4096), (), LoadOptions())
+
+
+def test_a_draft_on_the_same_device_is_counted_with_its_target(target: ResolvedModel) -> None:
+    for free_mb, drafts in ((4096, ()), (8192, (on_card(target, 8192),))):
+        require_fit(on_card(target, free_mb), drafts, LoadOptions())
+    told = refusal(on_card(target, 8191), LoadOptions(), (on_card(target, 8191),))
+    assert "needs 8,192 MB of 8,191 MB free on card gpu0" in told and "--draft none (" in told
+
+
+def test_where_other_models_may_be_closed_first_a_device_counts_whole(
+    target: ResolvedModel,
+) -> None:
+    busy = on_card(target, 100, 5000)
+    require_fit(busy, (), LoadOptions(), makes_room=True)
+    with pytest.raises(DeviceMemoryError, match="needs 6,000 MB of 5,000 MB on card gpu0"):
+        require_fit(busy, (), LoadOptions(context_length=6000), makes_room=True)
 
 
 def test_what_is_mapped_beside_its_copy_needs_no_room() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError, UsageError
+from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model, trial
+from edge_spec.placement.isolated import IsolatedError
+from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model
+from edge_spec.runtimes.ort.cuda_driver import CudaDevice, CudaDriver
 from edge_spec.runtimes.ort.devices import (
     ProviderChoice,
     add_providers,
@@ -22,6 +25,7 @@ from edge_spec.runtimes.ort.devices import (
     choose,
     require_started,
 )
+from edge_spec.runtimes.ort.probe_graph import attention_probe
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 Exported = Callable[..., Bundle]
@@ -55,6 +59,16 @@ def packages_are_loaded_anew() -> Iterator[None]:
     devices.load_packages.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever GPU this machine has is not asked."""
+
+    def missing() -> CudaDriver:
+        raise DeviceError("no driver", remedy="None.")
+
+    monkeypatch.setattr(devices, "cuda_driver", missing)
+
+
 def test_a_provider_with_several_kinds_has_a_name_for_each() -> None:
     path = "library_path"
     pretended = Pretended(
@@ -64,13 +78,78 @@ def test_a_provider_with_several_kinds_has_a_name_for_each() -> None:
         ep_device("WebGpuExecutionProvider", "GPU", **{path: "x"}),
     )
     found = choices(pretended)
-    assert list(found) == ["cuda", "openvino-cpu", "openvino-npu", "webgpu", "cpu"]
+    assert list(found) == [
+        "cuda",
+        "openvino-cpu",
+        "openvino-npu",
+        "openvino-npu:1",
+        "webgpu",
+        "cpu",
+    ]
     assert found["openvino-cpu"].description == "a core"
-    assert found["openvino-npu"].description == "Acme NPU"  # the first of two
-    assert [found[name].kind for name in found] == ["gpu", "cpu", "npu", "gpu", "cpu"]
-    chosen = choose(pretended, ["OpenVINO-NPU", "cuda", "CUDAExecutionProvider", "cpu"])
+    assert found["openvino-npu"].description == "Acme NPU"
+    assert found["openvino-npu:1"].description == "second"
+    assert [found[name].kind for name in found] == ["gpu", "cpu", "npu", "npu", "gpu", "cpu"]
+    chosen = choose(pretended, ["OpenVINO-NPU:0", "cuda", "CUDAExecutionProvider", "cpu"])
     assert [choice.name for choice in chosen] == ["openvino-npu", "cuda", "cpu"]
     assert [choice.from_package for choice in chosen] == [True, False, False]
+
+
+def test_each_cuda_device_has_a_name_and_its_number_reaches_the_provider(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = tuple(CudaDevice(name, 2**30, b"0000:01:00.0") for name in ("Large", "Small"))
+    monkeypatch.setattr(devices, "cuda_driver", lambda: CudaDriver((13, 0), cards))
+    found = choices(Pretended())
+    assert [(name, choice.description) for name, choice in found.items()] == [
+        ("cuda", "Large"),
+        ("cuda:1", "Small"),
+        ("cpu", "CPUExecutionProvider"),
+    ]
+    first, second = (choose(Pretended(), [name]) for name in ("cuda:0", "CUDA:1"))
+    assert add_providers(None, first) == ["CUDAExecutionProvider"]
+    assert add_providers(None, second, Path("unused")) == [
+        ("CUDAExecutionProvider", {"device_id": "1"})
+    ]
+    listed = listing._described(second[0], None)
+    assert (listed.name, listed.total_bytes, listed.free_bytes) == ("cuda:1", 2**30, None)
+    with pytest.raises(UsageError, match=r"no device 'cuda:2' here\. There are: cpu, cuda, cuda:1"):
+        choose(Pretended(), ["cuda:2"])
+    with pytest.raises(UsageError, match="once in a session, not as cuda and cuda:1"):
+        choose(Pretended(), ["cuda", "cuda:1"])
+
+
+def test_qualcomms_provider_is_an_npu_also_where_a_processor_compiles_for_it() -> None:
+    pretended = Pretended(ep_device("QNNExecutionProvider", "CPU", library_path="x"))
+    assert choices(pretended)["qnn"].kind == "npu"
+
+
+@pytest.mark.parametrize(
+    "name", ["dml", "DirectML", "tensorrt", "TensorrtExecutionProvider", "vitisai", "migraphx:1"]
+)
+def test_a_provider_that_is_not_used_says_why(name: str) -> None:
+    """Also where the package is not installed, as DirectML's can hardly be."""
+    with pytest.raises(UsageError, match=r"does not use onnxruntime's .*: .{20}"):
+        choose(onnxruntime, [name])
+    pretended = Pretended(ep_device("TensorrtExecutionProvider", "GPU"))
+    assert "tensorrt" not in choices(pretended)
+    assert list(devices.unused(pretended)) == ["tensorrt"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("", "installed in part"), ("raise ImportError('DLL load failed')", "DLL load failed")],
+)
+def test_a_damaged_onnxruntime_is_not_called_missing(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after one of its two packages, which install the same module, was uninstalled."""
+    (tmp_path / "onnxruntime.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    with pytest.raises(MissingDependencyError, match=said) as caught:
+        devices.import_onnxruntime()
+    assert "uninstall both" in caught.value.remedy
 
 
 def test_no_name_stands_for_the_cpu_and_loads_no_package() -> None:
@@ -227,46 +306,28 @@ def test_a_device_that_works_has_no_fault_and_one_that_is_not_there_has() -> Non
 
 
 def test_wrong_numbers_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph has other weights than those that its product is compared with."""
-    right = listing._matrix_product
-    listing._probe("cpu")
-    monkeypatch.setattr(listing, "_matrix_product", lambda weights: right(weights * 1.1))
-    with pytest.raises(ValueError, match=r"off by 10\.0%"):
+    """In float16, as well as in float32, the CPU's are right."""
+    for half in ((), ("CPUExecutionProvider",)):
+        monkeypatch.setattr(listing, "_HALF", half)
+        listing._probe("cpu")
+    right = attention_probe(np.dtype(np.float16))
+    wrong = right._replace(expected=right.expected * 1.1)
+    monkeypatch.setattr(listing, "attention_probe", lambda dtype: wrong)
+    with pytest.raises(ValueError, match=r"attention is off by 9\.[01]%"):
         listing._probe("cpu")
 
 
-def test_scores_of_another_model_are_refused_and_those_of_a_coarser_one_taken(
-    exported: Exported,
-) -> None:
-    whole = trial.scores(OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions()))
-    coarse = trial.scores(OrtRuntime().open(exported("llama", "int8"), RuntimeOptions()))
-    trial.require_same(whole, whole, "odd")
-    trial.require_same(coarse, whole, "odd")
-    for wrong in (np.roll(whole, 1, axis=1), whole * 0, whole * np.nan, whole[::-1]):
-        with pytest.raises(DeviceError, match="computes this model wrong on odd"):
-            trial.require_same(wrong, whole, "odd")
+def test_the_reason_that_a_library_prints_is_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that does not start leaves the session to the CPU, and says why in a log alone."""
 
+    def lost(*arguments: object, **how: object) -> None:
+        raise IsolatedError("cannot start cuda, and would run on the CPU", printed)
 
-@pytest.mark.parametrize("context_length", [None, 4, 7])
-def test_a_model_is_tried_on_another_device_before_it_is_used(
-    context_length: int | None, exported: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The device is the CPU under another name, its first scores right, the second time wrong."""
-    cpu = choose(onnxruntime, ["cpu"])[0]
-    names = {"odd": cpu._replace(name="odd"), "cpu": cpu}
-    monkeypatch.setattr(
-        model, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
-    )
-    options = RuntimeOptions(providers=("odd",), context_length=context_length)
-    OrtRuntime().open(exported(), options).close()
-    right, calls = trial.scores, []
-
-    def scores(opened: Any) -> np.ndarray:
-        calls.append(opened)
-        return right(opened) * (-1 if len(calls) == 2 else 1)
-
-    monkeypatch.setattr(trial, "scores", scores)
-    with pytest.raises(DeviceError, match="wrong on odd"):
-        OrtRuntime().open(exported(), options)
-    OrtRuntime().open(exported(), RuntimeOptions(context_length=context_length)).close()
-    assert len(calls) == 2  # the CPU is not compared with itself
+    printed = "with error: libcudnn.so.9: cannot open shared object file: No such file\n"
+    monkeypatch.setattr(listing, "isolated", lost)
+    fault = listing.fault("cuda") or ""
+    assert "cuDNN is missing" in fault and "libcudnn.so.9" in fault
+    printed = "something else"
+    assert listing.fault("cuda") == "cannot start cuda, and would run on the CPU"
+    with pytest.raises(DeviceError, match=r"cannot start cuda: because\. Choose"):
+        require_started(SimpleNamespace(get_providers=list), [CUDA], lambda name: "because.")

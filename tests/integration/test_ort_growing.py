@@ -203,8 +203,9 @@ def test_its_memory_is_forecast(session: Session) -> None:
 def test_a_device_is_tried_on_a_chain() -> None:
     model = opened("gpt2")
     scores = trial.scores(model)
-    trial.require_same(scores, trial.scores(model), "cpu")
-    assert scores.shape == (4, model.config.vocab_size)
+    assert trial.require_same(scores, trial.scores(model), "cpu")
+    assert scores.chain.shape == (4, model.config.vocab_size)
+    assert scores.tree is None
 
 
 def test_another_kind_of_graph_is_refused(exported: Callable[..., object], tmp_path: Path) -> None:

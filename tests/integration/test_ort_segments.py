@@ -26,6 +26,7 @@ from edge_spec.models.bundle import MANIFEST, Bundle, list_files, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime, memory
 from edge_spec.runtimes.ort import model as runtime
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
+from fixtures import families
 
 LAYERS = 4
 TWO_FORMS = "llama with two forms of attention"
@@ -118,6 +119,25 @@ def test_every_pass_scores_as_the_whole_graph_bit_for_bit(
     np.testing.assert_array_equal(one.logits, other.logits)
     for model in models:
         model.close()
+
+
+def test_a_window_is_made_in_every_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, random_tree: RandomTree
+) -> None:
+    """It is no stream, which has another shape."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    source = open_checkpoint(families.write_hf("gemma3", tmp_path / "hf"))
+    options = ExportOptions("fp32", check=False)
+    OnnxExporter().export(source, tmp_path / "out", options, lambda what, part: None)
+    bundle = open_bundle(tmp_path / "out")
+    assert bundle.config.windows == (8,)
+    found = []
+    for model in (opened(bundle), whole(bundle)):
+        session = model.open_session()
+        session.prefill(list(range(30)))
+        found.append(session.forward(random_tree(9)).logits.copy())
+        model.close()
+    np.testing.assert_array_equal(*found)
 
 
 def test_an_exit_shares_the_cache_of_the_segments(export: Export, tokens: Tokens) -> None:

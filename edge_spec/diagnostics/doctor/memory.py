@@ -43,6 +43,8 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
         yield ok(each.role, _parts(each))
     free = "what is free is not known" if full.free is None else f"{format_bytes(full.free)} free"
     together = f"{format_bytes(full.total)} with {tokens} tokens of text, {free}"
+    if full.device_shortage is not None:
+        together = f"{together}, {full.device_shortage}"
     few = min(tokens, PLANNED_TOKENS)
     short = forecast(target, drafts, chosen.options, few)
     if full.fits:
@@ -54,7 +56,7 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
             f"Give --context {few}, {_SMALLER}.",
         )
     else:
-        remedy = what_fits(target, drafts, chosen.options, full.free or 0, few)
+        remedy = what_fits(target, drafts, chosen.options, few, lambda found: found.fits)
         yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
 
 

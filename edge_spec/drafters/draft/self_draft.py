@@ -79,7 +79,7 @@ class SelfDrafter(Drafter):
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
                 f"the drafter {self.name} needs a runtime that can run a model in part",
-                remedy="Use --runtime ort and a model that edge-spec converts by itself "
+                remedy="Use --runtime ort on the CPU and a model that edge-spec converts by itself "
                 "(docs/models.md), or another drafter.",
             )
         self.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -43,6 +43,12 @@ def waits(path):
 def hangs():
     sys.stdin.close()
     time.sleep(1000)
+
+def tells(path):
+    from edge_spec.placement.isolated import tell
+    tell(0.25)
+    tell(0.5)
+    waits(path)
 
 def crashes_afterwards():
     import atexit
@@ -88,6 +94,27 @@ def test_a_crash_after_the_answer_is_none(drivers: Any) -> None:
 
 def test_work_that_hangs_is_ended(drivers: Any) -> None:
     assert reason(drivers.hangs, timeout_s=0.5) == "there was no answer within 0.5 s"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
+def test_an_interrupt_while_progress_is_told_ends_the_work(drivers: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    told: list[float] = []
+    opened: list[TextIO] = []
+
+    def on_step(fraction: float) -> None:
+        told.append(fraction)
+        if fraction == 0.5:
+            opened.append(pipe.open())
+            assert opened[0].readline() == "here\n"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        isolated(drivers.tells, str(pipe), timeout_s=60, on_step=on_step)
+    assert told == [0.25, 0.5]
+    with opened[0]:
+        assert opened[0].read() == ""  # nobody has it open any more
 
 
 def test_no_module_comes_from_the_working_directory(

@@ -21,20 +21,22 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import candidates as candidates_module
 from edge_spec.placement.candidates import candidates, thread_counts
-from edge_spec.placement.chain import agreements, best_walk, walk
+from edge_spec.placement.chain import Meanwhile, RoundCosts, agreements, best_walk, walk
+from edge_spec.placement.device_memory import FreeMemory
 from edge_spec.placement.devices import Device
 from edge_spec.placement.drafting import RealTime, pass_costs
 from edge_spec.placement.plan import (
     Place,
     Placement,
 )
-from edge_spec.placement.planner import ranked
 from edge_spec.placement.profile import ContextCosts, Profile
+from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording, VirtualClock, replay
 from edge_spec.testing import ScriptedModel
 
 MB = 1_000_000
-FREE = 500 * MB
+ROOM = 500 * MB
+FREE = FreeMemory(ROOM)
 
 
 def place(runtime: str = "ort", device: str = "cpu", threads: int | None = None) -> Place:
@@ -56,20 +58,20 @@ def quiet(what: str, fraction: float) -> None: ...
 
 
 def too_large(each: Placement) -> Placement:
-    return replace(each, memory_bytes=FREE + 1)
+    return replace(each, memory_bytes=ROOM + 1)
 
 
 def test_the_fastest_that_fits_is_the_first() -> None:
     fast = too_large(placement(place("ik"), rate=900.0))
     assert ranked([NEXT, fast, BEST], FREE)[0] == BEST
-    assert ranked([NEXT, fast, BEST], None)[0] == replace(fast, reason="")
+    assert ranked([NEXT, fast, BEST], FreeMemory(None))[0] == replace(fast, reason="")
 
 
 @pytest.mark.parametrize(
     ("loser", "reason"),
     [
         (too_large(BEST), "does not fit: 500 MB of 500 MB free"),
-        (replace(BEST, tokens_per_s=None), "does not fit: 100 MB of 500 MB free"),
+        (replace(BEST, tokens_per_s=None), "does not fit: 100 MB are too much"),
         (
             placement(place("ort"), rate=100.0),
             "50% slower: a step takes 12.5 ms, not 6.25",
@@ -241,7 +243,7 @@ def test_a_draft_agrees_where_it_prefers_the_text_s_token() -> None:
 
 def test_a_walk_accepts_up_to_the_first_miss_and_pays_for_all_draft_tokens() -> None:
     text, hits = recorded(0, 0, 0, 0, 0, 0), [True, False, True, True, True, True]
-    found = walk([text], [hits], 2, 0.1, lambda rows, context: float(rows))
+    found = walk([text], [hits], 2, RoundCosts(lambda rows, context: float(rows), draft_s=0.1))
     # 1 of 2, with the recovered token: 2 tokens; then 2 of 2 with the bonus; then the last alone.
     assert (found.num_tokens, found.num_verified, found.num_accepted) == (6, 4, 3)
     assert found.seconds == pytest.approx(3 + 3 + 1 + 4 * 0.1)
@@ -254,13 +256,32 @@ def test_the_best_walk_draft_tokens_more_where_rows_are_cheap_and_the_draft_is_g
     def cheap(rows: int, context: int) -> float:
         return 1.0 + 0.01 * rows
 
-    assert best_walk([text], good, 0.01, cheap).num_guesses == 8
-    assert best_walk([text], bad, 0.3, cheap).num_guesses == 1
+    assert best_walk([text], good, RoundCosts(cheap, draft_s=0.01)).num_guesses == 8
+    assert best_walk([text], bad, RoundCosts(cheap, draft_s=0.3)).num_guesses == 1
 
 
 def test_no_draft_tokens_are_plain_decoding() -> None:
-    found = walk([recorded(0, 0, 0)], [[False] * 3], 0, 9.0, lambda rows, context: context * rows)
+    costs = RoundCosts(lambda rows, context: context * rows, 9.0, 9.0, 9.0)
+    found = walk([recorded(0, 0, 0)], [[False] * 3], 0, costs)
     assert (found.num_tokens, found.seconds, found.acceptance) == (3, 2 + 3 + 4, 0.0)
+
+
+def test_a_round_pays_for_taking_turns_and_for_reading_what_was_right() -> None:
+    text, hits = recorded(0, 0, 0, 0, 0, 0), [True, True, True, False, True, True]
+    costs = RoundCosts(lambda rows, context: 1.0, draft_s=0.1, catch_up_s=0.03, switch_s=0.2)
+    # 2 of 2 and the bonus; after it 0 of 2, the draft having to catch up; then 1 of 1.
+    found = walk([text], [hits], 2, costs)
+    assert found.seconds == pytest.approx(3 * 1.0 + 5 * 0.1 + 3 * 0.2 + 0.03)
+
+
+def test_what_the_draft_has_read_meanwhile_is_not_paid_for_again() -> None:
+    text, hits = recorded(*[0] * 9), [True, True, True, True, True, False, True, True, True]
+    costs = RoundCosts(lambda rows, context: 1.0, 0.2, meanwhile=Meanwhile(1.1, 1.25))
+    # Rounds of 2 draft tokens: a pass takes 1.1 and half of one of the draft's of 0.25, in which
+    # this makes four, the token that the target adds and 2 draft tokens among them. Those serve the
+    # second round, since the token that was added is the foreseen one, but not the third.
+    found = walk([text], [hits], 2, costs)
+    assert found.seconds == pytest.approx(3 * (1.1 + 0.2 * 1.25 / 2) + 2 * 0.2 + 0.0 + 2 * 0.2)
 
 
 def test_what_a_round_takes_is_its_pass_its_logits_and_its_commit() -> None:

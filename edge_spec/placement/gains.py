@@ -1,0 +1,96 @@
+"""What a way to run a model would bring, by what its places were measured at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge_spec.control.lossless import Losslessness
+from edge_spec.control.overlap import HYSTERESIS
+from edge_spec.placement.chain import Meanwhile, RoundCosts, Walk, best_walk, walk
+from edge_spec.placement.drafting import pass_costs
+from edge_spec.placement.plan import Placement
+from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile
+from edge_spec.placement.replay import Recording
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two measured places. findings: None where they were not measured together; has_devices:
+    whether the draft's device is another one, so that it can go on while the target verifies."""
+
+    target: Profile
+    draft: Profile
+    findings: PairFindings | None
+    has_devices: bool
+
+
+def with_draft(
+    placement: Placement,
+    pair: Pair,
+    recordings: Sequence[Recording],
+    hits: Sequence[Sequence[bool]],
+) -> Placement:
+    """Completes a placement with the forecast of the best number of draft tokens. hits: for each
+    token of each text whether the draft prefers it."""
+    costs = _round_costs(pair)
+    best, overlapped = best_walk(recordings, hits, costs), False
+    beside = _beside(pair, costs)
+    if beside is not None:
+        other = best_walk(recordings, hits, beside)
+        overlapped = _ratio(other, best) < 1 - HYSTERESIS  # as `OverlapTrial` will judge it
+        best = other if overlapped else best
+    return replace(
+        placement,
+        tokens_per_s=best.tokens_per_s,
+        speedup=best.tokens_per_s / plain_rate(pair.target, recordings),
+        acceptance=best.acceptance,
+        row_share=row_share(pair.target),
+        guess_share=costs.draft_s / pair.target.costs(TYPICAL_TOKENS).at(1),
+        draft_tokens=best.num_guesses,
+        overlapped=overlapped,
+    )
+
+
+def plain_rate(
+    profile: Profile, recordings: Sequence[Recording], lossless: Losslessness | None = None
+) -> float:
+    """Tokens a second without speculation. lossless: how passes are padded."""
+    nothing = [[False] * len(recording.tokens) for recording in recordings]
+    pass_s = pass_costs(profile)
+    width = lossless.plain_width if lossless else 1
+
+    def padded_s(rows: int, context_tokens: int) -> float:
+        return pass_s(max(rows, width), context_tokens)
+
+    return walk(recordings, nothing, 0, RoundCosts(padded_s)).tokens_per_s
+
+
+def row_share(profile: Profile) -> float:
+    """What one row more costs of a step."""
+    costs = profile.costs(TYPICAL_TOKENS)
+    return max(0.0, costs.at(4) - costs.at(1)) / 3 / costs.at(1)
+
+
+def _round_costs(pair: Pair) -> RoundCosts:
+    draft = pair.draft.costs(TYPICAL_TOKENS)
+    return RoundCosts(
+        pass_costs(pair.target),
+        draft_s=draft.at(1) + pair.draft.logits_row_s + pair.draft.commit_s,
+        catch_up_s=max(0.0, draft.at(2) - draft.at(1)),
+        switch_s=pair.findings.switch_s if pair.findings else 0.0,
+    )
+
+
+def _beside(pair: Pair, costs: RoundCosts) -> RoundCosts | None:
+    """The same where the draft goes on meanwhile; None where it cannot, or nobody knows what that
+    costs: nothing is assumed."""
+    if pair.findings is None or not pair.has_devices:
+        return None
+    slowdowns = Meanwhile(pair.findings.target_slowdown, pair.findings.draft_slowdown)
+    return replace(costs, meanwhile=slowdowns)
+
+
+def _ratio(one: Walk, other: Walk) -> float:
+    """The seconds of a token."""
+    return other.tokens_per_s / one.tokens_per_s

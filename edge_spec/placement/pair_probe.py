@@ -1,0 +1,112 @@
+"""How a target and its draft run beside each other: in turns, and at the same time.
+
+What each takes alone is known of profiles. What is not: the other model's data in the caches, its
+threads, clocks of a device that had nothing to do, copies between devices, and memory that both
+read at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from edge_spec.core.model import Model, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.placement.measure import LEAST_S, SEED, Stopwatch
+from edge_spec.placement.profile import PairFindings
+
+_DRAFT_TOKENS = 4  # of a round
+_MOST_BESIDE = 64  # passes of the draft during one of the target
+_CONTEXT = 32  # tokens
+_ROUNDS, _LEAST_ROUNDS, _ENOUGH_S = 16, 3, 6.0
+
+
+@dataclass
+class _Seconds:
+    """Of each round: of the target's pass, of a pass of the draft, of all in turns, and of each
+    while the other model runs."""
+
+    target: list[float] = field(default_factory=list)
+    draft: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
+    target_beside: list[float] = field(default_factory=list)
+    draft_beside: list[float] = field(default_factory=list)
+
+
+def probe_pair(
+    target: Model,
+    draft: Model,
+    on_step: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> PairFindings:
+    """Times a round's passes of each model alone, in turns, and at the same time, in rounds that
+    follow each other; medians."""
+    found = _Seconds()
+    watch = Stopwatch(clock)
+    with (
+        _passes(target, _DRAFT_TOKENS + 1) as verify,
+        _passes(draft, 1) as read,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        chain = partial(_times, read, _DRAFT_TOKENS)
+
+        def in_turns() -> None:
+            chain()
+            verify()
+
+        for done in range(_ROUNDS + 1):
+            into = found if done else _Seconds()  # the first passes bind buffers
+            read()  # after the other model's pass
+            into.draft.append(watch.time(chain) / _DRAFT_TOKENS)
+            verify()
+            into.target.append(watch.time(verify))
+            into.turns.append(watch.time(in_turns))
+            # The draft is busy for as long as the target.
+            count = 1 + min(_MOST_BESIDE, int(into.target[-1] / max(LEAST_S, into.draft[-1])))
+            beside = pool.submit(Stopwatch(clock).time, partial(_times, read, count))
+            into.target_beside.append(watch.time(verify))
+            into.draft_beside.append(beside.result() / count)
+            on_step(done / _ROUNDS)
+            if done >= _LEAST_ROUNDS and watch.total_s > _ENOUGH_S:
+                break
+    return _findings(found)
+
+
+def _findings(found: _Seconds) -> PairFindings:
+    target_s, draft_s = max(LEAST_S, median(found.target)), max(LEAST_S, median(found.draft))
+    return PairFindings(
+        switch_s=max(0.0, median(found.turns) - target_s - _DRAFT_TOKENS * draft_s),
+        target_slowdown=max(1.0, median(found.target_beside) / target_s),
+        draft_slowdown=max(1.0, median(found.draft_beside) / draft_s),
+    )
+
+
+def _times(work: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        work()
+
+
+@contextmanager
+def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
+    """A pass of so many rows, as a round makes it: one row of it is kept, and forgotten again."""
+    rng = np.random.default_rng(SEED)
+    context = max(1, min(_CONTEXT, model.config.context_length - rows))
+    tokens: Sequence[int] = rng.integers(0, model.config.vocab_size, context + rows).tolist()
+    tree = TokenTree.chain(tokens[0], tokens[1:rows])
+    with closing(model.open_session()) as session:
+        session.prefill(tokens[:context])
+        yield partial(_pass, session, tree)
+
+
+def _pass(session: Session, tree: TokenTree) -> None:
+    length = session.length
+    session.forward(tree)
+    session.commit([0])
+    session.rollback(length)

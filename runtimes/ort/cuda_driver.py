@@ -1,0 +1,135 @@
+"""What NVIDIA's driver tells of itself and its devices, asked through ctypes.
+
+CUDA's driver interface (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime
+does, CUDA_VISIBLE_DEVICES included; memory that is free without a context of ours is told by NVML
+(https://docs.nvidia.com/deploy/nvml-api).
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from ctypes import CDLL, Structure, byref, c_char_p, c_int, c_size_t, c_ulonglong, c_void_p
+from ctypes import create_string_buffer as string_buffer
+from typing import NamedTuple
+
+from edge_spec.errors import DeviceError
+
+NO_DRIVER = (
+    "no NVIDIA driver is here",
+    "Install NVIDIA's driver; a container has to be started with the GPU (docker: --gpus all).",
+)
+NO_DEVICE = (
+    "NVIDIA's driver shows no device",
+    "nvidia-smi says what it sees; CUDA_VISIBLE_DEVICES may hide devices.",
+)
+OLD_DRIVER = ("NVIDIA's driver is too old for this onnxruntime", "Update NVIDIA's driver.")
+
+_DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+if sys.platform == "win32":
+    _DRIVER, _NVML = "nvcuda.dll", "nvml.dll"
+# Codes of CUresult that have a remedy of their own.
+_REFUSALS = {
+    100: NO_DEVICE,
+    803: (
+        "the running NVIDIA driver is not the one that is installed",
+        "Restart the machine: it was updated since.",
+    ),
+}
+_TEXT_BYTES = 256
+
+
+class CudaDevice(NamedTuple):
+    name: str
+    total_bytes: int
+    pci_bus_id: bytes
+
+
+class CudaDriver(NamedTuple):
+    version: tuple[int, int]  # of CUDA, the newest that it runs
+    devices: tuple[CudaDevice, ...]  # by their numbers
+
+
+def cuda_driver() -> CudaDriver:
+    """Asks the driver, which starts it. Raises DeviceError where there is none, or no device."""
+    try:
+        library = CDLL(_DRIVER)
+    except OSError as error:
+        raise _refused(NO_DRIVER, str(error)) from None
+    _call(library, "cuInit", 0)
+    version, count = c_int(), c_int()
+    _call(library, "cuDriverGetVersion", byref(version))
+    _call(library, "cuDeviceGetCount", byref(count))
+    if not count.value:
+        raise _refused(NO_DEVICE, "it counts 0")
+    thousands, rest = divmod(version.value, 1000)  # 13020 is 13.2
+    return CudaDriver((thousands, rest // 10), tuple(map(_Asked(library), range(count.value))))
+
+
+def free_bytes(device: CudaDevice) -> int | None:
+    """Returns what no process has taken; None where NVML is not there or does not know."""
+    with suppress(OSError, AttributeError):
+        return _free_bytes(CDLL(_NVML), device)
+    return None
+
+
+class _Asked:
+    """Describes a device by its number."""
+
+    def __init__(self, library: CDLL) -> None:
+        self._library = library
+
+    def __call__(self, number: int) -> CudaDevice:
+        handle, total = c_int(), c_size_t()
+        name, bus = string_buffer(_TEXT_BYTES), string_buffer(_TEXT_BYTES)
+        _call(self._library, "cuDeviceGet", byref(handle), number)
+        _call(self._library, "cuDeviceGetName", name, len(name), handle)
+        _call(self._library, "cuDeviceGetPCIBusId", bus, len(bus), handle)
+        _call(self._library, "cuDeviceTotalMem_v2", byref(total), handle)
+        return CudaDevice(name.value.decode(errors="replace"), total.value, bus.value)
+
+
+class _Memory(Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+def _free_bytes(nvml: CDLL, device: CudaDevice) -> int | None:
+    if nvml.nvmlInit_v2():
+        return None
+    try:
+        handle, memory = c_void_p(), _Memory()
+        if nvml.nvmlDeviceGetHandleByPciBusId_v2(device.pci_bus_id, byref(handle)):
+            return None
+        if nvml.nvmlDeviceGetMemoryInfo(handle, byref(memory)):
+            return None
+        return int(memory.free)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _call(library: CDLL, function: str, *arguments: object) -> None:
+    """Raises DeviceError."""
+    try:
+        code = getattr(library, function)(*arguments)
+    except AttributeError as error:
+        raise _refused(OLD_DRIVER, str(error)) from None
+    if code:
+        words = f"{function}: {_words(library, code)}"
+        known = _REFUSALS.get(code)
+        other = ("NVIDIA's driver does not start", "nvidia-smi says whether it works at all.")
+        raise _refused(known or other, words)
+
+
+def _words(library: CDLL, code: int) -> str:
+    said = c_char_p()
+    with suppress(AttributeError):
+        library.cuGetErrorString(code, byref(said))
+    return (said.value or b"").decode(errors="replace") or f"error {code}"
+
+
+def _refused(known: tuple[str, str], words: str) -> DeviceError:
+    """known: the cause, and what can be done about it; words: the library's own."""
+    cause, remedy = known
+    return DeviceError(f"{cause} ({words})", remedy=remedy)

@@ -1,0 +1,118 @@
+"""Buffers in a device's own memory, and what is copied to and from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime import OrtValue
+
+from edge_spec.runtimes.ort.device_graphs import DeviceGraphs
+from edge_spec.runtimes.ort.device_place import Place
+
+_ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+@dataclass
+class Traffic:
+    """Bytes that a session has moved so far."""
+
+    allocated: int = 0  # in buffers of the cache and masks
+    bound: int = 0  # of the cache, as past and present of a pass
+    to_device: int = 0
+    to_host: int = 0
+    on_device: int = 0  # copied there, and not through the host
+
+
+class DeviceMemory:
+    """What one session has on a device; `traffic` counts it.
+
+    onnxruntime copies an array of the host when it is bound, and only then: what is bound as an
+    input is never written to afterwards.
+    """
+
+    def __init__(self, place: Place, graphs: DeviceGraphs) -> None:
+        self.place = place
+        self.traffic = Traffic()
+        self._graphs = graphs
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Names the device as OrtValue and IOBinding take it."""
+        return self.place.device, self.place.number
+
+    def bind_input(self, binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
+        """Copies an array of the host to wherever the graph reads it."""
+        binding.bind_cpu_input(name, array)
+        self.traffic.to_device += array.nbytes
+
+    def bind_scores(self, binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
+        """Each run copies this output to `array`, on the host; `count_scores` counts it."""
+        binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
+
+    def count_scores(self, *arrays: np.ndarray) -> None:
+        self.traffic.to_host += sum(array.nbytes for array in arrays)
+
+    def count_cache(self, num_bytes: int) -> None:
+        """Counts a binding of the cache, whose pass reads and writes it where it is, or copies of
+        it."""
+        self.traffic.bound += num_bytes
+        if self.place.is_copied:
+            self.traffic.to_device += num_bytes
+            self.traffic.to_host += num_bytes
+
+    def bind_unread(self, binding: onnxruntime.IOBinding, name: str) -> None:
+        """An output that stays on the device, where the next one takes its place."""
+        binding.bind_output(name, *self.address)
+
+    def padded(
+        self, array: np.ndarray | OrtValue, before: Sequence[int], after: Sequence[int]
+    ) -> OrtValue:
+        """Returns a new buffer with zeros around `array`, of four axes, from the host or here."""
+        shape = array.shape if isinstance(array, np.ndarray) else array.shape()
+        wider = [sum(sizes) for sizes in zip(before, shape, after, strict=True)]
+        kind = np.dtype(array.dtype if isinstance(array, np.ndarray) else _element(array))
+        made = OrtValue.ortvalue_from_shape_and_type(wider, kind.type, *self.address)
+        binding = self._graphs.pad.io_binding()
+        if isinstance(array, np.ndarray):
+            self.bind_input(binding, "array", array)
+        else:
+            binding.bind_ortvalue_input("array", array)
+        self.bind_input(binding, "pads", np.array([*before, *after], np.int64))
+        binding.bind_ortvalue_output("padded", made)
+        self._graphs.pad.run_with_iobinding(binding)
+        num_bytes = prod(wider) * kind.itemsize
+        self.traffic.allocated += num_bytes
+        self.traffic.on_device += num_bytes
+        return made
+
+    def move(self, block: OrtValue, rows: np.ndarray, at: int) -> None:
+        """Copies the tokens at `rows` of a cache to `at` and after, in place."""
+        binding = self._graphs.move.io_binding()
+        binding.bind_ortvalue_input("cache", block)
+        self.bind_input(binding, "rows", rows.astype(np.int64))
+        self.bind_input(binding, "at", np.array([at], np.int64))
+        binding.bind_ortvalue_output("moved", block)
+        self._graphs.move.run_with_iobinding(binding)
+        _, parts, _, size = block.shape()
+        self.traffic.on_device += parts * len(rows) * size * np.dtype(_element(block)).itemsize
+
+    def taken(self, block: OrtValue, length: int) -> np.ndarray:
+        """Returns the first `length` tokens of a cache, on the host."""
+        _, parts, _, size = block.shape()
+        found = np.empty((1, parts, length, size), _element(block))
+        binding = self._graphs.take.io_binding()
+        binding.bind_ortvalue_input("cache", block)
+        self.bind_input(binding, "length", np.array([length], np.int64))
+        self.bind_scores(binding, "taken", found)
+        self._graphs.take.run_with_iobinding(binding)
+        self.count_scores(found)
+        return found
+
+
+def _element(value: OrtValue) -> Any:
+    return _ELEMENTS[value.data_type()]

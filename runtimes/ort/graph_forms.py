@@ -1,0 +1,230 @@
+"""The graph of a bundle in the form that a device runs best, made when the model is loaded.
+
+A bundle holds one graph (exporters/onnx/graph.py), as the CPU runs it. Others are made of it in
+memory, over the same file of weights:
+
+- attention and mixtures of experts in one form, where the graph has two for the sake of the CPU
+  (exporters/onnx/stacked.py, experts.py): other devices know the operators;
+- a single row attended once (`is_attended_once`): no `attention_rows` and `kept_rows`;
+- for chains alone (`takes_trees` False): without `attention_bias`, with which CUDA takes neither
+  flash attention nor a captured graph. The operator counts the rows of a window itself;
+- rotated before attention (`is_rotated_apart`): WebGPU's attention ignores `position_ids`, which
+  its RotaryEmbedding does not;
+- float16 (`is_half`, half_graph.py): CUDA's GroupQueryAttention takes no float32;
+- activations as they are (`keeps_activations`, and all of float16): the CPU rounds to int8 what a
+  quantized matrix is multiplied with, which moves scores by a tenth of their deviation and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.runtimes.ort.half_graph import halve, keeps_wide_stream
+from edge_spec.runtimes.ort.stacked import STACKED
+
+_CONTRIB = "com.microsoft"
+_ATTENTION = "GroupQueryAttention"
+_BIAS, _BIAS_INPUT = "attention_bias", 10  # of the operator's inputs
+_OF_FORMS = {STACKED, "cached_tokens", "attention_rows", "kept_rows", _BIAS}  # inputs
+_WINDOW = "window."  # begins the names of nodes that make its bias
+_POSITIONS = "position_ids"
+_OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
+
+
+@dataclass(frozen=True)
+class GraphForm:
+    """See the module. has_wide_stream: whether float16 stays out of the residual stream and its
+    norms (half_graph.py)."""
+
+    is_half: bool = False
+    takes_trees: bool = True
+    is_attended_once: bool = False
+    is_rotated_apart: bool = False
+    keeps_activations: bool = False
+    has_wide_stream: bool = False
+
+
+REFERENCE = GraphForm(keeps_activations=True)  # what devices are compared with
+
+
+# By onnxruntime's names of providers. Not measured on any: no machine with one was at hand.
+_FORMS: Mapping[str, GraphForm] = MappingProxyType(
+    {
+        "CUDAExecutionProvider": GraphForm(is_half=True, is_attended_once=True),
+        "WebGpuExecutionProvider": GraphForm(
+            is_attended_once=True, is_rotated_apart=True, keeps_activations=True
+        ),
+    }
+)
+
+
+def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm | None]:
+    """Returns the forms to try on devices, the fastest first: for the first provider that has one
+    of its own. None stands for the graph as it is stored."""
+    form = next((_FORMS[name] for name in providers if name in _FORMS), None)
+    if form is None or not form.is_half:
+        return [form]
+    if config.attention_sinks:  # which CUDA's attention takes without a bias alone
+        form = replace(form, takes_trees=False)
+    streams = [True] if keeps_wide_stream(config) else [False, True]
+    return [replace(form, has_wide_stream=is_wide) for is_wide in streams]
+
+
+@dataclass(frozen=True)
+class FormedGraph:
+    """A graph, and the weights that it takes in another type than their file has them in.
+
+    They have to be given as external initializers, by name: SessionOptions'
+    `add_external_initializers`.
+    """
+
+    graph: bytes  # a serialized ModelProto, which refers to the bundle's file of weights
+    initializers: Mapping[str, np.ndarray]
+
+
+def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGraph:
+    """Makes `form` of the graph at `path`. Raises DeviceError where float16 cannot hold a
+    weight."""
+    model = onnx.load(str(path), load_external_data=False)
+    _keep_general_forms(model)
+    if form.is_attended_once:
+        _attend_once(model.graph)
+    if not form.takes_trees:
+        _take_chains(model.graph, config)
+    if form.is_rotated_apart:
+        _rotate_apart(model.graph, config)
+    if form.is_half or form.keeps_activations:
+        _keep_activations(model.graph)
+    made: Mapping[str, np.ndarray] = {}
+    if form.is_half:
+        made = halve(model, path, form.has_wide_stream)
+    _drop_unused(model.graph)
+    return FormedGraph(bytes(model.SerializeToString()), made)
+
+
+def _keep_general_forms(model: ModelProto) -> None:
+    """Replaces each `If` by the nodes of its second branch, which suits any number of rows."""
+    graph = model.graph
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        if node.op_type != "If":
+            nodes.append(node)
+            continue
+        branch = next(each.g for each in node.attribute if each.name == "else_branch")
+        names = zip((value.name for value in branch.output), node.output, strict=True)
+        nodes += _renamed(list(branch.node), dict(names))
+    _replace(graph, nodes)
+    for opset in model.opset_import:
+        if opset.domain == "":
+            opset.version = _OPSET
+
+
+def _attend_once(graph: GraphProto) -> None:
+    """Drops the nodes that repeat rows before attention and drop them after it."""
+    taken = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Gather" and node.input[1] in ("attention_rows", "kept_rows")
+    }
+    kept = [node for node in graph.node if node.output[0] not in taken]
+    for node in kept:
+        if list(node.input) == [_POSITIONS] and node.op_type == "Squeeze":
+            graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_axis"))
+            node.input.append("first_axis")  # one row stays a row
+    _replace(graph, _renamed(kept, taken))
+    for value in graph.input:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param == "attended":
+                size.dim_param = "rows"
+
+
+def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
+    """Attention is causal by itself, and counts a window's rows right where they follow each
+    other."""
+    layers = (node for node in graph.node if node.op_type == _ATTENTION)
+    for layer, node in enumerate(layers):
+        window = config.kind(layer).window
+        if window is not None:
+            node.attribute.append(onnx.helper.make_attribute("local_window_size", window))
+        node.input[_BIAS_INPUT] = ""
+    made = [node for node in graph.node if node.name.startswith(_WINDOW)]
+    for node in made:
+        graph.node.remove(node)
+
+
+def _rotate_apart(graph: GraphProto, config: ModelConfig) -> None:
+    _replace(graph, [each for node in graph.node for each in _rotated(graph, node, config)])
+
+
+def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterator[NodeProto]:
+    """Yields the node, before it those that rotate its queries and keys."""
+    rotates = next((each for each in node.attribute if each.name == "do_rotary"), None)
+    if node.op_type != _ATTENTION or rotates is None or not rotates.i:
+        yield node
+        return
+    prefix, (packed, *others) = node.output[0], node.input[:3]
+    parts = [packed, *others]
+    if others == ["", ""]:
+        parts = [f"{prefix}.{part}" for part in "qkv"]
+        sizes = np.array([config.query_size, config.kv_size, config.kv_size])
+        constant = numpy_helper.from_array(sizes, f"{prefix}.sizes")
+        graph.initializer.append(constant)
+        yield onnx.helper.make_node("Split", [packed, constant.name], parts, parts[0], axis=-1)
+    tables = list(node.input[7:9])
+    for i, heads in enumerate((config.num_heads, config.num_kv_heads)):
+        turned = f"{prefix}.{'qk'[i]}.rotated"
+        partial: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": config.rotated}
+        yield onnx.helper.make_node(
+            "RotaryEmbedding",
+            [parts[i], _POSITIONS, *tables],
+            [turned],
+            turned,
+            domain=_CONTRIB,
+            **(partial if config.rotated != config.head_dim else {}),
+        )
+        parts[i] = turned
+    node.input[:3] = parts
+    node.input[7:10] = ["", "", ""]
+    rotates.i = 0
+    yield node
+
+
+def _keep_activations(graph: GraphProto) -> None:
+    """Leaves out the least accuracy that the CPU's kernels are asked for."""
+    for node in graph.node:
+        kept = [each for each in node.attribute if each.name != "accuracy_level"]
+        if len(kept) < len(node.attribute):
+            del node.attribute[:]
+            node.attribute.extend(kept)
+
+
+def _renamed(nodes: list[NodeProto], names: Mapping[str, str]) -> list[NodeProto]:
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return list(nodes)
+
+
+def _replace(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _drop_unused(graph: GraphProto) -> None:
+    """Drops weights that no node reads, and inputs of forms that are not this one."""
+    read = {name for node in graph.node for name in node.input}
+    inputs = [at for at, value in enumerate(graph.input) if value.name in _OF_FORMS - read]
+    weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
+    for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
+        for at in reversed(unread):
+            del values[at]

@@ -1,0 +1,71 @@
+"""The demo model in the form that GPUs get, on the CPU: near float32, and lossless in itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.exporters.parity import compare, parity_text, score_text
+from edge_spec.loader import load_engine
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import resolve_model
+from edge_spec.models.source import Source
+from edge_spec.runtimes.ort import OrtModel, model
+from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
+
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("free_rows")]
+
+HALF = GraphForm(is_half=True)
+PROMPTS = [
+    json.loads(line)["prompt"]
+    for line in Path("benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines()
+][4:26:7]
+
+
+def quiet(what: str, fraction: float) -> None: ...
+
+
+# 2e-5 was seen.
+@pytest.mark.parametrize("quantization", ["int4", "fp32"])
+def test_float16_is_near_float32(demo_gguf: Path, quantization: str) -> None:
+    options = LoadOptions(quantization=quantization)
+    resolved = resolve_model(Source("smollm2", quiet), "ort", options, quiet)
+    tokens = resolved.text.tokenizer.encode(parity_text())[:200]
+    assert isinstance(resolved.source, Bundle)
+    scores = []
+    for form in (REFERENCE, HALF):
+        opened = OrtModel(resolved.source, RuntimeOptions(), form)
+        scores.append(score_text(opened, tokens))
+        opened.close()
+    parity = compare(*scores, tokens)
+    assert 0 < parity.kl_divergence < 2e-4
+    assert parity.perplexity == pytest.approx(parity.source_perplexity, rel=0.002)
+
+
+def test_drafting_in_float16_changes_no_token(
+    demo_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms: list[Any] = []
+
+    def opened(bundle: Bundle, options: RuntimeOptions, form: Any = None) -> OrtModel:
+        forms.append(HALF)
+        return OrtModel(bundle, options, HALF)
+
+    monkeypatch.setattr(model, "_open", opened)
+    plain, drafted = (texts(drafter) for drafter in ("none", "suffix"))
+    assert forms == [HALF, HALF]
+    assert drafted == plain
+
+
+def texts(drafter: str) -> list[list[int]]:
+    options = LoadOptions(drafter=drafter, lossless="always")
+    with load_engine("smollm2", options, quiet) as engine:
+        results = [engine.chat(prompt, max_tokens=48) for prompt in PROMPTS]
+    if drafter != "none":  # otherwise the comparison would prove nothing
+        assert sum(result.stats.draft_n_accepted for result in results) > 24
+    return [[token.id for token in result.tokens] for result in results]

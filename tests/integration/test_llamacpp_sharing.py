@@ -1,0 +1,270 @@
+"""Conversations on llama.cpp in passes that they share: each as in a cache of its own."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.control.sharing import shares_alike
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.tree import TokenTree
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.shared_passes import SharedPasses
+from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.loader import load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.llamacpp import LlamaCppModel, joint, upstream
+from edge_spec.runtimes.llamacpp.model import MOST_SHARING
+from edge_spec.testing import check_sharing
+
+Files = Callable[..., Path]
+Tokens = Callable[..., list[int]]
+OpenLlama = Callable[..., LlamaCppModel]
+
+# Half-precision keys and values: beside the same session in other passes; a wrong cache makes 1 to
+# 10. See tests/fixtures/side_by_side.py.
+TOLERANCE = 0.05
+CONTEXT = 128
+
+
+@pytest.fixture
+def model(gguf: Files, open_llama: OpenLlama) -> LlamaCppModel:
+    pytest.importorskip("llama_cpp")
+    return open_llama("llamacpp", gguf("llama"), context_length=CONTEXT)
+
+
+def chain(tokens: list[int]) -> TokenTree:
+    return TokenTree.chain(tokens[0], tokens[1:])
+
+
+def together(model: LlamaCppModel, *parts: tuple[Any, TokenTree]) -> list[np.ndarray]:
+    rows = sum(len(tree) for _, tree in parts)
+    outs = model.forward_together([PassPart(*part) for part in parts], rows)
+    return [out.logits for out in outs]
+
+
+def test_trees_of_several_score_as_alone(model: LlamaCppModel) -> None:
+    for way in model.ways:
+        model.choose_way(way)
+        assert check_sharing(model, TOLERANCE) <= TOLERANCE
+
+
+def test_ik_takes_turns(gguf: Files, open_llama: OpenLlama) -> None:
+    """Its flash attention gives other logits where sequences stand among each other."""
+    pytest.importorskip("ik_llama_cpp")
+    assert open_llama("ik", gguf("llama")).prepare_sharing(4) == 1
+
+
+def test_a_sliding_window_takes_turns(gguf: Files) -> None:
+    """Its layers give up cells by themselves, and a sequence that moves leaves out what they have
+    passed."""
+    pytest.importorskip("llama_cpp")
+    source = runtimes.open_model_info(gguf("llama"))
+    for window, most in ((0, MOST_SHARING), (16, 1)):
+        library = replace(upstream.library(), state_window=lambda handle, window=window: window)
+        model = LlamaCppModel(library, source, RuntimeOptions(threads=1))
+        assert model.prepare_sharing(4) == most
+        model.close()
+
+
+@pytest.mark.parametrize("first_cells", [32, 1024])
+def test_scores_are_bit_identical_whoever_comes_and_goes(
+    first_cells: int,
+    model: LlamaCppModel,
+    tokens: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rejected drafts, rollbacks, prompts, lone passes, sessions that close or have not chosen yet:
+    whatever the others do. Where chains were measured to score alike, from one row or two on, these
+    do too; elsewhere they are within the tolerance. A small cache moves all the time."""
+    monkeypatch.setattr(joint, "FIRST_CELLS", first_cells)
+    least = next((rows for rows in (1, 2) if shares_alike(model, tuple(range(rows, 17)))), None)
+    pairs = [(model.open_session(), model.open_session()) for _ in range(4)]
+    drawn: Any = np.random.RandomState(first_cells)
+    undecided: dict[int, int] = {}  # rows of the last pass, by pair
+    for round in range(60):
+        for each in [each for each in undecided if drawn.randint(2)]:
+            kept = undecided.pop(each)
+            for one in pairs[each]:
+                one.commit(range(kept))
+        ready = [each for each in drawn.permutation(4) if each not in undecided]
+        taking = ready[: drawn.randint(1, 5)]
+        found = []
+        trees = [chain(tokens(drawn.randint(1, 5), 10 * round + int(each))) for each in taking]
+        shared = [pairs[each][0] for each in taking]
+        if len(taking) == 1:
+            found = [shared[0].forward(trees[0].padded(least or 1)).logits]
+        elif taking:
+            found = together(model, *zip(shared, trees, strict=True))
+        for each, tree, logits in zip(taking, trees, found, strict=True):
+            rows = len(tree)
+            expected = pairs[each][1].forward(tree.padded(least or 1)).logits
+            if least is not None:
+                np.testing.assert_array_equal(logits[:rows], expected[:rows])
+            np.testing.assert_allclose(logits[:rows], expected[:rows], atol=TOLERANCE, rtol=0)
+            kept, forgotten = drawn.randint(0, rows + 1), drawn.randint(0, 3)
+            if drawn.randint(4) == 0:
+                undecided[int(each)] = kept
+                continue
+            more = tokens(drawn.randint(1, 12), round) if drawn.randint(6) == 0 else []
+            for one in pairs[each]:
+                one.commit(range(kept))
+                if one.length > CONTEXT - 20:
+                    one.rollback(10)
+                elif forgotten <= one.length:
+                    one.rollback(one.length - forgotten)
+                one.prefill(more) if more else None
+            assert pairs[each][0].length == pairs[each][1].length
+        if round % 15 == 14:
+            undecided.pop(round % 4, None)
+            for one in pairs[round % 4]:
+                one.close()
+            pairs[round % 4] = (model.open_session(), model.open_session())
+
+
+def test_a_session_that_has_joined_is_kept_and_restored(
+    model: LlamaCppModel, tokens: Tokens
+) -> None:
+    one, other, copy = (model.open_session() for _ in range(3))
+    one.prefill(tokens(20))
+    together(model, (one, chain(tokens(4))), (other, chain(tokens(2))))
+    one.commit(range(3))
+    other.commit(range(1))
+    state, probe = one.state(), chain(tokens(2, 7))
+    copy.restore(state, one.length)
+    np.testing.assert_array_equal(copy.forward(probe).logits, one.forward(probe).logits)
+    with pytest.raises(ValueError):
+        other.restore({}, 5)
+    before, _ = together(model, (other, probe), (copy, probe))
+    other.restore(state, one.length)  # leaves the others
+    after, same = together(model, (other, probe), (copy, probe))
+    np.testing.assert_allclose(after, same, atol=TOLERANCE, rtol=0)
+    assert np.abs(after - before).max() > TOLERANCE
+
+
+def test_a_context_that_fills_in_one_leaves_the_others(
+    model: LlamaCppModel, tokens: Tokens
+) -> None:
+    full, other = model.open_session(), model.open_session()
+    full.prefill(tokens(CONTEXT - 3))
+    other.prefill(tokens(9))
+    tree = chain(tokens(2, 3))
+    together(model, (full, tree), (other, tree))
+    for one in (full, other):
+        one.commit(range(2))
+    with pytest.raises(ContextFullError):
+        together(model, (other, tree), (full, tree))
+    for one in (full, other):
+        with pytest.raises(ValueError, match="gone"):
+            one.commit([0])
+    assert len(other.forward(tree).logits) == 2
+    other.commit(range(2))
+    assert (full.length, other.length) == (CONTEXT - 1, 13)
+
+
+def test_a_device_that_fails_in_a_shared_pass_costs_no_token(
+    model: LlamaCppModel, tokens: Tokens
+) -> None:
+    """Chains and a tree; before and after a pass that went well. Each goes on in its own cache,
+    and together again afterwards."""
+    sessions = [model.open_session() for _ in range(3)]
+    expected = model.open_session()
+    for one in (*sessions, expected):
+        one.prefill(tokens(11))
+    star = TokenTree(np.array(tokens(3), np.int32), np.array([-1, 0, 0], np.int32), np.ones(3))
+    trees = [chain(tokens(3)), star, chain(tokens(1))]
+    cache, probe = sessions[0].joint, chain(tokens(4, 5))
+    library = cache._library
+    wanted = expected.forward(probe).logits.copy()
+    for succeeds_before in (False, True):
+        if succeeds_before:
+            together(model, *zip(sessions, trees, strict=True))
+        cache._library = replace(library, decode=lambda context, batch: -3)
+        with pytest.raises(SessionError, match="several") as caught:
+            together(model, *zip(sessions, trees, strict=True))
+        assert "\n" not in str(caught.value)
+        cache._library = library
+        for one in sessions:
+            assert one.length == 11
+            np.testing.assert_allclose(one.forward(probe).logits, wanted, atol=TOLERANCE, rtol=0)
+            one.rollback(11)
+        for logits in together(model, *((one, probe) for one in sessions)):
+            np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_the_cache_is_freed_when_all_have_left(model: LlamaCppModel, tokens: Tokens) -> None:
+    sessions = [model.open_session() for _ in range(3)]
+    cache = sessions[0].joint
+    together(model, *((one, chain(tokens(2))) for one in sessions))
+    assert cache._opened is not None
+    sessions.pop().close()
+    sessions.pop(0).prefill(tokens(3))  # goes back to a cache of its own
+    assert cache._opened is not None
+    one = sessions.pop()
+    del one
+    gc.collect()  # nobody has closed it
+    others = [model.open_session() for _ in range(2)]
+    together(model, *((one, chain(tokens(2))) for one in others))
+    assert len(cache._members) == 2
+    for one in others:
+        one.close()
+    assert cache._opened is None
+
+
+def test_a_session_that_stays_alone_goes_back(model: LlamaCppModel, tokens: Tokens) -> None:
+    one, other = model.open_session(), model.open_session()
+    together(model, (one, chain(tokens(2))), (other, chain(tokens(2))))
+    for _ in range(20):
+        one.forward(chain(tokens(2)))
+        one.commit([0])
+    assert one._member is None
+    assert other._member is not None
+    assert one.length == 20
+
+
+def test_texts_are_those_written_alone_though_shared_passes_fail(
+    gguf: Files, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third one. Rejected drafts are among the rows, and prompts between the answers."""
+    pytest.importorskip("llama_cpp")
+    asked = LoadOptions(runtime="llamacpp", threads=1, drafter="suffix")
+    with load_engine(str(gguf("llama")), asked, lambda what, fraction: None) as engine:
+        passes = engine.parts.passes
+        assert isinstance(passes, SharedPasses)
+        prompts = [[tokens(5 + seed, seed), tokens(20, 9 + seed)] for seed in range(3)]
+        alone = [texts_of(engine, each) for each in prompts]
+        passes.prepare_for(len(prompts))
+        passes.settle()
+        monkeypatch.setattr(joint.JointCache, "_decode", failing_each_third())
+        engines = [engine, *(engine.fork() for _ in prompts[1:])]
+        with ThreadPoolExecutor(len(engines)) as threads:
+            assert list(threads.map(texts_of, engines, prompts)) == alone
+        for each in engines[1:]:
+            each.close()
+
+
+def texts_of(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    return [
+        [token.id for token in engine.generate(prompt, max_tokens=30).tokens] for prompt in prompts
+    ]
+
+
+def failing_each_third() -> Callable[[Any, Any], None]:
+    count, decode = itertools.count(), joint.JointCache._decode
+
+    def decode_or_fail(cache: Any, batch: Any) -> None:
+        if next(count) % 3 == 1:
+            raise SessionError("the device is gone", remedy="Restart.")
+        decode(cache, batch)
+
+    return decode_or_fail

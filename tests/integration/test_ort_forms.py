@@ -1,0 +1,268 @@
+"""Forms of a bundle's graph that are made for other devices, on the CPU, which runs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Forward, RuntimeOptions
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import DeviceError, SessionError, UsageError
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime, graph_forms, model, trial
+from edge_spec.runtimes.ort.devices import choose
+from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm, formed_graph, forms_for
+from edge_spec.runtimes.ort.session import OrtSession
+from edge_spec.testing import check_session
+from fixtures import families, tiny_generation
+from fixtures import tiny_models as tiny
+
+onnxruntime: Any = pytest.importorskip("onnxruntime")
+CONTEXT = 48  # tokens: enough for windows of 8, and short for the session's check, which fills it
+HALF = GraphForm(is_half=True)
+WIDE = GraphForm(is_half=True, has_wide_stream=True)
+# Scores of these models deviate by 0.3 to 2, and float16 has three digits: errors of up to 1.1 % of
+# their deviation were seen. A wrong mask or position is off by more than all of it.
+HALF_ERROR = 0.05
+# In a logit of up to 8, between passes of other widths: float16 has steps of 0.004 there.
+HALF_TOLERANCE = 0.05
+
+Opened = Callable[..., Bundle]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """bundle(name, quantization): of a family, or of a shape with two forms of attention."""
+
+    @cache
+    def exported(name: str, quantization: str = "fp32") -> Bundle:
+        directory = tmp_path_factory.mktemp("forms")
+        if name == "stacked":
+            shape = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128}
+            source = tiny.write_hf(tiny.build("qwen3", **shape), directory / "model")
+        else:
+            source = families.write_hf(name, directory / "model")
+        return export(source, directory / "out", quantization)
+
+    return exported
+
+
+def export(source: Path, out: Path, quantization: str = "fp32") -> Bundle:
+    how = ExportOptions(quantization, check=False)
+    OnnxExporter().export(open_checkpoint(source), out, how, lambda what, done: None)
+    return open_bundle(out)
+
+
+def opened(bundle: Bundle, form: GraphForm | None) -> OrtModel:
+    return OrtModel(bundle, RuntimeOptions(threads=1, context_length=CONTEXT), form)
+
+
+def chain_of(found: OrtModel) -> Forward:
+    """A chain that is farther from the begin of the text than any window."""
+    text = np.random.RandomState(3).randint(0, 262, 30).tolist()
+    session = found.open_session()
+    session.prefill(text[:20])
+    out = session.forward(TokenTree.chain(text[20], text[21:]))
+    assert out.hidden is not None
+    copied = Forward(out.logits.copy(), out.hidden.copy())
+    session.close()
+    return copied
+
+
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Of scores, as a part of their deviation."""
+    return float(np.std(found - expected, axis=1).max() / np.std(expected, axis=1).min())
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "form"),
+    [
+        ("gemma3", "fp32", WIDE),
+        ("stacked", "fp16", HALF),
+        ("phi3", "fp16", HALF),
+        ("gpt-oss", "fp16", HALF),
+    ],
+)
+def test_float16_keeps_the_promises_of_a_session(
+    name: str, quantization: str, form: GraphForm, bundle: Opened
+) -> None:
+    """Windows and a wide stream; normed heads, two forms of attention and stored float16; windows
+    and heads that are rotated in part; experts and sinks. Trees are scored as their paths are."""
+    found = opened(bundle(name, quantization), form)
+    check_session(found, HALF_TOLERANCE)
+    exact, half = chain_of(opened(bundle(name, quantization), None)), chain_of(found)
+    assert half.logits.dtype == half.hidden.dtype == np.float32
+    assert 0 < error(half.logits, exact.logits) < HALF_ERROR
+    assert 0 < error(half.hidden, exact.hidden) < HALF_ERROR
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granite", "stacked"])
+def test_integers_stay_where_they_are_and_their_scales_are_rounded(
+    name: str, bundle: Opened
+) -> None:
+    """Of what a device gets beside the file, nothing is a second copy of a matrix."""
+    stored = bundle(name, "int8")
+    form = forms_for(["CUDAExecutionProvider"], stored.config)[0]
+    assert form is not None
+    made = formed_graph(stored.file("model.onnx"), stored.config, form)
+    assert all(array.dtype == np.float16 for array in made.initializers.values())
+    assert not any(key.endswith("_proj.weight.float16") for key in made.initializers)
+    exact = chain_of(opened(stored, REFERENCE)).logits
+    assert error(chain_of(opened(stored, form)).logits, exact) < HALF_ERROR
+
+
+def test_a_reference_takes_activations_as_they_are(bundle: Opened) -> None:
+    """Where the CPU rounds them to int8, scores of quantized weights move by far more than float16
+    moves them: a device that rounds nothing would be called wrong."""
+    rounded, kept = (chain_of(opened(bundle("gemma3", "int8"), form)) for form in (None, REFERENCE))
+    assert error(rounded.logits, kept.logits) > 0  # else there is nothing to keep
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma2", "gpt-oss", "stacked"])
+def test_a_graph_for_chains_scores_them_as_that_for_trees(name: str, bundle: Opened) -> None:
+    """Windows stay, soft caps and sinks too; the operator's own mask stands for the bias."""
+    trees = opened(bundle(name), GraphForm())
+    chains = opened(bundle(name), GraphForm(takes_trees=False, is_attended_once=True))
+    assert trees.capabilities.trees
+    assert not chains.capabilities.trees
+    check_session(chains, 1e-3)  # as test_every_runtime.py has it for float32
+    np.testing.assert_allclose(chain_of(chains).logits, chain_of(trees).logits, atol=1e-4)
+    session = chains.open_session()
+    session.prefill([1, 2, 3])
+    with pytest.raises(ValueError, match="chains alone"):
+        session.forward(TokenTree(np.array([4, 5, 6]), np.array([-1, 0, 0]), np.ones(3)))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "smollm3", "stacked"])
+def test_rotation_before_attention_scores_trees_alike(name: str, bundle: Opened) -> None:
+    """Several rotations, a part of each head, layers without any, two forms of attention."""
+    apart = opened(bundle(name), GraphForm(is_rotated_apart=True, is_attended_once=True))
+    check_session(apart, 1e-3)
+    np.testing.assert_allclose(
+        chain_of(apart).logits, chain_of(opened(bundle(name), None)).logits, atol=1e-4
+    )
+
+
+def test_drafting_in_float16_changes_no_text(tmp_path: Path) -> None:
+    """Chains, trees, wrong tokens and plain rounds, against plain rounds alone; of this model each
+    choice is clear by far more than rows of other widths differ."""
+    source = tiny_generation.write_model(tmp_path / "model")
+    found = OrtModel(export(source, tmp_path / "out"), RuntimeOptions(threads=1), HALF)
+    prompt = np.random.RandomState(5).randint(0, 262, tiny_generation.PROMPT_TOKENS).tolist()
+    written = tiny_generation.generation(found, prompt, tiny_generation.MAX_TOKENS, frozenset())
+    assert len(written["text"]) == tiny_generation.MAX_TOKENS
+    assert len(written["rounds"]) < tiny_generation.MAX_TOKENS  # several tokens in some
+
+
+def test_a_state_is_of_the_type_of_its_cache(bundle: Opened) -> None:
+    half, exact = (opened(bundle("stacked"), form).open_session() for form in (HALF, None))
+    for session in (half, exact):
+        session.prefill([1, 2, 3])
+    assert half.state()["kv"].dtype == np.float16
+    with pytest.raises(ValueError, match="kv is float16"):
+        exact.restore(half.state(), 3)
+    with pytest.raises(ValueError, match="kv is float32"):
+        half.restore(exact.state(), 3)
+
+
+def test_what_shares_a_float32_cache_is_not_offered(bundle: Opened) -> None:
+    half = opened(bundle("stacked"), HALF)
+    assert half.prepare_sharing(4) == 1
+    with pytest.raises(UsageError, match="cannot draft for itself on this device"):
+        half.open_session().open_exit(1)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Bundle:
+    """A model whose residual stream is beyond float16's 65504, and nothing else of it: ten layers
+    that each add a third of that at most."""
+    source = tiny.build("llama", num_hidden_layers=10)
+    for name, values in source.weights.items():
+        if name == "model.embed_tokens.weight":
+            values *= 4e4
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            values *= 2e3
+    return export(tiny.write_hf(source, tmp_path / "model"), tmp_path / "out")
+
+
+def test_scores_that_float16_cannot_hold_are_a_fault_and_a_wide_stream_holds_them(
+    large: Bundle,
+) -> None:
+    with pytest.raises(SessionError, match="float16 cannot hold") as caught:
+        chain_of(opened(large, HALF))
+    assert "\n" not in str(caught.value)
+    assert "--device cpu" in caught.value.remedy
+    exact, wide = (chain_of(opened(large, form)).logits for form in (None, WIDE))
+    assert error(wide, exact) < HALF_ERROR
+
+
+def test_a_weight_that_float16_cannot_hold_is_refused_in_one_line(tmp_path: Path) -> None:
+    source = tiny.build("llama")
+    source.weights["model.layers.1.mlp.up_proj.weight"][3, 4] = 1e5
+    large = export(tiny.write_hf(source, tmp_path / "model"), tmp_path / "out")
+    with pytest.raises(DeviceError, match=r"layers\.1\.mlp.* has weights that float16") as caught:
+        opened(large, HALF)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
+    large: Bundle, bundle: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is the CPU under another name, which takes the form of CUDA."""
+    cpu = choose(onnxruntime, ["cpu"])[0]
+    names = {"odd": cpu._replace(name="odd"), "cpu": cpu}
+    monkeypatch.setattr(
+        model, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
+    )
+    cuda = graph_forms._FORMS["CUDAExecutionProvider"]
+    monkeypatch.setattr(graph_forms, "_FORMS", {cpu.provider: cuda})
+    odd = RuntimeOptions(providers=("odd",), context_length=CONTEXT)
+    narrow, wide = (OrtRuntime().open(each, odd) for each in (bundle("stacked"), large))
+    assert isinstance(narrow, OrtModel)
+    assert isinstance(wide, OrtModel)
+    assert narrow.form == cuda
+    assert wide.form == replace(cuda, has_wide_stream=True)
+    exact = OrtRuntime().open(large, RuntimeOptions(context_length=CONTEXT))
+    assert isinstance(exact, OrtModel)
+    assert exact.form is None
+    assert error(chain_of(wide).logits, chain_of(exact).logits) < HALF_ERROR
+
+
+def test_trees_that_a_device_refuses_leave_it_its_chains(
+    bundle: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = OrtSession.forward
+
+    def forward(session: OrtSession, tree: TokenTree) -> Forward:
+        if not tree.is_chain:
+            raise SessionError("no bias is taken here", remedy="Choose another --device.")
+        return right(session, tree)
+
+    expected = trial.scores(opened(bundle("stacked"), None))
+    monkeypatch.setattr(OrtSession, "forward", forward)
+    assert not trial.require_same(trial.scores(opened(bundle("stacked"), None)), expected, "odd")
+
+
+def test_families_with_large_streams_get_a_wide_one_at_once(bundle: Opened) -> None:
+    plain, gemma = bundle("stacked").config, bundle("gemma3").config
+    assert wide_streams("CUDAExecutionProvider", plain) == [False, True]
+    assert wide_streams("CUDAExecutionProvider", gemma) == [True]
+    assert wide_streams("WebGpuExecutionProvider", gemma) == [False]  # float32 throughout
+    sinks = forms_for(["CUDAExecutionProvider"], bundle("gpt-oss", "fp16").config)
+    assert not any(form is None or form.takes_trees for form in sinks)
+    assert forms_for(["OpenVINOExecutionProvider", "CPUExecutionProvider"], plain) == [None]
+
+
+def wide_streams(provider: str, config: ModelConfig) -> list[bool]:
+    """Whether each form to try has a wide stream."""
+    return [form is not None and form.has_wide_stream for form in forms_for([provider], config)]

@@ -1,0 +1,99 @@
+"""Whether a device computes a model as the CPU does, and what of it the CPU computes instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.node_placement import TellsNodePlacement
+from edge_spec.errors import DeviceError
+from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.ort import OrtRuntime, model, trial
+from edge_spec.runtimes.ort.devices import choose
+
+onnxruntime: Any = pytest.importorskip("onnxruntime")
+Exported = Callable[..., Bundle]
+
+
+def test_scores_of_another_model_are_refused_and_those_of_a_coarser_one_taken(
+    exported: Exported,
+) -> None:
+    whole = trial.scores(OrtRuntime().open(exported("llama", "fp32"), RuntimeOptions()))
+    coarse = trial.scores(OrtRuntime().open(exported("llama", "int8"), RuntimeOptions()))
+    assert trial.require_same(whole, whole, "odd")
+    assert trial.require_same(coarse, whole, "odd")
+    right, overflown = whole.chain, whole.chain.copy()
+    overflown[0, 0] = np.inf
+    for wrong in (np.roll(right, 1, axis=1), right * 0, right * np.nan, right[::-1], overflown):
+        with pytest.raises(DeviceError, match="computes this model wrong on odd"):
+            trial.require_same(whole._replace(chain=wrong), whole, "odd")
+        assert not trial.require_same(whole._replace(tree=wrong), whole, "odd")
+    assert not trial.require_same(whole._replace(tree=whole.chain), whole, "odd")
+    assert not trial.require_same(whole._replace(tree=None), whole, "odd")
+
+
+@pytest.mark.parametrize("context_length", [None, 4, 7])
+def test_a_model_is_tried_on_another_device_before_it_is_used(
+    context_length: int | None, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is the CPU under another name, its first scores right, the second time wrong."""
+    cpu = choose(onnxruntime, ["cpu"])[0]
+    names = {"odd": cpu._replace(name="odd"), "cpu": cpu}
+    monkeypatch.setattr(
+        model, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
+    )
+    options = RuntimeOptions(providers=("odd",), context_length=context_length)
+    OrtRuntime().open(exported(), options).close()
+    right, calls = trial.scores, []
+
+    def scores(opened: Any) -> trial.TrialScores:
+        calls.append(opened)
+        found = right(opened)
+        return found._replace(**{wrong: -getattr(found, wrong)}) if len(calls) == 2 else found
+
+    monkeypatch.setattr(trial, "scores", scores)
+    wrong = "chain"
+    with pytest.raises(DeviceError, match="wrong on odd"):
+        OrtRuntime().open(exported(), options)
+    OrtRuntime().open(exported(), RuntimeOptions(context_length=context_length)).close()
+    assert len(calls) == 2  # the CPU is not compared with itself
+    calls.clear()
+    wrong = "tree"
+    chains_only = OrtRuntime().open(exported(), options)
+    assert not chains_only.capabilities.trees
+    chains_only.close()
+
+
+def test_a_model_whose_operators_stay_on_the_cpu_is_refused_but_for_those_who_ask_for_it(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that takes nothing: what runs, and what tells it, is onnxruntime on the CPU."""
+    cpu = choose(onnxruntime, ["cpu"])[0]
+    names = {"odd": cpu._replace(name="odd", kind="gpu"), "cpu": cpu}
+    monkeypatch.setattr(
+        model, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
+    )
+    monkeypatch.setattr(model, "add_providers", lambda *arguments, **how: ["CPUExecutionProvider"])
+    refused = {
+        "int4": "2 GroupQueryAttention, 9 MatMulNBits",
+        "fp32": "1 Gemm, 2 GroupQueryAttention, 8 MatMul",
+    }
+    for kind, heavy in refused.items():
+        with pytest.raises(DeviceError, match=f"{heavy} of .*on the CPU, not on odd") as caught:
+            OrtRuntime().open(exported("llama", kind), RuntimeOptions(providers=("odd",)))
+        assert caught.value.remedy.endswith("--device odd,cpu")
+    OrtRuntime().open(exported(), RuntimeOptions(providers=("odd", "cpu"))).close()
+
+
+def test_every_operator_is_on_the_cpus_provider(exported: Exported) -> None:
+    opened = OrtRuntime().open(exported("llama", "int4"), RuntimeOptions())
+    assert isinstance(opened, TellsNodePlacement)
+    placement = opened.node_placement()
+    assert list(placement) == ["CPUExecutionProvider"]
+    counts = placement["CPUExecutionProvider"]
+    assert (counts["MatMulNBits"], counts["GroupQueryAttention"]) == (9, 2)
+    opened.close()

@@ -1,0 +1,83 @@
+"""What a place that fails is said to have failed by, and what is not tried again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models.source import Source
+from edge_spec.placement import attempt as attempt_module
+from edge_spec.placement.attempt import PlaceError, attempt
+from edge_spec.placement.candidates import Candidate
+from edge_spec.placement.devices import Device
+from edge_spec.placement.isolated import IsolatedError, NoAnswerError
+from edge_spec.placement.place_work import measure_place
+from edge_spec.placement.profile import ProfileKey
+from edge_spec.placement.survey import Faults
+
+
+def quiet(what: str, fraction: float) -> None: ...
+
+
+def candidate(device: str, kind: str | None, model: str = "target") -> Candidate:
+    key = ProfileKey(model, "0", "Q4_0", "rig", "1", device, None, (), "a processor")
+    options = RuntimeOptions(providers=(device,))
+    prepared: Any = None
+    return Candidate(Source(model, quiet), Device("rig", device, kind, ""), prepared, options, key)
+
+
+def fails(place: Candidate, work: Any = measure_place) -> PlaceError:
+    with pytest.raises(PlaceError) as caught:
+        attempt(work, place, 1.0, lambda fraction: None)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", ["gpu", "npu", "remote", None])
+def test_all_but_the_processor_is_tried_in_another_process(
+    kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def isolated(*given: object, **more: object) -> None:
+        raise IsolatedError("elsewhere")
+
+    monkeypatch.setattr(attempt_module, "isolated", isolated)
+    assert str(fails(candidate("x", kind))) == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(MemoryError(), "there was not enough memory"), (RuntimeError("a\nb"), "a b")],
+)
+def test_whatever_is_raised_on_the_processor_is_a_reason(error: Exception, told: str) -> None:
+    def work(place: Candidate, argument: Any, on_step: Any) -> Any:
+        raise error
+
+    failed = fails(candidate("cpu", "cpu"), work)
+    assert str(failed) == told and not failed.is_silent
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [(0.0, "there was no answer"), (0.4, "it is too slow: 40% was done within 300 s")],
+)
+def test_a_device_that_only_takes_long_is_said_to_be_slow(
+    done: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def isolated(*given: object, on_step: Any, **more: object) -> None:
+        on_step(done)
+        raise NoAnswerError("there was no answer")
+
+    monkeypatch.setattr(attempt_module, "isolated", isolated)
+    failed = fails(candidate("x", "gpu"))
+    assert str(failed) == told and failed.is_silent
+
+
+def test_a_silent_device_is_not_waited_for_again_and_another_fault_is_one_models() -> None:
+    faults = Faults()
+    faults.add(candidate("hangs", "gpu"), PlaceError("no answer", is_silent=True))
+    faults.add(candidate("full", "gpu"), PlaceError("no memory"))
+    assert faults.of(candidate("hangs", "gpu", "draft")) == "no answer"
+    assert faults.of(candidate("full", "gpu")) == "no memory"
+    assert faults.of(candidate("full", "gpu", "draft")) is None

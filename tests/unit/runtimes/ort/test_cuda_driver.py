@@ -1,0 +1,142 @@
+"""NVIDIA's driver and NVML, played by a library of the same functions: no machine with a GPU has
+run these tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edge_spec.errors import DeviceError
+from edge_spec.runtimes.ort import cuda_driver
+from edge_spec.runtimes.ort.starting import prepare_cuda, require_driver
+
+STUB = r"""
+#include <stdlib.h>
+#include <string.h>
+static int set(const char *name, int otherwise) {
+  const char *value = getenv(name);
+  return value ? atoi(value) : otherwise;
+}
+int cuInit(unsigned flags) { return set("STUB_INIT", 0); }
+int cuGetErrorString(int code, const char **text) { *text = "as the driver says"; return 0; }
+int cuDriverGetVersion(int *version) { *version = set("STUB_VERSION", 13020); return 0; }
+int cuDeviceGetCount(int *count) { *count = set("STUB_DEVICES", 2); return 0; }
+int cuDeviceGet(int *device, int number) { *device = 40 + number; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strncpy(name, device == 40 ? "Large" : "Small", size); return 0;
+}
+int cuDeviceGetPCIBusId(char *bus, int size, int device) {
+  strncpy(bus, device == 40 ? "0000:02:00.0" : "0000:01:00.0", size); return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+  *bytes = (size_t)(device == 40 ? 24 : 8) << 30; return 0;
+}
+struct memory { unsigned long long total, free, used; };
+int nvmlInit_v2(void) { return set("STUB_NVML", 0); }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
+  *handle = (void *)(bus[6] == '2' ? 1L : 2L); return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
+  memory->free = (unsigned long long)(handle == (void *)1L ? 20 : 6) << 30; return 0;
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("stub") / "driver.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=STUB, text=True, check=True)
+    return library
+
+
+@pytest.fixture(autouse=True)
+def driver(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_DRIVER", str(stub))
+    monkeypatch.setattr(cuda_driver, "_NVML", str(stub))
+
+
+def test_devices_have_the_drivers_numbers_names_and_memory() -> None:
+    """NVML numbers devices by their places, the driver by their speed."""
+    found = cuda_driver.cuda_driver()
+    assert found.version == (13, 2)
+    assert [device.name for device in found.devices] == ["Large", "Small"]
+    assert [device.total_bytes >> 30 for device in found.devices] == [24, 8]
+    assert [(cuda_driver.free_bytes(device) or 0) >> 30 for device in found.devices] == [20, 6]
+
+
+def test_memory_that_nvml_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = cuda_driver.cuda_driver().devices[0]
+    monkeypatch.setenv("STUB_NVML", "9")  # NVML_ERROR_DRIVER_NOT_LOADED
+    assert cuda_driver.free_bytes(device) is None
+    monkeypatch.setattr(cuda_driver, "_NVML", "libno-such-nvml.so.1")
+    assert cuda_driver.free_bytes(device) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "remedy"),
+    [
+        ({"STUB_INIT": "100"}, "shows no device (cuInit: as the driver says)", "nvidia-smi"),
+        ({"STUB_INIT": "803"}, "not the one that is installed", "Restart"),
+        ({"STUB_INIT": "999"}, "does not start (cuInit: as the driver says)", "nvidia-smi"),
+        ({"STUB_DEVICES": "0"}, "shows no device", "CUDA_VISIBLE_DEVICES"),
+        ({"STUB_VERSION": "12080"}, "too old for this onnxruntime (it runs CUDA 12.8", "Update"),
+    ],
+)
+def test_a_driver_that_runs_no_device_is_one_line_with_a_remedy(
+    settings: dict[str, str], said: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    onnxruntime = SimpleNamespace(cuda_version="13.0")
+    with pytest.raises(DeviceError) as caught:
+        require_driver(onnxruntime, ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert said in caught.value.message
+    assert remedy in caught.value.remedy
+    require_driver(onnxruntime, ["CPUExecutionProvider"])
+
+
+def test_no_driver_is_one_line_with_the_linkers_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_DRIVER", "libno-such-driver.so.1")
+    with pytest.raises(
+        DeviceError, match=r"no NVIDIA driver is here \(libno-such-driver"
+    ) as caught:
+        require_driver(SimpleNamespace(cuda_version=None), ["CUDAExecutionProvider"])
+    assert "\n" not in str(caught.value)
+
+
+LIBRARY = """
+cuda_version = "13.0"
+severities = []
+
+
+def set_default_logger_severity(severity):
+    severities.append(severity)
+
+
+def preload_dlls():
+    print("Failed to load libcublasLt.so.13")
+"""
+
+
+def test_what_preloading_prints_reaches_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As onnxruntime's module prints what it does not find."""
+    (tmp_path / "printing_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    library = import_module("printing_library")
+    prepare_cuda(library)
+    assert capfd.readouterr().out == ""
+    assert library.severities == [4]
+    library.preload_dlls()  # prints as before
+    assert "libcublasLt" in capfd.readouterr().out
