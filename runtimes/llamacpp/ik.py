@@ -95,6 +95,7 @@ def library() -> Library:
         is_plain_decoder=lambda model: (
             not (unbound.llama_model_has_recurrent(model) or unbound.llama_model_has_encoder(model))
         ),
+        is_hybrid=lambda model: False,
         # Its kernel for these types is wrong from 32 rows on where a matrix has a number of
         # columns that is no multiple of 128.
         max_batch_tokens=lambda types: 31 if types & {"Q4_1", "Q5_1"} else PREFILL_TOKENS,
@@ -106,6 +107,7 @@ def library() -> Library:
         token_text=unbound.llama_vocab_get_text,
         open_context=partial(_open_context, bound),
         free_context=bound.llama_free,
+        kept_states=lambda context: 0,
         set_threads=unbound.llama_set_n_threads,
         decode=bound.llama_decode,
         synchronize=unbound.llama_synchronize,

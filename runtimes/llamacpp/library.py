@@ -93,6 +93,7 @@ class ContextChoices:
     on_device: bool  # whether attention may leave the CPU
     steady_rows: bool = False  # whether a single row is scored as those of wider passes are
     num_sequences: int | None = None  # None: max_rows
+    kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Library:
     vocab_size: Callable[[int], int]
     hidden_size: Callable[[int], int]
     is_plain_decoder: Callable[[int], bool]  # attention alone, each token after those before it
+    is_hybrid: Callable[[int], bool]  # attention in some layers, a recurrent state in others
     applies_rope_factors: bool
     max_batch_tokens: Callable[[frozenset[str]], int]  # of one pass, by the types of the weights
     checks_tokens: bool  # whether decode refuses ids outside the vocabulary
@@ -131,6 +133,7 @@ class Library:
     # context
     open_context: Callable[[int, ContextChoices], int | None]
     free_context: Callable[[int], None]
+    kept_states: Callable[[int], int]  # of a context, as it was opened
     set_threads: Callable[[int, int, int], None]  # context, of one row, of more
     decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
     synchronize: Callable[[int], None]  # a context: returns when its devices have done all

@@ -98,14 +98,17 @@ class LlamaCppModel:
         self._weights = GgufWeights(calls, source.path, self.config, how)
         # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
         # measured, whose kernels may depend on how many cells there are.
-        self._shares_cells = (
-            library.shares_cells and not self._weights.state_window and not on_device
-        )
+        is_whole = not (self._weights.state_window or self._weights.is_hybrid)
+        self._shares_cells = library.shares_cells and is_whole and not on_device
+        if self._weights.is_hybrid:
+            from edge_spec.runtimes.llamacpp.hybrid import rewindable
+
+            self._choices = rewindable(self._weights, self._choices, source.path)
         self.capabilities = Capabilities(
-            max_rows=MAX_ROWS,
-            trees=True,
+            max_rows=self._choices.kept_states or MAX_ROWS,
+            trees=not self._weights.is_hybrid,
             rollback=True,
-            hidden_states=library.hidden is not None,
+            hidden_states=library.hidden is not None and not self._weights.is_hybrid,
             settled_tokens=SETTLED_TOKENS,
         )
 
@@ -136,6 +139,10 @@ class LlamaCppModel:
         from edge_spec.runtimes.llamacpp.shared_session import SharedSession
 
         weights, choices = self._weights, self._choices
+        if weights.is_hybrid:
+            from edge_spec.runtimes.llamacpp.hybrid import HybridSession
+
+            return HybridSession(weights, choices, self.config.context_length)
         if not self._shares_cells:
             return LlamaCppSession(weights, choices, self.config.context_length)
         with self._lock:
@@ -287,10 +294,14 @@ def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
             f"{library.name} {problem}", remedy="Update the library, or convert the model again."
         )
     try:
-        is_plain = library.is_plain_decoder(handle)
+        is_plain, is_hybrid = library.is_plain_decoder(handle), library.is_hybrid(handle)
     finally:
         library.free_model(handle)
-    if not is_plain:
+    if is_hybrid:
+        from edge_spec.runtimes.llamacpp.hybrid import require_known_hybrid
+
+        require_known_hybrid(source.config.architecture, path)
+    elif not is_plain:
         raise UnsupportedModelError(
             f"{path} is no decoder with attention in all layers: a recurrent state cannot be "
             "rewound, which speculation and chat need",

@@ -145,7 +145,7 @@ class LlamaCppSession:
             if self._branches is not None:
                 self._library.sequence_keep(memory, 0)
                 self._branches = None
-            self._library.sequence_remove(memory, 0, self.length, -1)
+            self._drop_uncommitted(memory)
             self._cached = self.length
         if self._has_holes and self._library.make_contiguous:
             self._library.make_contiguous(self._context())
@@ -153,6 +153,9 @@ class LlamaCppSession:
         needed = self.length + rows
         if needed > self._choices.num_tokens:
             self._grow(self._room_for(needed))
+
+    def _drop_uncommitted(self, memory: int) -> None:
+        self._library.sequence_remove(memory, 0, self.length, -1)
 
     def _room_for(self, length: int) -> int:
         """Returns the size of a context that holds so many tokens: as it is, or twice as large."""
@@ -260,7 +263,7 @@ class LlamaCppSession:
         library, weights = self._library, self._weights
         logits = view(library, start, rows, weights.vocab_size)
         hidden = None
-        if library.hidden:
+        if library.hidden and self._gives_hidden:
             address = library.hidden(self._opened.handle)
             hidden = view(library, address, rows, weights.hidden_size)
         self._outputs[start, rows] = Forward(logits, hidden)

@@ -75,6 +75,7 @@ def library() -> Library:
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
         hidden_size=api.llama_model_n_embd,
         is_plain_decoder=partial(_is_plain_decoder, api),
+        is_hybrid=api.llama_model_is_hybrid,
         applies_rope_factors=True,
         max_batch_tokens=lambda types: PREFILL_TOKENS,
         checks_tokens=True,
@@ -84,6 +85,7 @@ def library() -> Library:
         token_text=api.llama_vocab_get_text,
         open_context=partial(_open_context, api),
         free_context=api.llama_free,
+        kept_states=getattr(api, "llama_n_rs_seq", lambda context: 0),  # of newer versions
         set_threads=api.llama_set_n_threads,
         decode=api.llama_decode,
         synchronize=api.llama_synchronize,
@@ -148,7 +150,9 @@ def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
     params = api.llama_context_default_params()
     params.n_ctx = choices.num_tokens
     params.n_batch = params.n_ubatch = choices.batch_tokens
-    params.n_seq_max = params.n_outputs_max = choices.num_sequences or choices.max_rows
+    params.n_seq_max = choices.num_sequences or choices.max_rows
+    params.n_outputs_max = max(params.n_seq_max, choices.max_rows)
+    params.n_rs_seq = choices.kept_states
     params.n_outputs_max_per_seq = 0  # all of them
     params.n_threads = params.n_threads_batch = choices.threads
     params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]

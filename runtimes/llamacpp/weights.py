@@ -55,6 +55,7 @@ class GgufWeights:
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.hidden_size(handle)
         self.state_window = library.state_window(handle)
+        self.is_hybrid = library.is_hybrid(handle)
         if self.vocab_size != config.vocab_size:
             self.close()
             raise ModelFileError(
