@@ -36,7 +36,7 @@ class _Known(NamedTuple):
 _INSTALL = 'Run: pip install "edge-spec[gpu]", which brings them from NVIDIA\'s packages.'
 _NO_MEMORY = (
     "the device has too little free memory",
-    "Close what else uses it, or choose a smaller --context-length, model or another --device.",
+    "Close what else uses it, or choose a smaller --context, model or another --device.",
 )
 
 
