@@ -410,7 +410,7 @@ def test_an_engine_writes_the_same_with_drafts_and_without(
 ) -> None:
     """Trees of lookups and chains of a draft model, on sessions that are copied and restored."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("edge_spec.runtimes.ort.model.place_of", lambda chosen: HERE)
+    monkeypatch.setattr("edge_spec.runtimes.ort.graph_loader.place_of", lambda chosen: HERE)
     options = LoadOptions(runtime="ort", quantization="fp32", drafter="none", threads=1)
     drafting = {"draft": (str(hf()),), "draft_threads": 1}
     prompt, texts = [5, 9, 5, 9, 7, 5, 9], {}

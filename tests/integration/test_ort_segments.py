@@ -24,7 +24,7 @@ from edge_spec.exporters.onnx import OnnxExporter, segments, stacked
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, list_files, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime, memory
-from edge_spec.runtimes.ort import model as runtime
+from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from fixtures import families
 
@@ -157,7 +157,7 @@ def test_an_exit_shares_the_cache_of_the_segments(export: Export, tokens: Tokens
 
 def test_segments_go_on_with_fewer_threads(export: Export, tokens: Tokens) -> None:
     model = opened(export())
-    fewer = model._weights.open_whole(1)
+    fewer = model._loader.open_whole(1)
     assert isinstance(fewer, SegmentedInference)
     sessions = [model.open_session() for _ in range(2)]
     text = tokens(30)
@@ -184,13 +184,13 @@ def test_segments_are_loaded_at_the_same_time(
 ) -> None:
     """Each waits until the other has begun: one after the other, that would never be."""
     bundle = export()
-    begun, load = Barrier(2, timeout=60), runtime._Weights.open
+    begun, load = Barrier(2, timeout=60), GraphLoader.open
 
     def waiting(self: Any, name: str, threads: int | None = None) -> Any:
         begun.wait()
         return load(self, name, threads)
 
-    monkeypatch.setattr(runtime._Weights, "open", waiting)
+    monkeypatch.setattr(GraphLoader, "open", waiting)
     opened(bundle).close()
 
 

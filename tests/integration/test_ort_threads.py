@@ -79,7 +79,7 @@ def test_without_memory_for_it_the_graph_stays_as_it_is(
 def test_a_graph_that_cannot_be_opened_again_is_done_without(
     model: OrtModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.ort.model.GRAPH_FILE", "manifest.json")
+    monkeypatch.setattr("edge_spec.runtimes.ort.graph_loader.GRAPH_FILE", "manifest.json")
     assert not opened(model, 1)
 
 
