@@ -15,6 +15,8 @@ from edge_spec.core.logprobs import Score, score_of
 from edge_spec.core.rng import Draws, Purpose, exponential, generator, pick
 from edge_spec.errors import SessionError, UsageError
 
+LEAST_PENALTY = 0.01  # of repetitions: what is divided by less leaves float32
+_PENALTY_TOLD = f"{LEAST_PENALTY} or more"
 _NO_BIAS: Mapping[int, float] = {}
 
 
@@ -41,7 +43,7 @@ class SamplingParams:
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p < 1, "from 0 up to 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("repetition_penalty", self.repetition_penalty >= LEAST_PENALTY, _PENALTY_TOLD),
             ("presence_penalty", isfinite(self.presence_penalty), "a finite number"),
             ("logit_bias", all(bias < inf for bias in self.logit_bias.values()), "below infinity"),
             ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 or more and below 2**64"),

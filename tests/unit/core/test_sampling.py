@@ -203,6 +203,7 @@ def test_a_greedy_choice_within_the_margin_is_a_near_tie(
         {"min_p": -0.1},
         {"min_p": 1.0},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 5e-324},
         {"repetition_penalty": math.nan},
         {"presence_penalty": math.nan},
         {"seed": -1},
