@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import logging
 import mmap
@@ -251,8 +252,11 @@ def resident_pages(library: ctypes.CDLL, blocks: list[int], size: int) -> int:
         start = -(-block // page) * page
         pages = (block + size - start) // page
         present = (ctypes.c_ubyte * pages)()
-        assert library.mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * page), present) == 0
-        count += sum(flag & 1 for flag in present)
+        size_t = ctypes.c_size_t(pages * page)
+        if library.mincore(ctypes.c_void_p(start), size_t, present) == 0:
+            count += sum(flag & 1 for flag in present)
+        else:  # the end of the heap, with the addresses themselves, was given back
+            assert ctypes.get_errno() == errno.ENOMEM
     return count
 
 
@@ -261,7 +265,7 @@ def test_with_a_session_goes_what_malloc_has_kept(
     llama: str, gguf: Files, open_llama: OpenLlama
 ) -> None:
     """Forks with a draft left 100 MB an hour that nobody used."""
-    library = ctypes.CDLL(None)
+    library = ctypes.CDLL(None, use_errno=True)
     library.malloc.restype = ctypes.c_void_p
     library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
     one = open_llama(llama, gguf()).open_session()

@@ -16,7 +16,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.placement.isolated import IsolatedError
-from edge_spec.runtimes.ort import OrtRuntime, devices, listing, model
+from edge_spec.runtimes.ort import OrtRuntime, devices, graph_loader, listing
 from edge_spec.runtimes.ort.cuda_driver import CudaDevice, CudaDriver
 from edge_spec.runtimes.ort.devices import (
     ProviderChoice,
@@ -238,8 +238,8 @@ def test_core_ml_where_there_is_none_is_one_line(exported: Exported) -> None:
 def test_what_a_provider_compiles_belongs_to_one_state_of_the_files(exported: Exported) -> None:
     """Core ML's provider goes by the path, and would run an older export's graph."""
     int4, fp32 = exported(quantization="int4"), exported(quantization="fp32")
-    assert model._compiled(int4) != model._compiled(fp32)
-    assert model._compiled(int4) == model._compiled(open_bundle(int4.path))
+    assert graph_loader._compiled(int4) != graph_loader._compiled(fp32)
+    assert graph_loader._compiled(int4) == graph_loader._compiled(open_bundle(int4.path))
 
 
 def test_devices_of_packages_are_added_in_order() -> None:
