@@ -1,6 +1,6 @@
 """How far the float16 form of ONNX bundles, as GPUs get it, is from float32, on this CPU.
 
-    python benchmarks/half.py BUNDLE... [--tokens 800]
+    python benchmarks/half.py BUNDLE... [--tokens 800] [--texts 1]
 
 All forms score the packaged text of exports and some pages of this repository. A wide stream is
 that of models whose residual stream float16 may not hold (runtimes/ort/half_graph.py). What they
@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--tokens", type=int, default=800, help="of each text")
+    parser.add_argument("--texts", type=int, help="so many of the first; all, unless given")
     arguments = parser.parse_args()
     print(
         "| bundle | form | tokens | perplexity | in float32 | KL | logit off by | deviation off |"
@@ -44,7 +45,7 @@ def main() -> None:
         tokenizer = Tokenizer((path / "tokenizer.json").read_text(encoding="utf-8"))
         root = Path(__file__).parents[1]
         texts = [parity_text(), *((root / name).read_text(encoding="utf-8") for name in FILES)]
-        encoded = [tokenizer.encode(text)[: arguments.tokens] for text in texts]
+        encoded = [tokenizer.encode(text)[: arguments.tokens] for text in texts[: arguments.texts]]
         expected = _scores(bundle, REFERENCE, encoded)
         for name, form in _FORMS.items():
             try:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
 END_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+
+MOST_CAPTURED_LINES = 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +43,19 @@ def pytest_configure(config: pytest.Config) -> None:
             (models / FILE_NAME).symlink_to(kept)
     os.environ[CACHE_VARIABLE] = directory.name
     config.add_cleanup(directory.cleanup)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What was captured of a test that failed is shown to its last lines: llama.cpp logs thousands,
+    which would hide what failed."""
+    report = yield
+    for number, (title, text) in enumerate(report.sections):
+        lines = text.splitlines(keepends=True)
+        if len(lines) > MOST_CAPTURED_LINES:
+            told = f"({len(lines) - MOST_CAPTURED_LINES} lines before these)\n"
+            report.sections[number] = (title, told + "".join(lines[-MOST_CAPTURED_LINES:]))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

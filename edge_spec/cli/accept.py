@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.out_directory import require_writable
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def accept(
     from edge_spec.diagnostics.accept.request import AcceptRequest
 
     _require_sensible(minutes, draft, draft_device)
-    _require_writable(out)
+    require_writable(out)
     if draft is not None and draft_device is None:
         draft_device = "cpu"
     request = AcceptRequest(model, device, runtime, draft, draft_device, draft_runtime)
@@ -117,17 +118,3 @@ def _require_sensible(minutes: float, draft: str | None, draft_device: str | Non
         raise UsageError(
             "--draft-device is for a draft, and there is none", remedy="Name one with --draft."
         )
-
-
-def _require_writable(directory: Path) -> None:
-    """Now rather than when all is measured."""
-    from tempfile import TemporaryFile
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
-        ) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.out_directory import require_writable
 from edge_spec.errors import EdgeSpecError, UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def bench(
     entries = read_prompts(prompts or OWN_PROMPTS, per_category)
     _require_forgetful(loading.drafter, repeat)
     if out is not None:
-        _require_writable(out)
+        require_writable(out)
     choice = _peer_choice(model, loading, peer_model or (), peer_python or ()) if peers else None
     if not peers and (peer_model or peer_python):
         raise UsageError("--peer-model and --peer-python need --peers", remedy="Add --peers.")
@@ -202,20 +203,6 @@ def _require_forgetful(drafter: str, repeat: int) -> None:
             f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
             remedy="Add --repeat 1.",
         )
-
-
-def _require_writable(directory: Path) -> None:
-    """Now rather than when all is measured."""
-    from tempfile import TemporaryFile
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
-        ) from None
 
 
 def _print(report: Document, as_json: bool, out: Path | None) -> None:

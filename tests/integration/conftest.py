@@ -19,9 +19,11 @@ import pytest
 import tokenizers
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
+from edge_spec.engine import speculation
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -408,3 +410,21 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "PYTHONPATH", os.pathsep.join(map(str, (packages, Path(__file__).parents[1])))
     )
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts however slow drafts and passes are here."""
+
+    def fixed(
+        costs: object,
+        draft_token_s: object,
+        free: object,
+        max_draft_tokens: int,
+        branches: bool,
+        probes: bool,
+        shared_costs: object,
+    ) -> FixedPolicy:
+        return FixedPolicy(max_draft_tokens, 0.0, branches, probes)
+
+    monkeypatch.setattr(speculation, "AdaptivePolicy", fixed)

@@ -23,7 +23,6 @@ from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.draft import ahead
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.engine import speculation
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
@@ -129,28 +128,21 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
     assert [answer(engine, prompt) for prompt in asked] == alone
 
 
-def _fixed(
-    costs: object,
-    draft_token_s: object,
-    free: object,
-    max_draft_tokens: int,
-    branches: bool,
-    probes: bool,
-    shared_costs: object,
-) -> FixedPolicy:
-    return FixedPolicy(max_draft_tokens, 0.0, branches, probes)
-
-
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("draft", ["llama", "qwen3"])
 @pytest.mark.parametrize("drafter", ["draft-model", "cascade"])
 def test_drafting_meanwhile_changes_no_text(
-    patient: bool, draft: str, drafter: str, open_engine: Open, monkeypatch: pytest.MonkeyPatch
+    patient: bool,
+    draft: str,
+    drafter: str,
+    open_engine: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """With a draft that is always right, and with one that hardly ever is; stopped as soon as the
     target has scored, or when it has read what it wanted to."""
     if patient:  # however slow the draft is
-        monkeypatch.setattr(speculation, "AdaptivePolicy", _fixed)
+        request.getfixturevalue("fixed_policy")
         monkeypatch.setattr(ahead, "_LEAST_CHANCE", 0.15)
         anticipate = DraftModelDrafter.anticipate
         monkeypatch.setattr(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.diagnostics.accept.privacy import Privacy
 from edge_spec.diagnostics.accept.row import CheckRow, Mark
 from edge_spec.diagnostics.accept.runner import AcceptRun
+from edge_spec.diagnostics.page import rendered
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device
 from edge_spec.placement.machine import busy_share, describe_machine
@@ -139,13 +140,8 @@ def write_report(report: Document, directory: Path) -> tuple[Path, Path]:
 
 def html_page(report: Document) -> str:
     """A page that needs nothing else; what drivers and files say is escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return rendered(
+        _TEMPLATE,
         report=report,
         title=title(report),
         summary=summary(report),

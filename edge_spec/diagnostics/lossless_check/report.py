@@ -11,6 +11,7 @@ from edge_spec.control.lossless import Promise
 from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.diagnostics.lossless_check.texts import Texts
+from edge_spec.diagnostics.page import rendered
 from edge_spec.placement.machine import describe_machine
 
 if TYPE_CHECKING:
@@ -136,13 +137,8 @@ def print_report(report: Document, console: Console) -> None:
 
 def html_page(report: Document) -> str:
     """A page that needs nothing else. What models wrote is escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return rendered(
+        _TEMPLATE,
         report=report,
         summary=summary(report),
         checks=checks(report),

@@ -59,12 +59,13 @@ def answered(target: Path, **options: Any) -> GenerationResult:
 
 def test_sessions_keep_what_they_promise(on_vulkan: OnVulkan) -> None:
     """Prefill, chains, trees, commit, rollback, state and two sessions at once."""
-    check_session(on_vulkan(), TOLERANCE)
+    print(f"largest difference {check_session(on_vulkan(), TOLERANCE).max_difference:.2g}")
 
 
 def test_a_draft_on_the_cpu_changes_no_text_and_overlaps(
-    target: Path, caplog: pytest.LogCaptureFixture
+    target: Path, fixed_policy: None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Draft tokens are verified whether or not that pays, which here is a matter of chance."""
     plain = answered(target, drafter="none")
     for overlap in ("off", "on"):
         caplog.clear()
