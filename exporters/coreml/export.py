@@ -15,13 +15,14 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.coreml import package
-from edge_spec.exporters.coreml.graph import ProgramBuilder, Shape
+from edge_spec.exporters.coreml.graph import ProgramBuilder
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.requests import require_plain, require_replaceable
+from edge_spec.exporters.static_layout import StaticShape
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
@@ -151,7 +152,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     return compute, name
 
 
-def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> Shape:
+def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> StaticShape:
     """Raises UsageError for a context that the model or a state of Core ML does not hold."""
     config: ModelConfig = checkpoint.config
     context_length = min(DEFAULT_CONTEXT_TOKENS, config.context_length) if asked is None else asked
@@ -159,7 +160,7 @@ def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> Sha
         raise UsageError(
             f"a context of {context_length} tokens", remedy=f"Choose 1 to {config.context_length}."
         )
-    shape = Shape.of(context_length)
+    shape = StaticShape.of(context_length)
     states = 1 if compute == ANE else 2
     a_slot = 2 * 2 * config.num_layers * config.kv_size // states  # bytes, in float16
     largest = _MAX_STATE_BYTES // a_slot

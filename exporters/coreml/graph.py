@@ -1,25 +1,8 @@
-"""The functions of a Core ML program: one for each number of rows, all of the same weights.
-
-Inputs, outputs and states (rows: of the function, padding included; slots: of the cache):
-
-    input_ids     [1, rows] int32
-    position_ids  [rows] int32              committed tokens + depth in the tree; 0 for padding
-    write_slot    [1] int32                 keys and values of row i go to slot write_slot + i
-    mask          [1, 1, rows, slots]       0 where a row sees a slot, -30000 elsewhere
-    logits        [rows, vocab]             or logits_0, logits_1, ... side by side
-    hidden        [rows, hidden_size]       after the final norm: where it was asked for, and of
-                                            functions that only prefill
-    states        [..., kv_heads, slots, head_dim]
-
-First the keys and values of all rows are written, then each row attends to the slots that its
-mask leaves. Where a token stands in the cache is therefore independent of its position in the
-text, and an accepted path of a tree can stay where it is.
-"""
+"""Writes the static layout (exporters/static_layout.py) as functions of a Core ML program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import coremltools as ct
 import numpy as np
@@ -30,22 +13,7 @@ from coremltools.converters.mil.mil import types
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.coreml.recipes import Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Var, constant
-
-SCORING_ROWS = (1, 4, 8)
-PREFILL_ROWS = 64
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Describes the cache: `slots` hold `context_length` tokens and the padding of any pass."""
-
-    context_length: int
-    slots: int
-
-    @classmethod
-    def of(cls, context_length: int) -> Shape:
-        needed = context_length + max(SCORING_ROWS) - 1
-        return cls(context_length, -(-needed // 64) * 64)
+from edge_spec.exporters.static_layout import StaticShape, functions
 
 
 class ProgramBuilder:
@@ -56,7 +24,7 @@ class ProgramBuilder:
         weights: CoreMlWeights,
         recipe: Recipe,
         config: ModelConfig,
-        shape: Shape,
+        shape: StaticShape,
         hidden: bool,
     ) -> None:
         self.weights = weights
@@ -69,12 +37,11 @@ class ProgramBuilder:
     def build(self, on_function: Callable[[float], None]) -> Program:
         """A program that is saved as it is: no pass of coremltools changes it."""
         program = Program()
-        functions = [(f"rows_{rows}", rows, True) for rows in SCORING_ROWS]
-        functions.append((f"prefill_{PREFILL_ROWS}", PREFILL_ROWS, False))
-        for i, (name, rows, scores) in enumerate(functions):
+        wanted = functions()
+        for i, (name, rows, scores) in enumerate(wanted):
             program.add_function(name, self._function(rows, scores))
-            on_function((i + 1) / len(functions))
-        program.default_function_name = functions[0][0]
+            on_function((i + 1) / len(wanted))
+        program.default_function_name = wanted[0].name
         program.export_as_multifunction = True
         program.skip_all_passes = True
         return program

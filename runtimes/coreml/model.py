@@ -12,7 +12,6 @@ from edge_spec.core.model import Capabilities, RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import GPU, Device
-from edge_spec.runtimes.coreml.layout import Layout, Signature, read_layout, signatures_of_spec
 from edge_spec.runtimes.coreml.library import require_core_ml
 from edge_spec.runtimes.coreml.package import (
     FORMAT,
@@ -20,12 +19,14 @@ from edge_spec.runtimes.coreml.package import (
     package_of,
     read_specification,
 )
+from edge_spec.runtimes.coreml.signatures import signatures_of_spec
 from edge_spec.runtimes.coreml.units import ANE, UNITS
+from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
 
 if TYPE_CHECKING:
     from edge_spec.placement.operations import FunctionPlacement
-    from edge_spec.runtimes.coreml.program import Program
-    from edge_spec.runtimes.coreml.session import CoreMlSession
+    from edge_spec.runtimes.static.program import Program
+    from edge_spec.runtimes.static.session import StaticSession
 
 
 class CoreMlModel:
@@ -42,11 +43,11 @@ class CoreMlModel:
         self._program: Program | None = program
         self._layout = layout
 
-    def open_session(self) -> CoreMlSession:
-        from edge_spec.runtimes.coreml.session import CoreMlSession
+    def open_session(self) -> StaticSession:
+        from edge_spec.runtimes.static.session import StaticSession
 
         assert self._program is not None, "the model is closed"
-        return CoreMlSession(self._program, self._layout, self.config.context_length)
+        return StaticSession(self._program, self._layout, self.config.context_length)
 
     def close(self) -> None:
         self._program = None

@@ -12,10 +12,10 @@ import numpy as np
 from edge_spec.errors import BundleError, DeviceError, SessionError
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU, GPU, NPU, Device
-from edge_spec.runtimes.coreml.layout import EXPORT_AGAIN
 from edge_spec.runtimes.coreml.library import import_coremltools, this_system
 from edge_spec.runtimes.coreml.package import package_of
 from edge_spec.runtimes.coreml.units import ANE, CLASSES, UNITS
+from edge_spec.runtimes.static.layout import EXPORT_AGAIN
 from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file
 
 _DESCRIPTIONS = {CPU: "the processor", GPU: "the GPU beside it", ANE: "the Neural Engine"}

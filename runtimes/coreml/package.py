@@ -8,8 +8,8 @@ from typing import Any
 
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.coreml.layout import EXPORT_AGAIN
 from edge_spec.runtimes.coreml.library import import_coremltools
+from edge_spec.runtimes.static.layout import EXPORT_AGAIN
 
 PACKAGE = "model.mlpackage"
 FORMAT = "coreml"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.runtimes.coreml.layout import is_half
+from edge_spec.runtimes.coreml.signatures import is_half
 
 
 class Constants:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.errors import SessionError
-from edge_spec.runtimes.coreml.layout import is_half, is_state
+from edge_spec.runtimes.coreml.signatures import is_half, is_state
 from edge_spec.runtimes.mil.arithmetic import ARITHMETIC
 from edge_spec.runtimes.mil.constants import CONSTEXPR, Constants, rounded, widened
 from edge_spec.runtimes.mil.folding import folding

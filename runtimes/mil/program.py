@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.runtimes.coreml.layout import Signature
 from edge_spec.runtimes.mil.constants import Constants
 from edge_spec.runtimes.mil.interpreter import Interpreted, State, interpret
+from edge_spec.runtimes.static.layout import Signature
 
 
 class NumpyProgram:

@@ -20,17 +20,19 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, recipes
 from edge_spec.exporters.coreml.export import QUANTIZATIONS
-from edge_spec.exporters.coreml.graph import ProgramBuilder, Shape
+from edge_spec.exporters.coreml.graph import ProgramBuilder
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.exporters.static_layout import StaticShape
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_program
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.session import CoreMlSession
+from edge_spec.runtimes.coreml.signatures import signatures_of_program
 from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.runtimes.static.layout import read_layout
+from edge_spec.runtimes.static.session import StaticSession
 from fixtures import families, tolerance
 
 CONTEXT = 64
@@ -57,16 +59,16 @@ def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return runtimes.open_checkpoint(tiny.write_gguf(tiny.build("llama-tied", **WIDE), path, "Q8_0"))
 
 
-def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> CoreMlSession:
+def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> StaticSession:
     weights = CoreMlWeights(checkpoint, dense(np.float32), dense(np.float32), np.float32)
     config = replace(checkpoint.config, context_length=CONTEXT)
     graph = ProgramBuilder(
-        weights, RECIPES[recipe](weights, config), config, Shape.of(CONTEXT), hidden
+        weights, RECIPES[recipe](weights, config), config, StaticShape.of(CONTEXT), hidden
     )
     program = graph.build(lambda done: None)
     signatures = signatures_of_program(program)
     layout = read_layout(signatures, config, "the graph")
-    return CoreMlSession(NumpyProgram(signatures, program.functions.__getitem__), layout, CONTEXT)
+    return StaticSession(NumpyProgram(signatures, program.functions.__getitem__), layout, CONTEXT)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

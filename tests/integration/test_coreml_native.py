@@ -23,9 +23,9 @@ from edge_spec.placement.operations import placements_of
 from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
-from edge_spec.runtimes.coreml.layout import signatures_of_spec
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.package import read_function, read_specification
+from edge_spec.runtimes.coreml.signatures import signatures_of_spec
 from edge_spec.runtimes.mil import MilRuntime
 from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.testing import check_session

@@ -21,15 +21,11 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
 from edge_spec.placement.devices import devices_of
 from edge_spec.runtimes.coreml import library as library_module
-from edge_spec.runtimes.coreml.layout import (
-    Signature,
-    read_layout,
-    signatures_of_program,
-    signatures_of_spec,
-)
 from edge_spec.runtimes.coreml.library import require_core_ml
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
+from edge_spec.runtimes.coreml.signatures import signatures_of_program, signatures_of_spec
 from edge_spec.runtimes.mil import MilRuntime
+from edge_spec.runtimes.static.layout import Signature, read_layout
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:

@@ -17,13 +17,14 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.coreml.layout import read_layout, signatures_of_spec
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.program import Program
-from edge_spec.runtimes.coreml.session import CoreMlSession
+from edge_spec.runtimes.coreml.signatures import signatures_of_spec
 from edge_spec.runtimes.mil import MilRuntime
 from edge_spec.runtimes.mil.program import NumpyProgram
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.runtimes.static.layout import read_layout
+from edge_spec.runtimes.static.program import Program
+from edge_spec.runtimes.static.session import StaticSession
 from edge_spec.testing import check_session
 
 CONTEXT = 100  # tokens, of `packaged`; 128 slots
@@ -96,7 +97,7 @@ def both(
     layout = read_layout(
         signatures_of_spec(read_specification(package)), bundle.config, str(package)
     )
-    session = CoreMlSession(watched, layout, CONTEXT)
+    session = StaticSession(watched, layout, CONTEXT)
     reference = ReferenceModel(checkpoint("llama"), CONTEXT).open_session()
     return side_by_side.Both((session, reference), TOLERANCE)
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.coreml.layout import Layout, PassShape
-from edge_spec.runtimes.coreml.session import CoreMlSession
+from edge_spec.runtimes.static.layout import Layout, PassShape
+from edge_spec.runtimes.static.session import StaticSession
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 CASES = json.loads((VECTORS / "coreml.json").read_text("utf-8"))["cases"]
@@ -88,7 +88,7 @@ def test_a_sessions_passes_are_those_of_the_vectors(case: dict[str, Any]) -> Non
         for name, rows in ROWS.items()
     ]
     layout = Layout(tuple(shapes), case["slots"], STATES)
-    session = CoreMlSession(program, layout, case["context"])
+    session = StaticSession(program, layout, case["context"])
     for call in case["calls"]:
         program.passes.clear()
         if call["call"] == "forward":

@@ -1,4 +1,4 @@
-"""A session on a package, whatever runs it."""
+"""A session on a static program, whatever runs it: its passes have fixed numbers of rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.coreml.cache import Slots
-from edge_spec.runtimes.coreml.layout import SLOT_AXIS, Layout, PassShape
-from edge_spec.runtimes.coreml.program import Program
+from edge_spec.runtimes.static.layout import SLOT_AXIS, Layout, PassShape
+from edge_spec.runtimes.static.program import Program
+from edge_spec.runtimes.static.slots import Slots
 
 _FRONT = (slice(None),) * SLOT_AXIS
 
 
-class CoreMlSession:
+class StaticSession:
     """A pass is padded to the rows of a function; what it has written counts once it is committed.
 
     A pass that fails changes nothing that counts.

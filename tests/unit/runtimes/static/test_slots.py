@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.coreml.cache import MASKED, Slots
+from edge_spec.runtimes.static.slots import MASKED, Slots
 
 SEES_ITSELF = np.ones((1, 1), bool)
 

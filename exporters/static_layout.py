@@ -1,0 +1,55 @@
+"""The layout of graphs whose shapes are fixed, as NPUs and Core ML want them.
+
+A program has one function for each number of rows, all of the same weights.
+
+Inputs, outputs and states (rows: of the function, padding included; slots: of the cache):
+
+    input_ids     [1, rows] int32
+    position_ids  [rows] int32              committed tokens + depth in the tree; 0 for padding
+    write_slot    [1] int32                 keys and values of row i go to slot write_slot + i
+    mask          [1, 1, rows, slots]       0 where a row sees a slot, -30000 elsewhere
+    logits        [rows, vocab]             or logits_0, logits_1, ... side by side
+    hidden        [rows, hidden_size]       after the final norm: where it was asked for, and of
+                                            functions that only prefill
+    states        [..., kv_heads, slots, head_dim]
+
+First the keys and values of all rows are written, then each row attends to the slots that its
+mask leaves. Where a token stands in the cache is therefore independent of its position in the
+text, and an accepted path of a tree can stay where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SCORING_ROWS = (1, 4, 8)
+PREFILL_ROWS = 64
+
+
+class StaticFunction(NamedTuple):
+    """Describes a function of `rows` rows, and whether it scores them."""
+
+    name: str
+    rows: int
+    scores: bool
+
+
+def functions(scoring_rows: Sequence[int] = SCORING_ROWS) -> list[StaticFunction]:
+    """Returns those of a program: some that score, and one that only fills the cache."""
+    scoring = [StaticFunction(f"rows_{rows}", rows, True) for rows in scoring_rows]
+    return [*scoring, StaticFunction(f"prefill_{PREFILL_ROWS}", PREFILL_ROWS, False)]
+
+
+@dataclass(frozen=True)
+class StaticShape:
+    """Describes the cache: `slots` hold `context_length` tokens and the padding of any pass."""
+
+    context_length: int
+    slots: int
+
+    @classmethod
+    def of(cls, context_length: int) -> StaticShape:
+        needed = context_length + max(SCORING_ROWS) - 1
+        return cls(context_length, -(-needed // 64) * 64)

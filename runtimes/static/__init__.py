@@ -1,0 +1,1 @@
+"""Sessions on programs of fixed shapes, as Core ML and NPUs run them, whatever runs a program."""
