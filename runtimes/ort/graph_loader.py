@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 GRAPH_FILE = "model.onnx"
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
+# What DequantizeLinear and MatMul become in static graphs: activations stay float32. As int8, which
+# is the default, they turn the last bits by which kernels of other widths differ into a logit.
+_ACCURACY = ("session.qdq_matmulnbits_accuracy_level", "1")
 _NOTHING: Mapping[str, np.ndarray | OrtValue] = MappingProxyType({})
 
 
@@ -73,6 +76,7 @@ class GraphLoader:
             if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
             made.add_session_config_entry(RECORDS_PLACEMENT, "1")
+            made.add_session_config_entry(*_ACCURACY)
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made
