@@ -56,9 +56,10 @@ class GraphLoader:
         options: RuntimeOptions,
         form: GraphForm | None = None,
         place: Place | None = None,
+        entries: Mapping[str, str] = MappingProxyType({}),
         **settings: bool,
     ) -> None:
-        """settings: attributes of onnxruntime's SessionOptions."""
+        """settings: attributes of onnxruntime's SessionOptions; entries: of its configuration."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
         self._names = [device.name for device in self._devices]
@@ -76,7 +77,8 @@ class GraphLoader:
             if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
             made.add_session_config_entry(RECORDS_PLACEMENT, "1")
-            made.add_session_config_entry(*_ACCURACY)
+            for entry in (_ACCURACY, *entries.items()):
+                made.add_session_config_entry(*entry)
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made
