@@ -143,7 +143,7 @@ class _Pass:
         return self._nodes.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
 
     def _heads(self, x: str, prefix: str, part: str, count: int) -> str:
-        """Queries, keys or values, [1, count, rows, head_dim]; normed and rotated where they are."""
+        """Queries, keys or values, [1, count, rows, head_dim], normed and rotated."""
         config, name = self._config, f"{prefix}{part}_proj"
         split = self._reshape(
             self._linear(x, name, config.qkv_bias),
