@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from edge_spec.exporters.qnn.socs import SOCS, chosen_soc
 from edge_spec.exporters.requests import chosen_quantization, require_replaceable
 from edge_spec.models.bundle import (
     TOKENIZER,
+    Bundle,
     list_files,
     open_bundle,
     open_unhashed,
@@ -61,14 +61,14 @@ class QnnExporter:
         asked = replace(
             options, compute=None, quantization=chosen_quantization(options, QUANTIZATIONS)
         )
-        with (
-            atomic_directory(out) as work,
-            # Beside it: several times the weights, which a small /tmp has no room for.
-            tempfile.TemporaryDirectory(dir=work.parent, prefix=f".{out.name}.") as scratch,
-        ):
-            static = Path(scratch) / "static"
-            StaticOnnxExporter().export(checkpoint, static, asked, progress)
-            binary = _compile(static, work, soc, progress)
+        with atomic_directory(out) as work:
+            scratch = work / "scratch"  # several times the weights: /tmp may be small
+            scratch.mkdir()
+            StaticOnnxExporter().export(checkpoint, scratch / "static", asked, progress)
+            static = open_unhashed(scratch / "static")
+            binary = _compile(static, scratch, work, soc, progress)
+            shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
+            shutil.rmtree(scratch)
             _describe(static, work, soc, binary)
         bundle = open_bundle(out)
         return ExportReport(
@@ -76,8 +76,9 @@ class QnnExporter:
         )
 
 
-def _compile(static: Path, work: Path, soc: str, progress: Progress) -> Binary:
-    weights = (static / DATA_FILE).stat().st_size
+def _compile(static: Bundle, scratch: Path, work: Path, soc: str, progress: Progress) -> Binary:
+    """Raises UnsupportedModelError, before anything is compiled, and ExportError."""
+    weights = static.file(DATA_FILE).stat().st_size
     if weights > MAX_MAPPED_BYTES:
         raise UnsupportedModelError(
             f"its weights are {weights / 1e9:.1f} GB, and an NPU of Qualcomm's maps about "
@@ -85,8 +86,8 @@ def _compile(static: Path, work: Path, soc: str, progress: Progress) -> Binary:
             remedy="Use fewer bits (--quant int4), or a smaller model.",
         )
     graphs = {}
-    for path in sorted(static.glob(f"*{_ENDING}")):
-        formed = static.parent / path.name
+    for path in sorted(static.path.glob(f"*{_ENDING}")):
+        formed = scratch / path.name
         try:
             write_htp_graph(path, formed)
         except ValueError as error:
@@ -99,10 +100,8 @@ def _compile(static: Path, work: Path, soc: str, progress: Progress) -> Binary:
     return binary
 
 
-def _describe(static: Path, work: Path, soc: str, binary: Binary) -> None:
-    """Writes tokenizer and manifest."""
-    shutil.copyfile(static / TOKENIZER, work / TOKENIZER)
-    described = open_unhashed(static).manifest.model_dump(exclude=_MADE_ANEW)
+def _describe(static: Bundle, work: Path, soc: str, binary: Binary) -> None:
+    described = static.manifest.model_dump(exclude=_MADE_ANEW)
     compiled = CompiledFor(
         soc=soc,
         htp_arch=SOCS[soc].htp_arch,

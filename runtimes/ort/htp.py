@@ -6,6 +6,7 @@ Written from the documentation of onnxruntime's QNN provider; not measured on an
 from __future__ import annotations
 
 import platform
+import re
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +27,7 @@ _PACKAGE = "onnxruntime-qnn"
 _EXPORT_HERE = "Export the model without --compile, or for this machine (--soc)."
 _SHARES = {"ep.share_ep_contexts": "1"}  # functions find the binary that the first has loaded
 _SOC_ID = Path("/sys/devices/soc0/machine")  # a processor's name, on Linux and Android
+_SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # as QNN has it; some systems tell a name of their own
 
 
 def open_compiled(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
@@ -79,9 +81,10 @@ def _processor() -> str:
 def _soc() -> str | None:
     """The processor's name as QNN has it; None where the system does not tell."""
     try:
-        return _SOC_ID.read_text(encoding="ascii").strip().upper() or None
+        name = _SOC_ID.read_text(encoding="ascii").strip().upper()
     except (OSError, ValueError):
         return None
+    return name if _SOC.fullmatch(name) else None
 
 
 def _version() -> str:

@@ -73,7 +73,7 @@ class OrtRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        if source.manifest.format == STATIC:
+        if source.manifest.format in (STATIC, COMPILED):
             from edge_spec.runtimes.ort.static_memory import static_memory
 
             return static_memory(source, options, num_tokens)
