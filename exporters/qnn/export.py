@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.onnx.initializers import DATA_FILE
@@ -119,8 +119,8 @@ def _notes(num_bytes: int, soc: str, binary: Binary) -> tuple[str, ...]:
     lines = [f"compiled for {soc} (HTP v{SOCS[soc].htp_arch}) by {versions}; runs there alone"]
     for function, inside in binary.inside.items():
         left = ", ".join(f"{count} {name}" for name, count in binary.outside[function].items())
-        seconds = binary.seconds[function]
         lines.append(
-            f"{function}: {inside} nodes in the binary, {left or 'none'} on the CPU; {seconds:.1f} s"
+            f"{function}: {inside} nodes in the binary, {left or 'none'} on the CPU; "
+            f"{binary.seconds[function]:.1f} s"
         )
     return tuple(lines)

@@ -16,6 +16,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge_spec.exporters.onnx.nodes import CONTRIB
+from edge_spec.exporters.qnn.norms import fuse_norms
 
 BLOCK_SIZE = 32  # of 8-bit channels, whose scale is repeated
 _WIDENS = "DequantizeLinear"
@@ -37,6 +38,7 @@ def write_htp_graph(source: Path, out: Path) -> None:
     """Reads the function of a static bundle at `source` and writes its form for HTP, the weights
     beside it."""
     model = onnx.load(source)
+    fuse_norms(model)
     multiply_stored(model)
     # One file a graph: a message of protobuf holds 2 GB.
     onnx.save(model, out, save_as_external_data=True, location=f"{out.name}.data")
