@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
+_COMPILED = "qnn"  # the one that is for one processor alone
 
 
 def export(
@@ -105,6 +106,10 @@ def export(
     from edge_spec.core.export import ExportOptions
 
     choices = _choices(format, kind, quant, (compile, soc))
+    if soc is not None and not compile and format != _COMPILED:
+        raise UsageError(
+            "--soc is of what is compiled", remedy=f"Add --compile, or --format {_COMPILED}."
+        )
     if soc is not None and compute is not None:
         raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
     unit = compute if choices else soc or compute

@@ -102,7 +102,7 @@ def choices_for(kind: str) -> ExportChoices:
 def compiled_choices(choices: ExportChoices, soc: str | None) -> ExportChoices:
     """Adds, first of all, a binary for Qualcomm's NPU. soc: of which processor; None: the usual one
     of the kind. Raises UsageError for a kind of device that has none."""
-    if choices.kind not in _SOCS:
+    if choices.kind is None or choices.kind not in _SOCS:
         raise UsageError(
             f"nothing is compiled for {choices.kind}",
             remedy=f"--compile goes with --for {' or '.join(sorted(_SOCS))}.",

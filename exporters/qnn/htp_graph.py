@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -31,7 +31,7 @@ class _Matrix(NamedTuple):
 
     @property
     def block_size(self) -> int:
-        return self.levels.shape[1] // self.scales.shape[1]
+        return int(self.levels.shape[1]) // int(self.scales.shape[1])
 
 
 def write_htp_graph(source: Path, out: Path) -> None:
@@ -96,7 +96,7 @@ def _product(
     ]
 
 
-def _multiply(inputs: list[str], output: str, sizes: Mapping[str, int]) -> NodeProto:
+def _multiply(inputs: list[str], output: str, sizes: Mapping[str, Any]) -> NodeProto:
     return helper.make_node("MatMulNBits", inputs, [output], output, domain=CONTRIB, **sizes)
 
 
@@ -125,7 +125,8 @@ def _int4(tensor: TensorProto) -> np.ndarray:
 
 def _packed(matrix: _Matrix) -> tuple[np.ndarray, np.ndarray]:
     """The operator's weights, uint8 [out, blocks, bytes of one], and scales, [out * blocks]."""
-    unsigned = (matrix.levels.astype(np.int16) + (1 << (matrix.bits - 1))).astype(np.uint8)
+    unsigned: np.ndarray = matrix.levels.astype(np.int16) + (1 << (matrix.bits - 1))
+    unsigned = unsigned.astype(np.uint8)
     if matrix.bits == 4:
         unsigned = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
     rows, blocks = matrix.scales.shape
