@@ -206,7 +206,8 @@ class _Writer:
             try:
                 variant = self._variant(choice)
             except (MissingDependencyError, UnsupportedModelError) as error:
-                if choices.kind is None:
+                is_missing = isinstance(error, MissingDependencyError)
+                if choices.kind is None or (is_missing and choice.is_required):
                     raise
                 notes.append(self._leave_out(choice, error))
                 continue

@@ -34,6 +34,8 @@ def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     slots = config.context_length + _PADDING_SLOTS
     state = 2 * config.num_layers * config.kv_size * slots * element
     scores = _FLOAT * config.num_heads * _PADDING_SLOTS * (length + _PADDING_SLOTS)
+    if bundle.manifest.compiled is not None:  # one binary, which the NPU maps as it is stored
+        copies = 0
     return Memory(weights=stored + int(copies), cache=state, work=scores, library=LIBRARY_BYTES)
 
 
