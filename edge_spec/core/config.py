@@ -204,7 +204,7 @@ class ModelConfig:
         relative, encoder = self.relative_positions, self.encoder
         if relative is not None:
             sizes = (relative.num_buckets, relative.max_distance)
-            if not (4 <= sizes[0] <= 2 * sizes[1] and sizes[1] <= _LARGEST_DISTANCE):
+            if not (4 <= sizes[0] < 2 * sizes[1] and sizes[1] <= _LARGEST_DISTANCE):
                 return f"it has {sizes[0]} buckets for distances of up to {sizes[1]} tokens"
         if encoder is None:
             return None
