@@ -33,7 +33,8 @@ class RelativePositions:
         ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(exact)
         steps = np.log(ratios) / np.float32(math.log(self.max_distance / exact))
         far = exact + (steps * np.float32(num_buckets - exact)).astype(np.int64)
-        return np.where(distances < exact, distances, np.minimum(far, num_buckets - 1))
+        found: np.ndarray = np.where(distances < exact, distances, np.minimum(far, num_buckets - 1))
+        return found
 
     def bias(
         self, weight: np.ndarray, rows: np.ndarray, keys: np.ndarray, both_ways: bool = False

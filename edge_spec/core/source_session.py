@@ -1,8 +1,8 @@
 """The session of an encoder-decoder: a source, and the answer that is written about it.
 
-To all that uses a session it is one text, `source </s> start answer...`: only here is it known where
-the source ends. Tokens of the source wait until it does; then the encoder reads all of them, and the
-answer's positions begin at 0.
+To all that uses a session it is one text, `source </s> start answer...`: only here is it known
+where the source ends. Tokens of the source wait until it does; then the encoder reads all of them,
+and the answer's positions begin at 0.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ gated MLPs and a head of their own.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from edge_spec.core.config import Encoder, LayerKind
@@ -14,7 +15,7 @@ from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig
 
-_MLPS = MappingProxyType(
+_MLPS: Mapping[str, Fields] = MappingProxyType(
     {
         "relu": {"activation": "relu", "gated_mlp": False},
         "gated-gelu": {"activation": "gelu_tanh"},

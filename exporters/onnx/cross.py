@@ -71,7 +71,7 @@ def attention_scale(config: ModelConfig) -> float:
 
 def source_values(config: ModelConfig) -> list[ValueInfoProto]:
     """The keys and values of a source, which the encoder's graph makes and the decoder's reads."""
-    shape = [1, config.num_heads, "source", config.head_dim]
+    shape: list[int | str] = [1, config.num_heads, "source", config.head_dim]
     return [
         helper.make_tensor_value_info(f"cross.{layer}.{part}", TensorProto.FLOAT, shape)
         for layer in range(config.num_layers)

@@ -1,7 +1,7 @@
 """The graph of an encoder, over the same data file as its decoder's.
 
-    input_ids            [1, source] int64
-    cross.N.key|value    [1, heads, source, head_dim]    what layer N of the decoder attends to
+input_ids            [1, source] int64
+cross.N.key|value    [1, heads, source, head_dim]    what layer N of the decoder attends to
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from edge_spec.runtimes.ort.stacked import has_stacked
 
 
 class OrtSession:
-    """encode: reads a source, where an encoder stands before the model. open_partial: loads the graph in which every sublayer is optional, or returns it again.
+    """open_partial: loads the graph in which every sublayer is optional, or returns it again.
+    encode: reads a source, where an encoder stands before the model.
 
     Whatever this session does, its parts have then committed exactly what it has.
     """

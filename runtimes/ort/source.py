@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import onnxruntime
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.source_session import SourceSession
+from edge_spec.core.source_session import DecoderSession, SourceSession
 from edge_spec.runtimes.ort.passes import pass_error
-
-if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.session import OrtSession
 
 # From a source to keys and values, by the names of the decoder's inputs.
 Encode = Callable[[Sequence[int]], Mapping[str, np.ndarray]]
@@ -31,13 +28,17 @@ def encode(
     return dict(zip(names, found, strict=True))
 
 
+class InterruptibleDecoder(DecoderSession, Protocol):
+    def interrupt(self) -> None: ...
+
+
 class OrtSourceSession(SourceSession):
     """One whose passes can be ended, as those of its decoder can."""
 
-    def __init__(self, decoder: OrtSession, config: ModelConfig) -> None:
+    def __init__(self, decoder: InterruptibleDecoder, config: ModelConfig) -> None:
         assert config.encoder is not None
         super().__init__(decoder, config.encoder, config.context_length)
-        self._passes_of = decoder
+        self._interruptible = decoder
 
     def interrupt(self) -> None:
-        self._passes_of.interrupt()
+        self._interruptible.interrupt()

@@ -285,7 +285,8 @@ def gelu_tanh(gate: np.ndarray) -> np.ndarray:
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, np.float32(0))
+    activated: np.ndarray = np.maximum(x, np.float32(0))
+    return activated
 
 
 ACTIVATIONS = MappingProxyType({"silu": _swish, "gelu_tanh": gelu_tanh, "relu": _relu})
