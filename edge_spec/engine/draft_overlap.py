@@ -31,9 +31,8 @@ class OverlappedDrafting:
     def meanwhile(self) -> Iterator[None]:
         """Ends when the block and at most one pass of a draft have. Raises what a drafter raised
         that is not guarded."""
-        ready = [drafter for drafter in self._drafters if drafter.anticipates]
-        self.was_ready = any(drafter.was_ready for drafter in ready)
-        if not ready or not (self._trial is None or self._trial.on):
+        ready = self.begin_round()
+        if not ready:
             yield
             return
         self._stopped.clear()
@@ -42,6 +41,12 @@ class OverlappedDrafting:
             yield
         finally:
             self._stop()
+
+    def begin_round(self) -> Sequence[Drafter]:
+        """Returns the drafters that are to draft on in this round."""
+        ready = [drafter for drafter in self._drafters if drafter.anticipates]
+        self.was_ready = any(drafter.was_ready for drafter in ready)
+        return ready if self._trial is None or self._trial.on else ()
 
     def observe(self, round_stats: RoundStats) -> None:
         if self._trial is not None:

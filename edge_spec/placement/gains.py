@@ -72,11 +72,20 @@ def row_share(profile: Profile) -> float:
     return max(0.0, costs.at(4) - costs.at(1)) / 3 / costs.at(1)
 
 
+def draft_token_s(draft: Profile, findings: PairFindings | None) -> float:
+    """Seconds of a draft token, with the call of its device and the way of its scores to main
+    memory: as the pair was measured, else as the draft was alone."""
+    found = None if findings is None else findings.draft_token_s
+    if found is not None:
+        return found
+    return draft.costs(TYPICAL_TOKENS).at(1) + draft.logits_row_s + draft.commit_s
+
+
 def _round_costs(pair: Pair) -> RoundCosts:
     draft = pair.draft.costs(TYPICAL_TOKENS)
     return RoundCosts(
         pass_costs(pair.target),
-        draft_s=draft.at(1) + pair.draft.logits_row_s + pair.draft.commit_s,
+        draft_s=draft_token_s(pair.draft, pair.findings),
         catch_up_s=max(0.0, draft.at(2) - draft.at(1)),
         switch_s=pair.findings.switch_s if pair.findings else 0.0,
     )
