@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import Stats
 from edge_spec.placement.chain import MOST_DRAFT_TOKENS, Meanwhile, RoundCosts, walk
 from edge_spec.placement.device_memory import FreeMemory
-from edge_spec.placement.gains import Pair, plain_rate, with_draft
+from edge_spec.placement.gains import Pair, can_overlap, plain_rate, with_draft
 from edge_spec.placement.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import PairFindings
@@ -87,13 +88,19 @@ class PairCase:
     def used(self, way: Way) -> tuple[float, list[Stats]]:
         """Decodes as a user would at this place: with the adaptive policy and the trial of overlap,
         which know the costs and nothing of the draft. Returns tokens a second and statistics."""
-        tokens = None if way.draft else 0
-        stats = self._decode(way, tokens, None)
+        tokens, begins, findings = None if way.draft else 0, True, self._findings(way)
+        if findings is not None:
+            costs = self._costs(way)
+            target = RowCosts({rows: costs.target_s(rows) for rows in range(1, 17)})
+            begins = can_overlap(findings, target, costs.draft_s(1))
+        stats = self._decode(way, tokens, None, begins)
         return tokens_per_s(stats), stats
 
-    def _decode(self, way: Way, tokens: int | None, overlaps: bool | None) -> list[Stats]:
+    def _decode(
+        self, way: Way, tokens: int | None, overlaps: bool | None, begins: bool = True
+    ) -> list[Stats]:
         drafted = next(iter(self.drafts.values())) if way.draft is None else self.drafts[way.draft]
-        return decode_pair(drafted.texts, self._costs(way), tokens, overlaps)
+        return decode_pair(drafted.texts, self._costs(way), tokens, overlaps, begins)
 
     def _most(self, way: Way) -> float:
         """Tokens a second that its rounds cannot exceed."""

@@ -143,16 +143,17 @@ def decode_pair(
     costs: PairCosts,
     num_draft_tokens: int | None,
     overlaps: bool | None = None,
+    begins_overlapped: bool = True,
 ) -> list[Stats]:
     """Decodes all texts with one policy, as in one session; their times are virtual.
 
     num_draft_tokens: of every round; 0 is plain decoding, None what the adaptive policy makes of
     the costs. overlaps: whether the draft goes on while the target verifies; None leaves it to the
-    trial that users get. Without `costs.meanwhile` it never does.
+    trial that users get, which begins with it or without. Without `costs.meanwhile` it never does.
     """
     clock = PairClock(costs)
     policy = _policy(costs, num_draft_tokens, clock)
-    trial = OverlapTrial() if overlaps is None else None
+    trial = OverlapTrial(begins_overlapped) if overlaps is None else None
     meanwhile = costs.meanwhile if overlaps in (None, True) else None
     all_stats = []
     for i, text in enumerate(texts):
