@@ -82,7 +82,9 @@ def main() -> None:
         part = target.open_skipping(frozenset())
         for entry in read_prompts(OWN_PROMPTS, arguments.per_category):
             prompt = engine.chat_prompt(entry["prompt"])
-            answer = [each.id for each in engine.generate(prompt, max_tokens=arguments.tokens).tokens]
+            answer = [
+                each.id for each in engine.generate(prompt, max_tokens=arguments.tokens).tokens
+            ]
             drafts = read_text(target, part, prompt, answer)
             texts.append({"category": entry["category"], "drafts": drafts})
         target.close()

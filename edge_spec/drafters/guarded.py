@@ -206,7 +206,8 @@ class GuardedDrafter(Drafter):
             return
         self.fault = " ".join(f"{type(error).__name__}: {error}".split())
         _log.warning(
-            "the drafter %s failed and is not asked again in this answer (%s); the text stays correct",
+            "the drafter %s failed and is not asked again in this answer (%s); "
+            "the text stays correct",
             self.name,
             self.fault,
             exc_info=_log.isEnabledFor(logging.DEBUG),

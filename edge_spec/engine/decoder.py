@@ -23,7 +23,6 @@ from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.passes import OwnPasses, Passes, Scored
 from edge_spec.errors import EdgeSpecError
 
-
 _NOTHING_DRAFTED = (
     PlainReason.NO_CANDIDATE,
     PlainReason.BELOW_BREAK_EVEN,

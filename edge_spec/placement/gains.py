@@ -14,7 +14,6 @@ from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile
 from edge_spec.placement.replay import Recording
 
-
 _USUAL_DRAFT_TOKENS = 4  # of a round
 
 
@@ -76,9 +75,7 @@ def row_share(profile: Profile) -> float:
     return max(0.0, costs.at(4) - costs.at(1)) / 3 / costs.at(1)
 
 
-def draft_token_s(
-    costs: RowCosts, draft: Profile | None, findings: PairFindings | None
-) -> float:
+def draft_token_s(costs: RowCosts, draft: Profile | None, findings: PairFindings | None) -> float:
     """Seconds of a draft token, with the call of its device and the way of its scores to main
     memory: as the pair was measured, else as the draft was alone. costs: of the draft's rows."""
     found = None if findings is None else findings.draft_token_s

@@ -225,7 +225,9 @@ class _VirtualModel:
     capabilities = _CAPABILITIES
     config = _CONFIG
 
-    def __init__(self, text: Sequence[int], says: np.ndarray, passes: Callable[[int], None]) -> None:
+    def __init__(
+        self, text: Sequence[int], says: np.ndarray, passes: Callable[[int], None]
+    ) -> None:
         self._text, self._says, self._passes = text, says, passes
 
     def open_session(self) -> Session:
@@ -237,7 +239,9 @@ class _VirtualModel:
 class _VirtualSession:
     """Chains only. Off the text all tokens are as likely as each other."""
 
-    def __init__(self, text: Sequence[int], says: np.ndarray, passes: Callable[[int], None]) -> None:
+    def __init__(
+        self, text: Sequence[int], says: np.ndarray, passes: Callable[[int], None]
+    ) -> None:
         self._text, self._says, self._passes = text, says, passes
         self._on_text = [True]  # after each number of committed tokens
         self._read: list[bool] = []  # the same after each row of the last pass

@@ -114,9 +114,9 @@ class PairFindings:
 
     switch_s: of a round, more than its passes take where each model runs alone: for the other
     model's data in caches, threads and clocks of devices that have gone to sleep, and copies.
-    target_slowdown, draft_slowdown: a pass while the other model runs over one alone. call_s, row_s:
-    of the draft's passes that follow each other, with their scores in main memory, what each takes
-    and what each of its rows adds; None where that was not measured.
+    target_slowdown, draft_slowdown: a pass while the other model runs over one alone.
+    call_s, row_s: of the draft's passes that follow each other, with their scores in main memory,
+    what each takes and what each of its rows adds; None where that was not measured.
     """
 
     switch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
