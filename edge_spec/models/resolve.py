@@ -279,12 +279,21 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     except UnicodeDecodeError:
         raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
     return ChatFormat(
-        tokenizer=Tokenizer(json, manifest.bos_id if manifest.adds_bos else None),
+        tokenizer=Tokenizer(
+            json,
+            manifest.bos_id if manifest.adds_bos else None,
+            source_ends(bundle.config, manifest.eos_ids),
+        ),
         chat_template=manifest.chat_template,
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         sampling=recommended_sampling(manifest.sampling),
     )
+
+
+def source_ends(config: ModelConfig, eos_ids: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tokens between a source and its answer; none where a model has no encoder."""
+    return () if config.encoder is None else (*eos_ids[:1], config.encoder.start_id)
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
@@ -294,7 +303,11 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
     """
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
-        tokenizer: TextCodec = Tokenizer(json, published.bos_id if published.adds_bos else None)
+        tokenizer: TextCodec = Tokenizer(
+            json,
+            published.bos_id if published.adds_bos else None,
+            source_ends(published.config, published.eos_ids),
+        )
     except UnsupportedModelError:
         if not isinstance(runtime, TokenizingRuntime):
             raise

@@ -118,7 +118,7 @@ def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memor
 
 def _weights(bundle: Bundle, config: ModelConfig) -> int:
     embedding = config.vocab_size * config.hidden_size
-    matrices = layer_weights(config) * config.num_layers
+    matrices = config.num_parameters - embedding * (1 if config.tied_embeddings else 2)
     graph = _LAYER_BYTES * config.num_layers
     quantization = bundle.manifest.quantization
     block = re.search(r"block (\d+)", quantization)

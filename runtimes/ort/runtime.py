@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError, SessionError
+from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.runtimes.ort.devices import ProviderChoice, choose, import_onnxruntime
@@ -48,6 +48,11 @@ class OrtRuntime:
         devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
+        if source.config.encoder is not None:
+            raise UsageError(
+                f"{source.path} has an encoder, which {self.name} computes on the CPU alone",
+                remedy="Choose --device cpu.",
+            )
         from edge_spec.runtimes.ort import graph_forms, trial
 
         on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
