@@ -83,7 +83,7 @@ def energy_lines(report: Mapping[str, Any]) -> list[str]:
         return ["", f"Energy: not known: {energy['unknown']}."]
     idle_w = energy["idle_w"]
     rows = [
-        _row(category, of, idle_w)
+        _row(category, of)
         for category, of in [*report["categories"].items(), ("all", total)]
         if of["joules_per_token"] is not None
     ]
@@ -100,23 +100,24 @@ def energy_lines(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _row(category: str, of: Mapping[str, Any], idle_w: float | None) -> str:
+def _row(category: str, of: Mapping[str, Any]) -> str:
     intervals = (
         f"{of[name]:.3g} ({of[f'{name}_low']:.3g} to {of[f'{name}_high']:.3g})"
         for name in ("plain_joules_per_token", "joules_per_token", "energy_ratio")
     )
-    above = (above_idle(of, prefix, idle_w) for prefix in ("plain_", ""))
+    above = (of[f"{prefix}joules_above_idle_per_token"] for prefix in ("plain_", ""))
     told = ("" if joules is None else f"{joules:.3g}" for joules in above)
     return f"| {' | '.join([category, str(of['energy_prompts']), *intervals, *told])} |"
 
 
-def above_idle(of: Mapping[str, Any], prefix: str, idle_w: float | None) -> float | None:
-    """Returns joules a token without what the machine would have drawn anyway."""
-    joules = of[f"{prefix}joules_per_token"]
-    if joules is None or idle_w is None:
-        return None
-    rest: float = joules - idle_w * of[f"{prefix}energy_seconds_per_token"]
-    return rest
+def above_idle(of: Mapping[str, Any], idle_w: float | None) -> dict[str, float | None]:
+    """Returns joules a token without what the machine would have drawn anyway, of both sides."""
+    found: dict[str, float | None] = {}
+    for prefix in ("", "plain_"):
+        joules, seconds = of[f"{prefix}joules_per_token"], of[f"{prefix}energy_seconds_per_token"]
+        known = joules is not None and idle_w is not None
+        found[f"{prefix}joules_above_idle_per_token"] = joules - idle_w * seconds if known else None
+    return found
 
 
 _INTERVALS = ("joules_per_token", "plain_joules_per_token", "energy_ratio")

@@ -1,4 +1,4 @@
-"""What tells the energy of a measurement: the machine's counters, or a log that is read after it."""
+"""What tells the energy of a measurement: the machine's counters, or a log read after it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_spec.diagnostics.bench.energy import EnergySource, energy_lines, why_unknown
+from edge_spec.diagnostics.bench.energy import EnergySource, above_idle, energy_lines, why_unknown
 from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.loops import MAX_PERIOD, MIN_OCCURRENCES
 from edge_spec.diagnostics.bench.measuring import BenchMeasurement, SampledMeasurement
@@ -24,6 +24,9 @@ def document(
 ) -> Document:
     """Makes the document of a measurement with at least one run; docs/cli.md lists the fields."""
     figures = Figures(measured)
+    total, categories = figures.total(), figures.categories()
+    for of in (total, *categories.values()):
+        of |= above_idle(of, energy and energy.idle_w)
     return {
         "machine": describe_machine(),
         "settings": {
@@ -33,8 +36,8 @@ def document(
             "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
         },
         "energy": None if energy is None else _energy(measured, energy),
-        "total": figures.total(),
-        "categories": figures.categories(),
+        "total": total,
+        "categories": categories,
         "prompts": figures.prompts(),
         "sampled": None if sampled is None else _sampled(sampled, figures),
         "peers": {each.peer.name: _peer(each, figures, measured) for each in peers},

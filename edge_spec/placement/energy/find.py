@@ -18,11 +18,14 @@ ELSEWHERE = "the processor's counters leave out the device that it runs on"
 def find_counters(sysfs: Path | None = None) -> EnergyMeter:
     """Returns the processor's own, fine enough for single passes. sysfs: another than this
     machine's."""
-    if sysfs is None and sys.platform == "darwin":
-        return NoMeter(f"macOS tells root alone: {COMMAND}, and edge-spec bench --power-log FILE")
-    if sysfs is None and not sys.platform.startswith("linux"):
+    sysfs = sysfs or SYSFS
+    if not (sysfs / "class").is_dir():
+        if sys.platform == "darwin":
+            return NoMeter(
+                f"macOS tells root alone: {COMMAND}, and edge-spec bench --power-log FILE"
+            )
         return NoMeter("this system does not tell")
-    found = find_rapl(sysfs or SYSFS)
+    found = find_rapl(sysfs)
     return NoMeter(found) if isinstance(found, str) else found
 
 

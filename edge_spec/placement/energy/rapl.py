@@ -69,8 +69,8 @@ class Rapl:
             try:
                 after = [each.read_uj() for each in self.domains]
                 seconds = self.clock() - start_s
-                pairs = zip(self.domains, before, after, strict=True)
-                return Energy(sum(each.joules(*counted, seconds) for each, *counted in pairs))
+                counted = zip(self.domains, before, after, strict=True)
+                return Energy(sum(each.joules(old, new, seconds) for each, old, new in counted))
             except (OSError, ValueError) as error:
                 return Energy(None, f"RAPL: {_told(error)}")
 
