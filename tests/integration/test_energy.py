@@ -64,10 +64,9 @@ def test_bench_reports_joules_a_token(
     assert total["energy_ratio"] == pytest.approx(drafted)
 
 
-def test_a_plan_that_prefers_energy_does_not_draft_where_rows_cost_it(
+def test_a_plan_that_prefers_energy_begins_with_what_draws_least(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each draft token that is wrong costs a row's joules: a plain token draws least."""
     prompt = Prompt("1", "qa", "the rain in an inner")
     monkeypatch.setattr(planner, "read_prompts", lambda path, per_category: [prompt])
     monkeypatch.setattr(planner, "_IDLE_S", 0.01)
@@ -76,20 +75,15 @@ def test_a_plan_that_prefers_energy_does_not_draft_where_rows_cost_it(
         monkeypatch.setattr(survey, name, 0.2)
     monkeypatch.setattr(profile_module, "_MOST_SPREAD", 1e9)  # however busy the machine is
     monkeypatch.setattr(measure, "_METERED_S", 0.0)  # these counters are exact
-    assert run(["plan", model, "--prefer", "energy", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    best = made["placements"][0]
-    assert made["prefer"] == "energy"
-    assert (
-        best["joules_per_token"]
-        == min(
-            each["joules_per_token"]
-            for each in made["placements"]
-            if each["drafter"] != "ngram-cache"
-        )
-        or best["drafter"] == "none"
-    )
+    out = tmp_path / "plan.json"
+    assert run(["plan", model, "--prefer", "energy", "--out", str(out)]) == 0
+    assert "J/token" in capsys.readouterr().out
+    made = json.loads(out.read_text())
+    best, *others = made["placements"]
+    least_j = min(each["joules_per_token"] for each in (best, *others))
+    assert made["prefer"] == "energy" and best["joules_per_token"] <= 1.02 * least_j
+    plain = next(each for each in (best, *others) if each["drafter"] == "none")
+    # Beside its pass only a commit, at the power of a pass: a few percent, more on a busy machine.
+    assert A_PASS_J + A_ROW_J <= plain["joules_per_token"] < 1.5 * (A_PASS_J + A_ROW_J)
     assert run(["doctor", model]) == 0
     assert "preferred for its energy" in capsys.readouterr().out
-    assert run(["plan", model]) == 0
-    assert "J/token" in capsys.readouterr().out
