@@ -52,7 +52,7 @@ def why_unknown(measured: BenchMeasurement) -> str | None:
     """Returns the commonest reason; None where all is known of our own two sides."""
     sides = list(measured.runs.values())[:2]
     runs = (run for passes in sides for of_pass in passes for run in of_pass)
-    reasons = Counter(run.energy.why or "part of it is" for run in runs if not run.energy.joules)
+    reasons = Counter(run.energy.why or "no token" for run in runs if not run.energy.joules)
     return reasons.most_common(1)[0][0] if reasons else None
 
 

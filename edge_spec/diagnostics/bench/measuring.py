@@ -23,6 +23,7 @@ _DOMAIN = "bench"  # keeps these answers out of what a pair's acceptance is know
 _WARM_UP = "Count from one to ten."
 _WARM_UP_TOKENS = 8
 _DRAFT_TOKENS = 32
+_NO_SHARE = "only together with the prompt's"
 NOT_MEASURED = Energy(None, "nobody measures it")
 
 
@@ -68,7 +69,8 @@ class EngineSide:
             )
         stats = result.stats
         tokens = tuple(token.id for token in result.tokens)
-        energy = Energy(stats.predicted_energy_j, stats.energy_unknown or "")
+        joules = stats.predicted_energy_j
+        energy = Energy(joules, stats.energy_unknown or ("" if joules is not None else _NO_SHARE))
         return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats, energy, time.time())
 
 
