@@ -29,14 +29,16 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="onnx, gguf, coreml, or optimum: onnx of other architectures; all, or several "
-            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]"
+            help="onnx, gguf, coreml, onnx-static: onnx of fixed shapes, or optimum: onnx of other "
+            "architectures; all, or several joined by commas, for a pair bundle.  "
+            f"[default: {_SINGLE}]"
         ),
     ] = None,
     quant: Annotated[
         str | None,
         typer.Option(
-            help="onnx: int4, int8, fp16, fp32 (default int4); optimum: int4, int8, fp32 (default "
+            help="onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
+            "fp16); optimum: int4, int8, fp32 (default "
             "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_0); coreml: int4, int8, "
             "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
             "lut6). For a pair bundle FORMAT=NAME, several joined by commas."
@@ -55,10 +57,13 @@ def export(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(help="coreml: tokens that the cache holds.  [default: up to 2048]"),
+        typer.Option(
+            help="coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
+        ),
     ] = None,
     hidden_states: Annotated[
-        bool, typer.Option("--hidden-states", help="coreml: return them beside the scores.")
+        bool,
+        typer.Option("--hidden-states", help="coreml, onnx-static: return them beside the scores."),
     ] = False,
     draft: Annotated[
         str | None,
