@@ -69,6 +69,7 @@ class OrtSession:
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
+        self._cache.shrink(length)
         self._move(length)
 
     def state(self) -> dict[str, np.ndarray]:
