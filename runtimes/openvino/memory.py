@@ -2,8 +2,8 @@
 
 Measured with OpenVINO 2026.4 on x86-64: the CPU plugin copies every matrix when it compiles, and
 once more in its kernel's own order at the first pass, while the original stays mapped. For the demo
-model and for one of 1B this says 586 MB and 2.6 GB with 1000 tokens, 680 MB and 2.4 GB were found. What a GPU's own memory will hold was not
-measured on one: it is added up from what is copied there.
+model and for one of 1B this says 586 MB and 2.6 GB with 1000 tokens; 680 MB and 2.4 GB were found.
+What a GPU's own memory will hold was not measured on one: it is added up from what is copied there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenVINO against other runtimes on this CPU, in turns: passes, prompt, and default drafting.
 
-    python benchmarks/openvino.py [MODEL] [--runtimes openvino ort llamacpp]
+    python benchmarks/runtimes_in_turns.py [MODEL] [--runtimes openvino ort llamacpp]
 
 Prints a markdown table: medians of a pass over 1, 2, 4, 8 and 16 rows after 256 tokens, of reading
 these, and tokens a second without drafting and as set up by default, with whether the two texts are
