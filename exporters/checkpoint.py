@@ -104,7 +104,7 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
         return f"it has a count of more than {_MAX_COUNT}"
     if min(counts) < 1:
         return f"it has a count of {min(counts)}, expected 1 or more"
-    if config.num_layers > num_tensors:
+    if config.num_layers + (config.encoder.num_layers if config.encoder else 0) > num_tensors:
         return f"it has {config.num_layers} layers, but {num_tensors} tensors"
     if config.experts and config.num_layers * config.num_experts > num_tensors:
         return f"it has {config.num_experts} experts a layer, but {num_tensors} tensors"
@@ -140,10 +140,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.norm_places != "before":
             shapes[attention + "post_norm.weight"] = (hidden,)
             shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
-        shapes[attention + "q_proj.weight"] = (config.query_size, hidden)
-        shapes[attention + "k_proj.weight"] = (config.kv_size, hidden)
-        shapes[attention + "v_proj.weight"] = (config.kv_size, hidden)
-        shapes[attention + "o_proj.weight"] = (hidden, config.query_size)
+        shapes |= _attention_shapes(config, attention)
         shapes |= _mlp_shapes(config, prefix + "mlp.")
         if config.qkv_bias:
             shapes[attention + "q_proj.bias"] = (config.query_size,)
@@ -153,9 +150,43 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes[attention + "o_proj.bias"] = (hidden,)
         if config.attention_sinks:
             shapes[attention + "sinks"] = (config.num_heads,)
+        if config.encoder is not None:
+            cross = prefix + "cross_attn."
+            shapes[cross + "input_norm.weight"] = (hidden,)
+            shapes |= _attention_shapes(config, cross)
         if config.qk_norm:
             for part, size in zip("qk", config.qk_norm_sizes, strict=True):
                 shapes[f"{attention}{part}_norm.weight"] = (size,)
+    return shapes | _encoder_shapes(config)
+
+
+def _attention_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    return {
+        prefix + "q_proj.weight": (config.query_size, hidden),
+        prefix + "k_proj.weight": (config.kv_size, hidden),
+        prefix + "v_proj.weight": (config.kv_size, hidden),
+        prefix + "o_proj.weight": (hidden, config.query_size),
+    }
+
+
+def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of an encoder, and of relative positions."""
+    relative, hidden = config.relative_positions, config.hidden_size
+    halves = ["model", "encoder"] if config.encoder else ["model"]
+    shapes: dict[str, tuple[int, ...]] = {}
+    if relative is not None:
+        bias = (relative.num_buckets, config.num_heads)
+        shapes = {f"{half}.relative_bias.weight": bias for half in halves}
+    if config.encoder is None:
+        return shapes
+    shapes["encoder.norm.weight"] = (hidden,)
+    for layer in range(config.encoder.num_layers):
+        prefix = f"encoder.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        shapes |= _attention_shapes(config, prefix + "self_attn.")
+        shapes |= _mlp_shapes(config, prefix + "mlp.")
     return shapes
 
 
@@ -163,6 +194,8 @@ def _mlp_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
     """One MLP, or a router and as many as there are experts."""
     hidden, inner, experts = config.hidden_size, config.intermediate_size, config.experts
     parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if not config.gated_mlp:
+        del parts["gate_proj"]
     if experts is None:
         return {f"{prefix}{part}.weight": shape for part, shape in parts.items()}
     matrices = {

@@ -117,6 +117,8 @@ class FittedLayers:
 
     @cached_property
     def _texts(self) -> list[list[int]]:
+        if self.config.encoder is not None:  # a stream of layers has no source
+            return []
         max_tokens = int(_MAX_WORK / self.config.num_parameters)
         max_tokens = min(max(max_tokens, _MIN_TOKENS), _MAX_TOKENS)
         return calibration_sequences(self._checkpoint, max_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     values = read_json(path / "config.json")
     family = _known_family(path, values)
     values = {**family.defaults, **values, **_of_text(path, values)}
+    values |= {usual: values[own] for usual, own in family.keys.items() if own in values}
     stated = StatedConfig(values, path / "config.json")
     lacked = lacked_feature(values, family.computes)
     if lacked is not None:
@@ -188,6 +190,12 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
     architecture = str(values.get("model_type"))
     family = BY_MODEL_TYPE.get(architecture)
     if family is None:
+        if values.get("is_encoder_decoder"):
+            raise UnknownArchitectureError(
+                f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}, which has an "
+                "encoder and a decoder of a kind that this version does not compute",
+                remedy="Of such models it runs T5 and Flan-T5 (model_type t5).",
+            )
         lacked = lacked_feature(values)
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
@@ -233,7 +241,9 @@ def _config(
             "rotary_dim": stated.rotary_dim,
             **biases_and_norms(tensors),
         }
-        return ModelConfig(**{**fields, **family.of_config(stated)})
+        config = ModelConfig(**{**fields, **family.of_config(stated)})
+        has_head = config.encoder is None or "lm_head.weight" in tensors
+        return config if has_head else replace(config, tied_embeddings=True)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{stated.path} lacks a valid value: {error}",

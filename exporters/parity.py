@@ -50,7 +50,8 @@ def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress
     Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
     """
     tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
-    tokens = tokens[: _num_tokens(checkpoint.config)]
+    longest = converted.source.config.context_length  # which an export may have shortened
+    tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
     source = source_scores(checkpoint, tokens, _part(progress, 0.0))
     return check_against(checkpoint.path, source, tokens, converted, _part(progress, 0.5))
 
@@ -58,7 +59,10 @@ def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress
 def source_scores(
     checkpoint: StoredCheckpoint, tokens: Sequence[int], on_layer: Callable[[float], None]
 ) -> np.ndarray:
-    """Returns logits [tokens - 1, vocab] float32 by the reference, with one matrix in memory."""
+    """Returns logits [tokens - 1, vocab] float32 by the reference, with one matrix in memory; of an
+    encoder-decoder with all of them."""
+    if checkpoint.config.encoder is not None:
+        return _scores("reference", checkpoint, tokens, on_layer)
     stream = runtimes.load_layer_stream(checkpoint, [tokens[:-1]])
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
@@ -73,7 +77,8 @@ def source_scores(
 def _num_tokens(config: ModelConfig) -> int:
     """All of them for models below half a billion parameters, fewer for larger ones."""
     most = max(_MIN_CHECKED, int(_MAX_WORK / config.num_parameters))
-    return min(most, config.context_length)
+    room = config.context_length if config.encoder is None else config.context_length // 2
+    return min(most, room)
 
 
 def check_against(
@@ -139,13 +144,16 @@ def score_text(
     on_chunk: Callable[[float], None] = lambda done: None,
     chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
-    """logits [tokens - 1, vocab] float32: row i scores token i + 1. chunk_rows: in turns."""
+    """logits [tokens - 1, vocab] float32: row i scores token i + 1. chunk_rows: in turns. To an
+    encoder-decoder, the text is its own source."""
     session = model.open_session()
     count = len(tokens) - 1
     scores = np.empty((count, model.config.vocab_size), np.float32)
     turns = cycle(chunk_rows)
     start = 0
     try:
+        if model.config.encoder is not None:
+            session.prefill(tokens[:count])
         while start < count:
             end = min(start + min(next(turns), model.capabilities.max_rows), count)
             chunk = TokenTree.chain(tokens[start], tokens[start + 1 : end])

@@ -82,7 +82,8 @@ class _Asked:
         from edge_spec.engine.request import require_room
 
         text = placed.target.text
-        if not self._raw and text.chat_template is None:
+        is_source = placed.target.config.encoder is not None
+        if not self._raw and text.chat_template is None and not is_source:
             _log.warning(
                 "%s has no chat template: the prompt is continued as it is, as with --raw",
                 placed.target.name,

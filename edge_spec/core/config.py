@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.core.rope import Rope, RopeScaling
 
-ACTIVATIONS = ("silu", "gelu_tanh")  # of the gate of an MLP
+ACTIVATIONS = ("silu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
 SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
 # Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone.
 NORM_PLACES = ("before", "around", "after")
@@ -41,6 +42,15 @@ class Experts:
     biases: bool = False  # of the router and of all matrices
     # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
     clamp: float | None = None
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What an encoder-decoder has beside its decoder: layers that read the source, which every
+    layer of the decoder attends to. Heads, MLPs and embeddings are of the decoder's sizes."""
+
+    num_layers: int
+    start_id: int  # the token that every answer begins with: the source ends before the first one
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,9 @@ class ModelConfig:
     logit_softcap: float | None = None
     experts: Experts | None = None  # of `num_experts`; None: what they are like is not known
     attention_sinks: bool = False  # each head has a score that no position has (Xiao et al. 2023)
+    gated_mlp: bool = True  # gate and up are multiplied; else there is only up, which is activated
+    relative_positions: RelativePositions | None = None
+    encoder: Encoder | None = None  # of an encoder-decoder; all else is of the decoder
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -93,6 +106,8 @@ class ModelConfig:
             "kind_of_layer": tuple(values.get("kind_of_layer", ())),
             "experts": Experts(**values["experts"]) if values.get("experts") else None,
         }
+        for name, kind in (("relative_positions", RelativePositions), ("encoder", Encoder)):
+            nested[name] = kind(**values[name]) if values.get(name) else None
         return cls(**{**values, **nested})
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,9 +135,13 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Counts the parameters of its matrices, all experts included; norms and biases are few."""
         attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
-        mlp = 3 * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
+        matrices = 3 if self.gated_mlp else 2
+        mlp = matrices * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * (attention + mlp) + embeddings
+        layers = self.num_layers * (attention + mlp)
+        if self.encoder is not None:
+            layers += self.encoder.num_layers * (attention + mlp) + self.num_layers * attention
+        return layers + embeddings
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -174,10 +193,26 @@ class ModelConfig:
             return f"it rotates {self.rotated} of the {self.head_dim} elements of a head"
         if not all(1 <= window <= _LONGEST_WINDOW for window in self.windows):
             return "it has a window that no model has"
+        if (problem := self._encoder_problem()) is not None:
+            return problem
         indices = self.kind_of_layer
         if indices and (len(indices) != self.num_layers or not _are_below(indices, self.kinds)):
             return "its layers are of kinds that it does not have"
         return next(filter(None, map(self._rope_problem, self.ropes)), None)
+
+    def _encoder_problem(self) -> str | None:
+        relative, encoder = self.relative_positions, self.encoder
+        if relative is not None:
+            sizes = (relative.num_buckets, relative.max_distance)
+            if not (4 <= sizes[0] < 2 * sizes[1] and sizes[1] <= _LARGEST_DISTANCE):
+                return f"it has {sizes[0]} buckets for distances of up to {sizes[1]} tokens"
+        if encoder is None:
+            return None
+        if not 1 <= encoder.num_layers <= _MOST_LAYERS:
+            return f"its encoder has {encoder.num_layers} layers"
+        if not 0 <= encoder.start_id < self.vocab_size:
+            return f"its answers begin with the token {encoder.start_id}"
+        return None
 
     def _optional(self) -> Iterator[float]:
         clamp = None if self.experts is None else self.experts.clamp
@@ -204,6 +239,8 @@ _ADDED: Mapping[str, Any] = {
 _LARGEST_SCALE = 1e9
 _LARGEST_DIVISOR = 2.0**128  # of a frequency; some files have 1e30 for one that is not rotated
 _LONGEST_WINDOW = 1 << 24
+_LARGEST_DISTANCE = 1 << 16
+_MOST_LAYERS = 10_000
 
 
 def _are_below(indices: tuple[int, ...], kinds: tuple[LayerKind, ...]) -> bool:

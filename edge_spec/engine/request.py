@@ -24,6 +24,12 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     _check_tokens(parts, "the prompt", prompt)
     if not prompt:
         raise UsageError("the prompt is empty", remedy="Give it at least one token.")
+    encoder = parts.model.config.encoder
+    if encoder is not None and encoder.start_id not in prompt:
+        raise UsageError(
+            "the prompt is a source that does not end",
+            remedy=f"End it with the tokens that begin an answer, the last one {encoder.start_id}.",
+        )
     context_length = context_length_of(parts)
     require_room(prompt, context_length)
     limits = GenerationLimits(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_spec.core.model import Progress
+from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
@@ -72,7 +73,7 @@ def place_models(
     )
     if needs_chat:
         target.text.template()
-    drafts = tuple(_placed_drafts(sources, options, progress))
+    drafts = tuple(_placed_drafts(target, sources, options, progress))
     require_fit(target, drafts, options, makes_room)
     if drafts:
         _tell_memory(target, drafts, options, progress)
@@ -114,7 +115,7 @@ def _require_chat(model: Any) -> None:
 
 
 def _placed_drafts(
-    sources: Sequence[Source], options: LoadOptions, progress: Progress
+    target: ResolvedModel, sources: Sequence[Source], options: LoadOptions, progress: Progress
 ) -> Iterator[ResolvedModel]:
     above = None
     for source in sources:
@@ -126,10 +127,28 @@ def _placed_drafts(
             options.draft_providers,
             before_conversion=require_room_to_convert,
         )
+        _require_same_kind(target, draft)
         if above is not None:
             require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)
         yield draft
         above = draft
+
+
+def _require_same_kind(target: ResolvedModel, draft: ResolvedModel) -> None:
+    """Raises UsageError where only one of the two has an encoder, or their sources end otherwise:
+    what one reads means something else to the other."""
+    found = [
+        None if each.config.encoder is None else each.config.encoder.start_id
+        for each in (target, draft)
+    ]
+    if found[0] != found[1]:
+        raise UsageError(
+            f"the draft {draft.name} cannot read what {target.name} reads: only encoder-decoders "
+            "that begin their answers with the same token read a source",
+            remedy="Choose a draft of the same family, or --draft none.",
+        )
+    if found[0] is not None:
+        require_same_vocabulary(target.vocabulary(), draft.vocabulary(), target.name, draft.name)
 
 
 def _tell_memory(

@@ -112,7 +112,8 @@ def resolve_model(
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        bundle = _bundle(source, chosen.reads, export_options, progress, before_conversion)
+        format = runtimes.format_for(chosen, source.formats)
+        bundle = _bundle(source, format, export_options, progress, before_conversion)
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
     text = text_of_info(published, chosen, keeps)
@@ -134,7 +135,7 @@ def find_resolved(
     chosen = choose_runtime(source, runtime, options, providers).runtime
     if not is_converted(source, chosen.name, options, providers):
         return None
-    path = source.at(chosen.reads)
+    path = source.at(runtimes.format_for(chosen, source.formats))
     as_it_is = path.is_file() and options.quantization is None
     if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
         return resolve_model(source, chosen.name, options, progress, providers, keeps=False)
@@ -159,7 +160,7 @@ def _described(source: Source, runtime: Runtime, path: Path) -> ResolvedModel:
             source.name, runtime, published, published.config, text, source.profiles
         )
     bundle = open_unhashed(path)
-    _require_format(bundle, runtime.reads)
+    _require_format(bundle, runtimes.format_for(runtime, {bundle.manifest.format}))
     text = text_of_bundle(bundle)
     return ResolvedModel(source.name, runtime, bundle, bundle.config, text, source.profiles)
 
@@ -278,12 +279,21 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     except UnicodeDecodeError:
         raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
     return ChatFormat(
-        tokenizer=Tokenizer(json, manifest.bos_id if manifest.adds_bos else None),
+        tokenizer=Tokenizer(
+            json,
+            manifest.bos_id if manifest.adds_bos else None,
+            source_ends(bundle.config, manifest.eos_ids),
+        ),
         chat_template=manifest.chat_template,
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         sampling=recommended_sampling(manifest.sampling),
     )
+
+
+def source_ends(config: ModelConfig, eos_ids: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tokens between a source and its answer; none where a model has no encoder."""
+    return () if config.encoder is None else (*eos_ids[:1], config.encoder.start_id)
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
@@ -293,7 +303,11 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
     """
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
-        tokenizer: TextCodec = Tokenizer(json, published.bos_id if published.adds_bos else None)
+        tokenizer: TextCodec = Tokenizer(
+            json,
+            published.bos_id if published.adds_bos else None,
+            source_ends(published.config, published.eos_ids),
+        )
     except UnsupportedModelError:
         if not isinstance(runtime, TokenizingRuntime):
             raise

@@ -18,7 +18,9 @@ _SHOWN = 500  # characters of the library's own words, which may quote the file
 class Tokenizer:
     """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
 
-    def __init__(self, json: str, bos_id: int | None = None) -> None:
+    def __init__(self, json: str, bos_id: int | None = None, ends: Sequence[int] = ()) -> None:
+        """ends: the tokens that end every source of an encoder-decoder, the last of which begins
+        the answer."""
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json)
         except BaseException as error:
@@ -28,9 +30,11 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bos_id = bos_id
+        self._ends = tuple(ends)
 
     def encode(self, text: str) -> list[int]:
-        """Begins with the BOS token where the model asks for one and the text has none.
+        """Begins with the BOS token where the model asks for one and the text has none, and has the
+        end of its source where it is one of an encoder-decoder and has not begun the answer.
 
         Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
         Raises ModelFileError where the library gives the tokenizer up.
@@ -44,6 +48,8 @@ class Tokenizer:
             raise
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
+        if self._ends and self._ends[-1] not in ids:
+            ids += self._ends
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

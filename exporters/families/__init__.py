@@ -17,6 +17,7 @@ from edge_spec.exporters.families import (
     phi,
     qwen_moe,
     smollm3,
+    t5,
 )
 from edge_spec.exporters.families.family import Family
 
@@ -37,6 +38,7 @@ _FAMILIES = (
     ministral.MINISTRAL,
     qwen_moe.QWEN3_MOE,
     gpt_oss.GPT_OSS,
+    t5.T5,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

@@ -39,6 +39,7 @@ class Family:
     of_config: Callable[[StatedConfig], Fields] = no_fields
     of_metadata: Callable[[StatedMetadata], Fields] = no_fields
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
+    keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
     parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
     gguf_parts: Parts = field(default_factory=dict)  # of a layer: its name in GGUF, and ours
     norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
@@ -46,4 +47,5 @@ class Family:
     prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
+    rename: Callable[[str], str] | None = None  # from all names in safetensors to ours
     of_experts: ExpertTensors | None = None  # how safetensors store them, if not each by itself

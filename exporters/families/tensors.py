@@ -66,6 +66,8 @@ def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[s
 
 
 def _our_name(name: str, family: Family) -> str:
+    if family.rename is not None:
+        return family.rename(name)
     for prefix in family.prefixes:
         if name.startswith(prefix):
             name = f"model.{name.removeprefix(prefix)}"

@@ -23,17 +23,28 @@ def softcap(nodes: Nodes, x: str, cap: float, output: str) -> str:
 
 def activation(nodes: Nodes, gate: str, name: str, prefix: str) -> str:
     """name: one of edge_spec.core.config.ACTIVATIONS."""
+    if name == "relu":
+        return nodes.add("Relu", [gate], prefix + "relu")
     if name == "gelu_tanh":
         return nodes.add("FastGelu", [gate], prefix + "gelu", domain=CONTRIB)
     return nodes.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)
 
 
 def window_bias(nodes: Nodes, window: int) -> str:
-    """`attention_bias` that lets a row see `window` positions at most, its own included.
+    """`attention_bias` that lets a row see `window` positions at most, its own included."""
+    prefix = f"window.{window}."
+    distance = distances(nodes, prefix)
+    limit = nodes.weights.add(f"window_{window}", np.array(window, np.int32))
+    near = nodes.add("Less", [distance, limit], prefix + "near")
+    never = nodes.weights.add("never", np.array(-np.inf, np.float32))
+    return nodes.add("Where", [near, "attention_bias", never], prefix + "bias")
+
+
+def distances(nodes: Nodes, prefix: str) -> str:
+    """[attended, total] int32: how far each row stands after what it may attend to.
 
     Cached tokens stand at their positions, the rows of the pass after them at `position_ids`.
     """
-    prefix = f"window.{window}."
 
     def constant(name: str, value: int, kind: type = np.int32) -> str:
         return nodes.weights.add(name, np.array(value, kind))
@@ -47,10 +58,7 @@ def window_bias(nodes: Nodes, window: int) -> str:
     cached = nodes.add("Range", ends, prefix + "cached")
     positions = nodes.add("Concat", [cached, rows], prefix + "positions", axis=0)
     column = nodes.add("Unsqueeze", [rows, constant("last_axis", -1, np.int64)], prefix + "column")
-    distance = nodes.add("Sub", [column, positions], prefix + "distance")
-    near = nodes.add("Less", [distance, constant(f"window_{window}", window)], prefix + "near")
-    never = nodes.weights.add("never", np.array(-np.inf, np.float32))
-    return nodes.add("Where", [near, "attention_bias", never], prefix + "bias")
+    return nodes.add("Sub", [column, positions], prefix + "distance")
 
 
 def _scalar(nodes: Nodes, value: float) -> str:

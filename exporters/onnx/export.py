@@ -13,6 +13,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
@@ -144,13 +145,14 @@ def _write_graph(
 ) -> None:
     num_layers = checkpoint.config.num_layers
     nodes = Nodes(Initializers(data))
-    weights: OnnxWeights
-    if quantization.bits <= 8:
-        weights = IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
-    else:
-        stored = np.float16 if quantization.bits == 16 else np.float32
-        weights = FloatWeights(checkpoint, nodes, stored)
-    graph = GraphBuilder(nodes, weights, checkpoint)
+
+    def stored(nodes: Nodes) -> OnnxWeights:
+        if quantization.bits <= 8:
+            return IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
+        kind = np.float16 if quantization.bits == 16 else np.float32
+        return FloatWeights(checkpoint, nodes, kind)
+
+    graph = GraphBuilder(nodes, stored(nodes), checkpoint)
     last = "model.layers.{}.mlp.down_proj.weight"
     num_kept = sum(nodes.weights.is_kept(last.format(layer)) for layer in range(num_layers))
     what = converting(num_kept, num_layers, "layers")
@@ -165,6 +167,11 @@ def _write_graph(
     nodes.weights.finish()
     work = data.path.parent
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
+    if checkpoint.config.encoder is not None:
+        own = Nodes(nodes.weights)
+        encoder = EncoderBuilder(own, stored(own), checkpoint).build_encoder()
+        (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
+        return  # no part of it drafts, and its layers are not loaded apart
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())
     for number, segment in enumerate(segment_models(model, graph.sublayers, checkpoint.config)):

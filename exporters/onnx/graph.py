@@ -16,7 +16,8 @@ total: cached tokens + attended):
     logits                 [scored, vocab]
     hidden                 [scored, hidden]     after the final norm
 
-Models whose keys are large have a second form of attention, with two more inputs (stacked.py).
+Models whose keys are large have a second form of attention, with two more inputs (stacked.py), the
+decoder of an encoder-decoder has those of cross.py.
 
 In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
 one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
@@ -40,6 +41,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.experts import Mixture
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
@@ -74,6 +76,9 @@ class GraphBuilder:
         config, nodes = self.config, self.nodes
         self.ropes = {rope: self._rope_tables(i, rope) for i, rope in enumerate(config.ropes)}
         self.biases: dict[int | None, str] = {None: "attention_bias"}
+        if config.relative_positions is not None:
+            weight = self.checkpoint.float32("model.relative_bias.weight")
+            self.biases[None] = relative_bias(nodes, config, weight)
         self.biases |= {window: window_bias(nodes, window) for window in config.windows}
         residual = self._embed()
         normed = residual
@@ -84,6 +89,11 @@ class GraphBuilder:
             start = len(nodes.protos)
             attended = self._attention(normed, layer)
             self._ends_sublayer(start, attended, layer)
+            if config.encoder is not None:
+                normed, residual = self._add_and_norm(
+                    attended, residual, prefix + "cross_attn.input_norm"
+                )
+                attended = cross_attention(nodes, self.weights, config, normed, layer)
             normed, residual = self._add_and_norm(
                 attended, residual, prefix + "post_attention_layernorm"
             )
@@ -225,6 +235,11 @@ class GraphBuilder:
 
     def _mlp(self, x: str, prefix: str) -> str:
         nodes = self.nodes
+        if not self.config.gated_mlp:
+            up = self.weights.linear(x, [prefix + "up_proj.weight"], [])
+            activated = activation(nodes, up, self.config.activation, prefix)
+            update = self.weights.linear(activated, [prefix + "down_proj.weight"], [])
+            return self._update(update, prefix)
         joined = self.weights.linear(
             x, [prefix + "gate_proj.weight", prefix + "up_proj.weight"], []
         )
@@ -302,6 +317,8 @@ class GraphBuilder:
         ]
         if self.is_stacked:
             inputs += stacked.inputs()
+        if config.encoder is not None:
+            inputs += source_values(config)
         graph = helper.make_graph(
             self.nodes.protos,
             "edge-spec",

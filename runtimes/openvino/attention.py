@@ -62,7 +62,7 @@ class Attention:
         return output
 
     def _constant(self, values: Any, kind: type = np.int64) -> str:
-        array = np.array(values, kind)
+        array: np.ndarray = np.array(values, kind)
         name = f"constant.{array.dtype}.{array.shape}.{array.tolist()}"
         if name not in self._constants:
             self._constants.add(name)

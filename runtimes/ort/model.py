@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
+from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import Bundle
@@ -17,13 +18,13 @@ from edge_spec.runtimes.ort.node_placement import count_nodes
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.ort.device_model import DeviceSessions
-    from edge_spec.runtimes.ort.device_session import DeviceSession
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
+ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
 
 
 class OrtModel:
@@ -54,6 +55,9 @@ class OrtModel:
         self._inference: Any = self._loader.open_whole()
         _require_described(self._inference, bundle)
         self._partial: Any = None
+        self._encoder: Any = None  # the graph of one
+        if self.config.encoder is not None:
+            self._encoder = self._loader.open(ENCODER_FILE)
         self._lock = Lock()  # sessions may be used by threads of their own
         self._fewer = FewerThreads(
             self._loader.threads, self._inference, self._reopen, self._loader.count_bytes
@@ -65,12 +69,17 @@ class OrtModel:
 
             self._device = DeviceSessions(self._loader, self._inference)
 
-    def open_session(self) -> OrtSession | DeviceSession:
+    def open_session(self) -> Session:
         if self._device is not None:
             return self._device.open()
         from edge_spec.runtimes.ort.session import OrtSession
 
-        return OrtSession(self._inference, self.config, self._open_partial, self._fewer)
+        opened = partial(OrtSession, self._inference, self.config, self._open_partial, self._fewer)
+        if self._encoder is None:
+            return opened()
+        from edge_spec.runtimes.ort.source import OrtSourceSession, encode
+
+        return OrtSourceSession(opened(partial(encode, self._encoder)), self.config)
 
     def node_placement(self) -> dict[str, dict[str, int]]:
         """Counts operators by the provider that took them: TellsNodePlacement."""
@@ -81,6 +90,8 @@ class OrtModel:
 
         if self._loader.threads is None or self._loader.form is not None or self._device:
             return 1  # not measured on other devices than the CPU
+        if self._encoder is not None:
+            return 1  # each session attends to a source of its own
         with self._lock:
             if self._joint is None:
                 self._joint = JointGraphs(self.config, self._open_joint, self._loader.count_bytes)
@@ -95,7 +106,7 @@ class OrtModel:
         self._fewer.close()
         if self._joint is not None:
             self._joint.close()
-        self._inference = self._partial = self._device = None
+        self._inference = self._partial = self._device = self._encoder = None
         self._loader.release()
 
     def _open_joint(self, num_places: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,13 @@ class Passes:
         self._bound: dict[int, _Bound] = {}
         self._others: dict[onnxruntime.InferenceSession, dict[int, _Bound]] = {}  # bound likewise
         self._generation = cache.generation  # of the cache that is bound
+        self._source: Mapping[str, np.ndarray] = {}  # further inputs, the same in all passes
+
+    def attend_to(self, source: Mapping[str, np.ndarray]) -> None:
+        """source: the keys and values of one, by their inputs' names, for all passes from now."""
+        self._source = source
+        self._bound.clear()
+        self._others.clear()
 
     def prefill(self, tokens: Sequence[int], start: int) -> Iterator[int]:
         """Yields the number of cached tokens after each pass. Raises ContextFullError."""
@@ -200,6 +207,8 @@ class Passes:
             binding.bind_cpu_input("cached_tokens", self.cached)
         if mask is not None:
             binding.bind_cpu_input("attention_bias", mask.bias)
+        for name, array in self._source.items():
+            binding.bind_cpu_input(name, array)
         if self.runs is not None:
             binding.bind_cpu_input("no_update", np.zeros((1, rows, config.hidden_size), np.float32))
             for sublayer in range(len(self.runs)):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError, SessionError
+from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import CPU, Device
 from edge_spec.runtimes.ort.devices import ProviderChoice, choose, import_onnxruntime
@@ -19,19 +19,40 @@ if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.trial import TrialScores
+    from edge_spec.runtimes.static.model import StaticModel
+
+
+STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed
+COMPILED = "qnn"  # and of those that were compiled for an NPU
 
 
 class OrtRuntime:
     name = "ort"
     reads = "onnx"
+    also_reads = (STATIC, COMPILED)
 
-    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
+    def open(
+        self, source: Bundle, options: RuntimeOptions
+    ) -> OrtModel | GrowingModel | StaticModel:
         """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
         options.require_only(self.name, "threads", "providers", "context_length")
+        if source.manifest.format == STATIC:
+            from edge_spec.runtimes.ort.static import open_static
+
+            return open_static(source, options)
+        if source.manifest.format == COMPILED:
+            from edge_spec.runtimes.ort.htp import open_compiled
+
+            return open_compiled(source, options)
         devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
+        if source.config.encoder is not None:
+            raise UsageError(
+                f"{source.path} has an encoder, which {self.name} computes on the CPU alone",
+                remedy="Choose --device cpu.",
+            )
         from edge_spec.runtimes.ort import graph_forms, trial
 
         on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
@@ -57,6 +78,10 @@ class OrtRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
+        if source.manifest.format in (STATIC, COMPILED):
+            from edge_spec.runtimes.ort.static_memory import static_memory
+
+            return static_memory(source, options, num_tokens)
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)

@@ -17,11 +17,13 @@ from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
 from edge_spec.runtimes.ort.signature import Signature
+from edge_spec.runtimes.ort.source import Encode
 from edge_spec.runtimes.ort.stacked import has_stacked
 
 
 class OrtSession:
     """open_partial: loads the graph in which every sublayer is optional, or returns it again.
+    encode: reads a source, where an encoder stands before the model.
 
     Whatever this session does, its parts have then committed exactly what it has.
     """
@@ -32,6 +34,7 @@ class OrtSession:
         config: ModelConfig,
         open_partial: Callable[[], onnxruntime.InferenceSession],
         fewer: FewerThreads | None = None,
+        encode: Encode | None = None,
     ) -> None:
         self.length = 0
         self._config = config
@@ -40,6 +43,7 @@ class OrtSession:
         self._passes = Passes(inference, config, self._cache)
         self._parts: list[PartialSession] = []
         self._fewer = fewer
+        self._encode = encode
         self._threads = None if fewer is None else fewer.governor()
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -70,6 +74,11 @@ class OrtSession:
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
         self._move(length)
+
+    def attend_to(self, source: Sequence[int]) -> None:
+        """See `edge_spec.core.source_session.DecoderSession`."""
+        assert self._encode is not None
+        self._passes.attend_to(self._encode(source))
 
     def state(self) -> dict[str, np.ndarray]:
         return self._cache.state(self.length)

@@ -92,19 +92,46 @@ class Arithmetic:
         """The residual stream before the first layer."""
         return _times(embeddings, self.config.embedding_scale)
 
-    def layer(self, x: np.ndarray, layer: int, positions: np.ndarray, attend: Attend) -> np.ndarray:
-        """The residual stream [rows, hidden] after a layer; positions: [rows]."""
+    def layer(
+        self,
+        x: np.ndarray,
+        layer: int,
+        positions: np.ndarray,
+        attend: Attend,
+        memory: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The residual stream [rows, hidden] after a layer; positions: [rows]. memory: keys and
+        values of an encoded source [layers, 2, heads, source, head_dim], where there is one."""
         prefix = f"model.layers.{layer}."
         heads = self._heads(self._read(x, prefix + "input_layernorm"), layer, positions)
-        mixed = attend(layer, heads).swapaxes(0, 1).reshape(len(x), -1)
-        update = self.linear(mixed, prefix + "self_attn.o_proj")
+        update = self.linear(side_by_side(attend(layer, heads)), prefix + "self_attn.o_proj")
         x = x + self._update(update, prefix + "self_attn.")
+        if memory is not None:
+            x = x + self._crossed(x, prefix + "cross_attn.", memory[layer])
+        return self.with_mlp(x, prefix)
+
+    def with_mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
+        """The residual stream after the MLP of the layer that `prefix` names."""
         normed = self._read(x, prefix + "post_attention_layernorm")
         mlp = self._mlp if self.config.experts is None else self._mixture
         updated: np.ndarray = x + self._update(mlp(normed, prefix + "mlp."), prefix + "mlp.")
         return updated
 
+    def _crossed(self, x: np.ndarray, prefix: str, memory: np.ndarray) -> np.ndarray:
+        """What attention to the source adds; memory: [2, heads, source, head_dim]."""
+        queries = self.split_heads(self.norm(x, prefix + "input_norm"), prefix + "q_proj")
+        seen = np.ones((len(x), memory.shape[2]), bool)
+        mixed = mix(Heads(queries, *memory), seen, self.divisor, None)
+        return self.linear(side_by_side(mixed), prefix + "o_proj")
+
+    def split_heads(self, x: np.ndarray, name: str) -> np.ndarray:
+        """x: [rows, hidden] -> [heads, rows, head_dim] by a matrix."""
+        return self.linear(x, name).reshape(len(x), -1, self.config.head_dim).swapaxes(0, 1)
+
     def _mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
+        if not self.config.gated_mlp:
+            activated = ACTIVATIONS[self.config.activation](self.linear(x, prefix + "up_proj"))
+            return self.linear(activated, prefix + "down_proj")
         gate, up = self.linear(x, prefix + "gate_proj"), self.linear(x, prefix + "up_proj")
         experts = self.config.experts
         if experts is None or experts.clamp is None:
@@ -167,10 +194,18 @@ class Arithmetic:
         config, window = self.config, self.config.kind(layer).window
         if window is not None:
             mask = mask & (positions.rows[:, None] - positions.cached < window)
-        scale = config.attention_scale
-        divisor = np.sqrt(config.head_dim) if scale is None else 1 / scale
         sinks = self._sinks(layer) if config.attention_sinks else None
-        return mix(heads, mask, divisor, config.attention_softcap, sinks)
+        bias = None
+        if config.relative_positions is not None:
+            weight = self.weight("model.relative_bias.weight")
+            bias = config.relative_positions.bias(weight, positions.rows, positions.cached)
+        return mix(heads, mask, self.divisor, config.attention_softcap, sinks, bias)
+
+    @property
+    def divisor(self) -> float:
+        """Of queries times keys."""
+        scale = self.config.attention_scale
+        return float(np.sqrt(self.config.head_dim)) if scale is None else 1 / scale
 
     def _sinks(self, layer: int) -> np.ndarray:
         return self.weight(f"model.layers.{layer}.self_attn.sinks")
@@ -194,16 +229,19 @@ def mix(
     divisor: float,
     cap: float | None,
     sinks: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
 ) -> np.ndarray:
     """Softmax attention; mask: [rows, positions] bool, which position each row attends to. Products
     of queries and keys are divided by `divisor` and capped where there is a cap. sinks: of each
-    head, a score more, whose weight goes nowhere."""
+    head, a score more, whose weight goes nowhere. bias: [heads, rows, positions], added."""
     queries, keys, values = heads
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
     keys, values = keys[:, None], values[:, None]  # a group of query heads shares each
     scores = grouped @ keys.swapaxes(-1, -2) / np.float32(divisor)
     if cap is not None:
         scores = softcap(scores, cap)
+    if bias is not None:
+        scores = scores + bias.reshape(scores.shape)
     scores = np.where(mask, scores, -np.inf)
     highest = scores.max(axis=-1, keepdims=True)
     lost: np.ndarray | float = 0.0
@@ -221,6 +259,11 @@ def softcap(scores: np.ndarray, cap: float) -> np.ndarray:
     """Keeps scores between -cap and cap (Gemma Team 2024, Gemma 2)."""
     capped: np.ndarray = np.tanh(scores / np.float32(cap)) * np.float32(cap)
     return capped
+
+
+def side_by_side(heads: np.ndarray) -> np.ndarray:
+    """[heads, rows, head_dim] -> [rows, heads * head_dim]."""
+    return heads.swapaxes(0, 1).reshape(heads.shape[1], -1)
 
 
 def _times(x: np.ndarray, scale: float) -> np.ndarray:
@@ -241,4 +284,9 @@ def gelu_tanh(gate: np.ndarray) -> np.ndarray:
     return activated
 
 
-ACTIVATIONS = MappingProxyType({"silu": _swish, "gelu_tanh": gelu_tanh})
+def _relu(x: np.ndarray) -> np.ndarray:
+    activated: np.ndarray = np.maximum(x, np.float32(0))
+    return activated
+
+
+ACTIVATIONS = MappingProxyType({"silu": _swish, "gelu_tanh": gelu_tanh, "relu": _relu})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edge_spec.core.export import Observe
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, TensorRows, Tensors
 from edge_spec.core.shared_pass import PassPart, forward_one_by_one
+from edge_spec.core.source_session import SourceSession
 from edge_spec.errors import UsageError
 from edge_spec.placement.devices import Device, processor
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
@@ -19,8 +20,11 @@ class ReferenceModel(Arithmetic):
 
     capabilities = Capabilities(max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True)
 
-    def open_session(self) -> ReferenceSession:
-        return ReferenceSession(self)
+    def open_session(self) -> ReferenceSession | SourceSession:
+        session = ReferenceSession(self)
+        if self.config.encoder is None:
+            return session
+        return SourceSession(session, self.config.encoder, self.config.context_length)
 
     def prepare_sharing(self, num_sessions: int) -> int:
         return num_sessions

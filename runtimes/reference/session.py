@@ -9,6 +9,7 @@ import numpy as np
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, Positions
+from edge_spec.runtimes.reference.encoder import encoded
 
 
 class ReferenceSession:
@@ -16,6 +17,7 @@ class ReferenceSession:
         config = model.config
         self.length = 0
         self._model = model
+        self._memory: np.ndarray | None = None  # keys and values of an encoded source
         # Layer, key or value, head, position, element; grown as needed.
         self._cache = np.zeros(
             (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim), np.float32
@@ -43,6 +45,10 @@ class ReferenceSession:
         require_rollback(self.length, length)
         self.length = length
 
+    def attend_to(self, source: Sequence[int]) -> None:
+        """See `edge_spec.core.source_session.DecoderSession`."""
+        self._memory = encoded(self._model, np.asarray(source))
+
     def state(self) -> dict[str, np.ndarray]:
         """ "kv" [layers, 2, kv_heads, length, head_dim] float32."""
         return {"kv": self._cache[..., : self.length, :].copy()}
@@ -55,6 +61,7 @@ class ReferenceSession:
 
     def close(self) -> None:
         self._cache = self._cache[..., :0, :]
+        self._memory = None
 
     def _reserve(self, rows: int) -> None:
         require_room(self.length, rows, self._model.config.context_length)
@@ -83,5 +90,5 @@ class ReferenceSession:
 
         x = model.embed(tokens)
         for layer in range(model.config.num_layers):
-            x = model.layer(x, layer, rows, attend)
+            x = model.layer(x, layer, rows, attend, self._memory)
         return model.norm(x, "model.norm")

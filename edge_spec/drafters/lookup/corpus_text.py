@@ -131,7 +131,8 @@ def _documents(
     files: Sequence[_File], tokenizer: TextCodec, progress: Progress
 ) -> list[np.ndarray]:
     """The tokens [num_tokens] int32 of each file that holds text. Raises OSError, UsageError."""
-    begin = tokenizer.encode("")  # BOS, where the model wants one: it is no part of a text
+    # BOS, or the end of a source, where the model wants one: it is no part of a text.
+    begin = tokenizer.encode("")
     documents: list[np.ndarray] = []
     skipped: list[Path] = []
     text_bytes = seen_bytes = 0
@@ -181,10 +182,12 @@ def _read_text(path: Path, max_bytes: int) -> str | None:
 
 
 def _tokens(piece: str, tokenizer: TextCodec, begin: list[int]) -> np.ndarray:
-    """[num_tokens] int32; `begin` is what the tokenizer begins every text with."""
+    """[num_tokens] int32; `begin` is what the tokenizer begins, or ends, every text with."""
     ids = tokenizer.encode(piece)
     if begin and ids[: len(begin)] == begin:
         del ids[: len(begin)]
+    elif begin and ids[-len(begin) :] == begin:
+        del ids[-len(begin) :]
     return np.array(ids, np.int32)
 
 

@@ -1,0 +1,112 @@
+"""The session of an encoder-decoder: a source, and the answer that is written about it.
+
+To all that uses a session it is one text, `source </s> start answer...`: only here is it known
+where the source ends. Tokens of the source wait until it does; then the encoder reads all of them,
+and the answer's positions begin at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edge_spec.core.config import Encoder
+from edge_spec.core.model import Forward, Session, require_rollback, require_room
+from edge_spec.core.tree import TokenTree
+
+SOURCE = "source"  # its tokens, in a state
+
+
+class DecoderSession(Session, Protocol):
+    """A decoder's cache, whose passes attend to a source beside it. Its length is the answer's."""
+
+    def attend_to(self, source: Sequence[int]) -> None:
+        """Encodes these tokens, one or more, for all passes from now on."""
+
+    def state(self) -> dict[str, np.ndarray]: ...
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None: ...
+
+
+class SourceSession:
+    """See `edge_spec.core.model.Session`. The source ends before the first start token, or where a
+    row is scored before one has come; an empty source is read as that token alone.
+
+    An encoder reads in both directions, so that a source that goes on in another way is encoded
+    again, all of it. A rollback into the answer keeps what was encoded.
+    """
+
+    def __init__(self, decoder: DecoderSession, encoder: Encoder, context_length: int) -> None:
+        """context_length: tokens of source and answer together."""
+        self._decoder = decoder
+        self._start_id = encoder.start_id
+        self._context_length = context_length
+        self._source: list[int] = []
+        self._has_ended = False  # the source has: what comes now is the answer
+        self._encoded: list[int] | None = None  # the source that the decoder attends to
+
+    @property
+    def length(self) -> int:
+        return len(self._source) + self._decoder.length
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        require_room(self.length, len(tokens), self._context_length)
+        tokens = list(tokens)
+        if not self._has_ended:
+            ends = self._start_id in tokens
+            end = tokens.index(self._start_id) if ends else len(tokens)
+            self._source += tokens[:end]
+            self._has_ended = ends
+            tokens = tokens[end:]
+        if tokens:
+            self._encode()
+            self._decoder.prefill(tokens)
+
+    def forward(self, tree: TokenTree) -> Forward:
+        require_room(self.length, len(tree), self._context_length)
+        self._encode()
+        return self._decoder.forward(tree)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        self._decoder.commit(rows)
+        self._has_ended = True
+
+    def rollback(self, length: int) -> None:
+        require_rollback(self.length, length)
+        answer = length - len(self._source)
+        self._decoder.rollback(max(answer, 0))
+        if answer <= 0:
+            del self._source[length:]
+            self._has_ended = False
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the decoder's is, and "source" [tokens] int32, which is encoded again."""
+        return {**self._decoder.state(), SOURCE: np.array(self._source, np.int32)}
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        require_room_for(length, self._context_length)
+        source = state.get(SOURCE)
+        if source is None or source.dtype != np.int32 or source.ndim != 1 or len(source) > length:
+            raise ValueError(f"a state of {sorted(state)} without the tokens of a source")
+        answer = {name: array for name, array in state.items() if name != SOURCE}
+        self._decoder.restore(answer, length - len(source))
+        self._source = source.tolist()
+        self._has_ended = len(source) < length
+
+    def close(self) -> None:
+        self._decoder.close()
+
+    def _encode(self) -> None:
+        """Before a pass of the decoder."""
+        if self._encoded != self._source:
+            self._encoded = None  # whatever becomes of the pass
+            self._decoder.attend_to(self._source or [self._start_id])
+            self._encoded = list(self._source)
+
+
+def require_room_for(length: int, context_length: int) -> None:
+    """Raises ValueError for a state that is too long."""
+    if not 0 <= length <= context_length:
+        raise ValueError(f"{length} tokens for a context of {context_length}")

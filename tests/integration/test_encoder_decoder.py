@@ -1,0 +1,191 @@
+"""Encoder-decoders: a source is read once, and all that drafts for a decoder drafts for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from edge_spec import Engine, load
+from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.cli.main import app
+from edge_spec.core.config import Encoder
+from edge_spec.core.relative_positions import RelativePositions
+from edge_spec.core.source_session import SourceSession
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import UnknownArchitectureError, UnsupportedModelError, UsageError
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.runtimes.reference import ReferenceModel, ReferenceSession
+from fixtures import t5_models
+
+SOURCE = "translating the cat"
+LENGTH = 24  # tokens of an answer
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return t5_models.write(tmp_path_factory.mktemp("t5") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one of the same vocabulary."""
+    return t5_models.write(tmp_path_factory.mktemp("t5") / "draft", "t5")
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def engine(target: Path, cached: None) -> Iterator[Engine]:
+    with load(str(target), runtime="reference", drafter="none") as opened:
+        yield opened
+
+
+class Watched(ReferenceSession):
+    """Keeps the sources that it was given."""
+
+    def attend_to(self, source: Sequence[int]) -> None:
+        self.sources = [*getattr(self, "sources", ()), list(source)]
+        super().attend_to(source)
+
+
+@pytest.fixture
+def session(target: Path) -> Callable[[], tuple[SourceSession, Watched]]:
+    model = ReferenceModel(open_checkpoint(target))
+
+    def opened() -> tuple[SourceSession, Watched]:
+        decoder = Watched(model)
+        return SourceSession(decoder, Encoder(3, t5_models.PAD), 64), decoder
+
+    return opened
+
+
+def test_a_source_is_encoded_once_for_all_its_answers(session: Callable[..., tuple]) -> None:
+    """Until it changes, also where its tokens come one by one and answers are rolled back."""
+    source, decoder = session()
+    for token in (5, 6, 7, t5_models.END):
+        source.prefill([token])
+    for answer in (11, 12):
+        source.forward(TokenTree.chain(t5_models.PAD, [answer]))
+        source.commit([0, 1])
+        source.prefill([answer])
+        assert source.length == 7
+        source.rollback(4)
+    assert decoder.sources == [[5, 6, 7, t5_models.END]]
+    source.rollback(2)
+    source.prefill([8, t5_models.PAD, 9])
+    assert source.length == 5 and decoder.sources[1:] == [[5, 6, 8]]
+
+
+def test_a_source_that_changes_at_its_end_changes_all_scores(
+    session: Callable[..., tuple],
+) -> None:
+    """An encoder sees later tokens: nothing of the shorter source may be left."""
+    found = []
+    for before in ([], [5, 6, 9, t5_models.END]):
+        source, _ = session()
+        source.prefill(before)
+        source.forward(TokenTree.chain(t5_models.PAD))
+        source.rollback(len(before) // 2)
+        source.prefill([5, 6, 7, 8, t5_models.END][source.length :])
+        found.append(source.forward(TokenTree.chain(t5_models.PAD)).logits.copy())
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("runtime", ["reference", "ort"])
+def test_drafts_read_the_same_source_and_change_no_text(
+    runtime: str, target: Path, draft: Path, cached: None, fixed_policy: None
+) -> None:
+    """As its own draft, a model is right in every round: it has read the same source."""
+    opened = partial(load, str(target), runtime=runtime)
+    with opened(drafter="none") as plain:
+        expected = plain.generate(SOURCE, max_tokens=LENGTH)
+        other = plain.generate("the cat", max_tokens=LENGTH)
+    assert expected.text != other.text
+    for model, own in ((draft, False), (target, True)):
+        with opened(
+            drafter="draft-model,suffix", draft=str(model), draft_runtime=runtime
+        ) as drafted:
+            for prompt, answer in ((SOURCE, expected), ("the cat", other), (SOURCE, expected)):
+                found = drafted.generate(prompt, max_tokens=LENGTH)
+                assert found.text == answer.text
+            counts = found.stats
+            assert counts.draft_n > 0
+            if own:
+                assert counts.draft_n_accepted > counts.draft_n // 2
+
+
+def test_a_prompt_of_tokens_has_to_end_its_source(engine: Engine) -> None:
+    tokens = engine.encode(SOURCE)
+    assert tokens[-2:] == [t5_models.END, t5_models.PAD]
+    expected = engine.generate(SOURCE, max_tokens=5)
+    assert engine.generate(tokens, max_tokens=5).text == expected.text
+    with pytest.raises(UsageError, match="a source that does not end"):
+        engine.generate(tokens[:-1])
+
+
+def test_a_snapshot_holds_the_source(engine: Engine, target: Path, tmp_path: Path) -> None:
+    expected = engine.generate(SOURCE, max_tokens=5)
+    engine.snapshot(tmp_path / "kept")
+    with load(str(target), runtime="reference", drafter="none") as other:
+        other.restore(tmp_path / "kept")
+        found = other.generate(SOURCE, max_tokens=5)
+    assert found.text == expected.text and found.stats.cached_n == len(engine.encode(SOURCE)) - 1
+
+
+def test_the_server_completes_sources_and_refuses_chats(engine: Engine) -> None:
+    expected = engine.generate(SOURCE, max_tokens=5).text
+    with (
+        RunningServer(engine, ServerOptions(port=0)) as running,
+        httpx.Client(base_url=running.url, trust_env=False) as client,
+    ):
+        asked = {"model": "target", "prompt": SOURCE, "max_tokens": 5}
+        assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"] == expected
+        asked = {"model": "target", "messages": [{"role": "user", "content": SOURCE}]}
+        refused = client.post("/v1/chat/completions", json=asked)
+    assert refused.status_code == 400 and "chat template" in refused.json()["error"]["message"]
+
+
+def test_generate_says_nothing_but_the_answer(engine: Engine, target: Path) -> None:
+    asked = ["generate", str(target), SOURCE, "--runtime", "reference", "--max-tokens", "5"]
+    answer = CliRunner().invoke(app, asked)
+    assert answer.exit_code == 0
+    assert answer.stdout.strip() == engine.generate(SOURCE, max_tokens=5).text.strip()
+    assert "chat template" not in answer.output
+
+
+def test_a_draft_without_an_encoder_is_refused(target: Path, hf: Callable[..., Path]) -> None:
+    with pytest.raises(UsageError, match=r"cannot read what .* reads"):
+        load(str(target), runtime="reference", draft=str(hf("llama")), draft_runtime="reference")
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian"])
+def test_an_encoder_decoder_of_another_kind_is_refused_in_words(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownArchitectureError, match=f"'{kind}', which has an encoder"):
+        open_checkpoint(t5_models.write(tmp_path / "model", model_type=kind))
+
+
+def test_another_activation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="gated-relu"):
+        open_checkpoint(t5_models.write(tmp_path / "model", feed_forward_proj="gated-relu"))
+
+
+def test_distances_share_buckets_as_t5s_do() -> None:
+    """By transformers' T5Attention; edges that float32 decides are among them."""
+    relative = RelativePositions(32, 128)
+    past = relative.buckets(both_ways=False)[128::-1]
+    assert past[[0, 15, 16, 18, 19, 31, 32, 112, 113, 128]].tolist() == [
+        *(0, 15, 16, 16, 17, 21, 21, 30, 31, 31)
+    ]
+    both = relative.buckets(both_ways=True)
+    after = both[[128, 129, 135, 136, 144, 160, 192, 256]].tolist()
+    assert after == [0, 17, 23, 24, 26, 28, 30, 31]
+    assert both[[127, 121, 120, 112, 96, 64, 0]].tolist() == [1, 7, 8, 10, 12, 14, 15]
