@@ -27,6 +27,7 @@ from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
+    converting,
     require_plain,
     require_replaceable,
     require_unchanged,
@@ -120,12 +121,22 @@ def _graphs(
 
 def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:
     """The first function stores all weights, but for constants of a width."""
-    wanted = functions()
-    for i, function in enumerate(wanted):
-        model = graphs.build(function)
+    num_layers = graphs.config.num_layers
+    last = "model.layers.{}.mlp.down_proj.weight"
+    num_kept = sum(graphs.weights.is_kept(last.format(layer)) for layer in range(num_layers))
+    what = converting(num_kept, num_layers, "layers")
+
+    def written(layer: int) -> None:
+        graphs.weights.finish()
+        graphs.checkpoint.release_pages()
+        if layer + 1 >= num_kept:
+            progress(what, (layer + 1) / num_layers)
+
+    first, *others = functions()
+    for function in (first, *others):
+        model = graphs.build(function, written if function is first else lambda layer: None)
         graphs.weights.finish()
         (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
-        progress("Converting the weights", (i + 1) / len(wanted))
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:

@@ -16,6 +16,8 @@ returns what its rows add; the runtime writes that at write_slot. Inputs and out
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
@@ -54,15 +56,18 @@ class StaticGraphs:
         self.state = helper.np_dtype_to_tensor_dtype(np.dtype(state))
         self.hidden = hidden
 
-    def build(self, function: StaticFunction) -> ModelProto:
-        return _Pass(self, function).model()
+    def build(self, function: StaticFunction, on_layer: Callable[[int], None]) -> ModelProto:
+        return _Pass(self, function, on_layer).model()
 
 
 class _Pass:
     """One function while it is built."""
 
-    def __init__(self, graphs: StaticGraphs, function: StaticFunction) -> None:
+    def __init__(
+        self, graphs: StaticGraphs, function: StaticFunction, on_layer: Callable[[int], None]
+    ) -> None:
         self._graphs = graphs
+        self._on_layer = on_layer
         self._function = function
         self._rows = function.rows
         self._config: ModelConfig = graphs.config
@@ -95,11 +100,12 @@ class _Pass:
             normed = self._norm(x, prefix + "input_layernorm")
             keys, values = self._keys_and_values(normed, layer, prefix + "self_attn.")
             if layer + 1 == config.num_layers and not self._function.scores:
-                return []
+                return []  # of this layer, nobody reads more
             mixed = self._attention(normed, layer, keys, values)
             x = nodes.add("Add", [x, mixed], prefix + "attended")
             normed = self._norm(x, prefix + "post_attention_layernorm")
             x = nodes.add("Add", [x, self._mlp(normed, prefix + "mlp.")], prefix + "output")
+            self._on_layer(layer)
         return self._scores(self._norm(x, "model.norm"))
 
     def _scores(self, x: str) -> list[ValueInfoProto]:
@@ -143,7 +149,7 @@ class _Pass:
         return self._nodes.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
 
     def _heads(self, x: str, prefix: str, part: str, count: int) -> str:
-        """Queries, keys or values, [1, count, rows, head_dim]; normed and rotated where they are."""
+        """Queries, keys or values, [1, count, rows, head_dim], normed and rotated."""
         config, name = self._config, f"{prefix}{part}_proj"
         split = self._reshape(
             self._linear(x, name, config.qkv_bias),

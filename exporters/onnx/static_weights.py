@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from onnx import TensorProto
 
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters import block_quantize
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.initializers import Initializers
@@ -60,7 +61,14 @@ class StaticFloats:
         nodes.add("Gemm", [hidden, self._widen(nodes, table)], output, transB=1)
 
     def _read(self, name: str) -> np.ndarray:
-        return self._checkpoint.float32(name).astype(self._stored)
+        """Raises UnsupportedModelError for values beyond float16, where that is what is stored."""
+        values = self._checkpoint.float32(name)
+        if not np.abs(values).max() <= np.finfo(self._stored).max:
+            raise UnsupportedModelError(
+                f"{self._checkpoint.path}: {name} has values beyond float16",
+                remedy="Export it with --quant fp32, or with --format onnx or gguf.",
+            )
+        return values.astype(self._stored)
 
     def _widen(self, nodes: Nodes, name: str) -> str:
         if self._stored is np.float32:

@@ -68,6 +68,10 @@ class OrtRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
+        if source.manifest.format == STATIC:
+            from edge_spec.runtimes.ort.static_memory import static_memory
+
+            return static_memory(source, options, num_tokens)
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)
