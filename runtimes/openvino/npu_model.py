@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -83,13 +84,15 @@ def _compiled(bundle: Bundle, opened: OpenedGraphs, device: NpuDevice) -> dict[s
 
 def _exported(compiled: Any) -> bytes:
     """Raises DeviceError."""
+    stream = BytesIO()
     try:
-        return bytes(compiled.export_model())
+        compiled.export_model(stream)
     except RuntimeError as error:
         raise DeviceError(
             f"openvino cannot keep what it compiled for the NPU: {last_line(error)}",
             remedy="Update openvino and the NPU's driver, or choose another --device.",
         ) from error
+    return stream.getvalue()
 
 
 def _require_right(
