@@ -101,12 +101,8 @@ class _Layer:
         half, rest = config.rotated // 2, config.head_dim - config.rotated
         first, second, *kept = self._split(x, [half, half, *([rest] if rest else [])], axis=3)
         cos, sin = angles
-        left = self.add(
-            "Sub", [self.add("Mul", [first, cos]), self.add("Mul", [second, sin])]
-        )
-        right = self.add(
-            "Add", [self.add("Mul", [second, cos]), self.add("Mul", [first, sin])]
-        )
+        left = self.add("Sub", [self.add("Mul", [first, cos]), self.add("Mul", [second, sin])])
+        right = self.add("Add", [self.add("Mul", [second, cos]), self.add("Mul", [first, sin])])
         return self.add("Concat", [left, right, *kept], f"{self._prefix}.{name}", axis=3)
 
     def score(self, query: str, scale: float | None, cap: float | None) -> str:

@@ -41,9 +41,7 @@ class KvCache:
         self._block, self.capacity = grown, capacity
         self.generation += 1
 
-    def write(
-        self, start: int, rows: np.ndarray, passed: Sequence[tuple[np.ndarray, ...]]
-    ) -> None:
+    def write(self, start: int, rows: np.ndarray, passed: Sequence[tuple[np.ndarray, ...]]) -> None:
         """Writes these rows of a pass to start, start + 1, ...; passed: keys and values of each
         layer, [1, kv_heads, rows of the pass, head_dim]."""
         end = start + len(rows)
