@@ -28,7 +28,12 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "openvino": ("openvino",),
 }
 _OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH", "ik": "IK_LLAMA_CPP_LIB_PATH"}  # variables
-WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
+WRITERS = {  # an exporter's distribution
+    "onnx": "onnx",
+    "onnx-static": "onnx",
+    "gguf": "gguf",
+    "coreml": "coremltools",
+}
 OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
 
 

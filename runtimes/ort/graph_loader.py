@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 GRAPH_FILE = "model.onnx"
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
-# What DequantizeLinear and MatMul become in static graphs: activations stay float32. As int8, which
-# is the default, they turn the last bits by which kernels of other widths differ into a logit.
-_ACCURACY = ("session.qdq_matmulnbits_accuracy_level", "1")
 _NOTHING: Mapping[str, np.ndarray | OrtValue] = MappingProxyType({})
 
 
@@ -56,9 +53,11 @@ class GraphLoader:
         options: RuntimeOptions,
         form: GraphForm | None = None,
         place: Place | None = None,
+        entries: Mapping[str, str] = MappingProxyType({}),
         **settings: bool,
     ) -> None:
-        """settings: attributes of onnxruntime's SessionOptions."""
+        """entries: of onnxruntime's session configuration; settings: attributes of its
+        SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
         self._names = [device.name for device in self._devices]
@@ -76,7 +75,8 @@ class GraphLoader:
             if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
             made.add_session_config_entry(RECORDS_PLACEMENT, "1")
-            made.add_session_config_entry(*_ACCURACY)
+            for name, entry in entries.items():
+                made.add_session_config_entry(name, entry)
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made

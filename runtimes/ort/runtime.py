@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 
 STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed
+COMPILED = "qnn"  # and of those that were compiled for an NPU
 
 
 class OrtRuntime:
     name = "ort"
     reads = "onnx"
-    also_reads = (STATIC,)
+    also_reads = (STATIC, COMPILED)
 
     def open(
         self, source: Bundle, options: RuntimeOptions
@@ -40,6 +41,10 @@ class OrtRuntime:
             from edge_spec.runtimes.ort.static import open_static
 
             return open_static(source, options)
+        if source.manifest.format == COMPILED:
+            from edge_spec.runtimes.ort.htp import open_compiled
+
+            return open_compiled(source, options)
         devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
@@ -68,7 +73,7 @@ class OrtRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        if source.manifest.format == STATIC:
+        if source.manifest.format in (STATIC, COMPILED):
             from edge_spec.runtimes.ort.static_memory import static_memory
 
             return static_memory(source, options, num_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.static.model import StaticModel, config_of
 from edge_spec.runtimes.static.onnx_graphs import OpenedGraphs
 from edge_spec.runtimes.static.onnx_program import OnnxProgram
+
+# What becomes of DequantizeLinear and MatMul: activations stay float32. As int8, which is the
+# default, they turn the last bits by which passes of other widths differ into a tenth of a logit.
+# Blocks stay integers; a channel of 8 bits has no fast kernel then, and is widened once.
+_ENTRIES = MappingProxyType(
+    {
+        "int4": {"session.qdq_matmulnbits_accuracy_level": "1"},
+        "int8": {"session.disable_quant_qdq": "1"},
+    }
+)
 
 
 class OrtGraphs:
@@ -55,6 +66,7 @@ def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
             remedy="Choose --device cpu, or export the model with --format onnx.",
         )
     opened = OpenedGraphs.of(bundle)
-    graphs = OrtGraphs(GraphLoader(bundle, options), opened.files)
+    entries = _ENTRIES.get(bundle.manifest.quantization.partition(" ")[0], {})
+    graphs = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened.files)
     program = OnnxProgram(graphs, opened.signatures)
     return StaticModel(program, opened.layout, config_of(bundle, options))

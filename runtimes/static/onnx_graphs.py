@@ -36,13 +36,13 @@ class OpenedGraphs:
     layout: Layout
 
     @classmethod
-    def of(cls, bundle: Bundle) -> OpenedGraphs:
+    def of(cls, bundle: Bundle, format: str = FORMAT) -> OpenedGraphs:
         """Raises UsageError for a bundle of another format, BundleError for one whose graphs are
         not those of its manifest."""
-        if bundle.manifest.format != FORMAT:
+        if bundle.manifest.format != format:
             raise UsageError(
-                f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {FORMAT}",
-                remedy=f"Export the model with --format {FORMAT}.",
+                f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {format}",
+                remedy=f"Export the model with --format {format}.",
             )
         names = [name for name in bundle.manifest.files if name.endswith(_ENDING)]
         files = {name.removesuffix(_ENDING): name for name in names}
