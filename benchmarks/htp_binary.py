@@ -53,7 +53,9 @@ def main() -> None:
             StaticOnnxExporter().export(source, out / "static", options, quiet)
             print(dumps(compared(open_bundle(out / "static"), asked.soc, out)))
             return
-        given = ExportOptions(asked.quant, False, None, False, asked.soc, asked.context)
+        given = ExportOptions(
+            asked.quant, check=False, compute=asked.soc, context_length=asked.context
+        )
         report = QnnExporter().export(source, out / "compiled", given, quiet)
         for file in sorted((out / "compiled").iterdir()):
             print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB")
