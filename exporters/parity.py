@@ -50,7 +50,8 @@ def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress
     Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
     """
     tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
-    tokens = tokens[: _num_tokens(checkpoint.config)]
+    longest = converted.source.config.context_length  # which an export may have shortened
+    tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
     source = source_scores(checkpoint, tokens, _part(progress, 0.0))
     return check_against(checkpoint.path, source, tokens, converted, _part(progress, 0.5))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
+_COMPILED = "qnn"  # the one that is for one processor alone
 
 
 def export(
@@ -29,14 +30,16 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="onnx, gguf, coreml, or optimum: onnx of other architectures; all, or several "
+            help="onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: that, compiled for "
+            "Qualcomm's NPUs (--soc), or optimum: onnx of other architectures; all, or several "
             f"joined by commas, for a pair bundle.  [default: {_SINGLE}]"
         ),
     ] = None,
     quant: Annotated[
         str | None,
         typer.Option(
-            help="onnx: int4, int8, fp16, fp32 (default int4); optimum: int4, int8, fp32 (default "
+            help="onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
+            "fp16); optimum: int4, int8, fp32 (default "
             "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_0); coreml: int4, int8, "
             "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
             "lut6). For a pair bundle FORMAT=NAME, several joined by commas."
@@ -55,10 +58,28 @@ def export(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(help="coreml: tokens that the cache holds.  [default: up to 2048]"),
+        typer.Option(
+            help="coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
+        ),
+    ] = None,
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="With --for android or windows-npu: also a binary for Qualcomm's NPU.",
+            rich_help_panel=_PAIR,
+        ),
+    ] = False,
+    soc: Annotated[
+        str | None,
+        typer.Option(
+            help="qnn: the processor to compile for, such as SM8650.  [default: of --for android "
+            "SM8650, of windows-npu SC8380XP]"
+        ),
     ] = None,
     hidden_states: Annotated[
-        bool, typer.Option("--hidden-states", help="coreml: return them beside the scores.")
+        bool,
+        typer.Option("--hidden-states", help="coreml, onnx-static: return them beside the scores."),
     ] = False,
     draft: Annotated[
         str | None,
@@ -88,9 +109,16 @@ def export(
     model and its draft into one pair bundle."""
     from edge_spec.core.export import ExportOptions
 
-    choices = _choices(format, kind, quant)
+    choices = _choices(format, kind, quant, (compile, soc))
+    if soc is not None and not compile and format != _COMPILED:
+        raise UsageError(
+            "--soc is of what is compiled", remedy=f"Add --compile, or --format {_COMPILED}."
+        )
+    if soc is not None and compute is not None:
+        raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
+    unit = compute if choices else soc or compute
     asked = ExportOptions(
-        None if choices else quant, block_size, layers, check, compute, context, hidden_states
+        None if choices else quant, block_size, layers, check, unit, context, hidden_states
     )
     if choices is not None:
         _export_pair(model, out, choices, asked, (draft, draft_layers), json)
@@ -100,11 +128,14 @@ def export(
         raise UsageError("a draft goes into a pair bundle", remedy="Add --format all, or --for.")
 
 
-def _choices(format: str | None, kind: str | None, quant: str | None) -> ExportChoices | None:
-    """None for a single format. Raises UsageError."""
+def _choices(
+    format: str | None, kind: str | None, quant: str | None, compiling: tuple[bool, str | None]
+) -> ExportChoices | None:
+    """None for a single format. compiling: whether, and for which processor. Raises UsageError."""
     from edge_spec.models.export_presets import (
         ALL_FORMATS,
         choices_for,
+        compiled_choices,
         named_formats,
         with_quantizations,
     )
@@ -113,7 +144,15 @@ def _choices(format: str | None, kind: str | None, quant: str | None) -> ExportC
     if kind is not None:
         if format not in (None, "all"):
             raise UsageError(f"--for {kind} chooses the formats", remedy="Leave --format out.")
-        return with_quantizations(choices_for(kind), quant)
+        choices = choices_for(kind)
+        if compiling[0]:
+            choices = compiled_choices(choices, compiling[1])
+        return with_quantizations(choices, quant)
+    if compiling[0]:
+        raise UsageError(
+            "--compile is for a kind of device",
+            remedy="Add --for android or windows-npu, or write one model with --format qnn.",
+        )
     if len(formats) == 1:
         return None
     return with_quantizations(named_formats(formats), quant)

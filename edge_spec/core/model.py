@@ -312,6 +312,14 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
+class ReadsMoreFormats(Runtime, Protocol):
+    """A runtime whose `open` takes bundles of further formats, too; what has to be converted for it
+    becomes what it `reads`."""
+
+    also_reads: tuple[str, ...]
+
+
+@runtime_checkable
 class ScreeningRuntime(Runtime, Protocol):
     """A runtime that tells from a file's header whether it can run the model."""
 

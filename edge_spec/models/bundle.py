@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import BundleError
+from edge_spec.models.compiled import CompiledFor
 from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
 from edge_spec.storage.digests import known_sha256
 
@@ -82,6 +83,7 @@ class Manifest(BaseModel):
     # one that reads all of the cache in passes of few rows, in use or not.
     kv_cache: Literal["shared", "whole", "growing"] = "shared"
     notes: tuple[str, ...] = ()  # what the exporter left out, and why; a line each
+    compiled: CompiledFor | None = None  # of a bundle that runs on one NPU alone
     files: dict[str, FileEntry]  # by its path in the bundle, with "/"
 
 

@@ -17,12 +17,16 @@ ALL_FORMATS = ("onnx", "gguf", "coreml")
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """One format. None leaves the quantization, or the unit it is laid out for, to its exporter."""
+    """One format. None leaves the quantization, or the unit it is laid out for, to its exporter.
+
+    is_required: of a format whose exporter must be installed, as what was asked for by name.
+    """
 
     format: str
     quantization: str | None
     why: str
     compute: str | None = None
+    is_required: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,18 @@ _ONNX = ExportChoice(
     "onnx", "int4", "onnxruntime multiplies by 4-bit weights as they are stored (MatMulNBits)"
 )
 
-_QNN = (
-    "the NPU stays idle: onnxruntime's QNN provider takes graphs of static shapes only, and this "
-    "one has as many rows as a round has draft tokens; CPU and GPU run it"
+_IDLE = (
+    "the NPU stays idle without --compile, which adds a binary for the one of a processor; CPU and "
+    "GPU run these"
 )
+# The processor that a kind's binary is for, where none is named.
+_SOCS: Mapping[str, str] = MappingProxyType({"windows-npu": "SC8380XP", "android": "SM8650"})
 _KINDS: Mapping[str, ExportChoices] = MappingProxyType(
     {
         "ios": ExportChoices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
         "macos": ExportChoices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
-        "windows-npu": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_QNN,)),
-        "android": ExportChoices((_REPACKED, _ONNX), (_REPACKED, _ONNX)),
+        "windows-npu": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_IDLE,)),
+        "android": ExportChoices((_REPACKED, _ONNX), (_REPACKED, _ONNX), notes=(_IDLE,)),
         "linux": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
     }
 )
@@ -91,6 +97,27 @@ def choices_for(kind: str) -> ExportChoices:
             remedy=f"Choose one of {', '.join(KINDS)}.",
         )
     return replace(_KINDS[kind], kind=kind)
+
+
+def compiled_choices(choices: ExportChoices, soc: str | None) -> ExportChoices:
+    """Adds, first of all, a binary for Qualcomm's NPU. soc: of which processor; None: the usual one
+    of the kind. Raises UsageError for a kind of device that has none."""
+    if choices.kind is None or choices.kind not in _SOCS:
+        raise UsageError(
+            f"nothing is compiled for {choices.kind}",
+            remedy=f"--compile goes with --for {' or '.join(sorted(_SOCS))}.",
+        )
+    binary = ExportChoice(
+        "qnn",
+        "int4",
+        "for the NPU, whose compiler multiplies by 4-bit blocks as they are stored",
+        soc or _SOCS[choices.kind],
+        is_required=True,
+    )
+    notes = tuple(note for note in choices.notes if note != _IDLE)
+    return replace(
+        choices, target=(binary, *choices.target), draft=(binary, *choices.draft), notes=notes
+    )
 
 
 def named_formats(formats: Sequence[str]) -> ExportChoices:

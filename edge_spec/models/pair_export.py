@@ -38,8 +38,9 @@ from edge_spec.storage.atomic import atomic_directory, sha256_file
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import Vocabulary, compare, require_same_vocabulary
 
-# Options that one format alone has.
-_OWN_OPTIONS = {"block_size": "onnx", "context_length": "coreml", "hidden_states": "coreml"}
+# Options that some formats alone have.
+_FIXED = ("coreml", "onnx-static")  # formats whose shapes are fixed
+_OWN_OPTIONS = {"block_size": ("onnx",), "context_length": _FIXED, "hidden_states": _FIXED}
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ def _prove(target: _Opened, draft: _Opened) -> VocabularyProof:
 
 def _check_request(request: PairRequest) -> None:
     formats = request.choices.formats
-    for option, owner in _OWN_OPTIONS.items():
-        if getattr(request.options, option) and owner not in formats:
+    for option, owners in _OWN_OPTIONS.items():
+        if getattr(request.options, option) and formats.isdisjoint(owners):
             raise UsageError(
                 f"none of {', '.join(sorted(formats))} has an option {option.replace('_', '-')}",
                 remedy="Leave it out.",
@@ -205,7 +206,8 @@ class _Writer:
             try:
                 variant = self._variant(choice)
             except (MissingDependencyError, UnsupportedModelError) as error:
-                if choices.kind is None:
+                is_missing = isinstance(error, MissingDependencyError)
+                if choices.kind is None or (is_missing and choice.is_required):
                     raise
                 notes.append(self._leave_out(choice, error))
                 continue
@@ -231,8 +233,8 @@ class _Writer:
         exporter = runtimes.load_exporter(choice.format)
         own = {
             option: getattr(self.request.options, option)
-            for option, owner in _OWN_OPTIONS.items()
-            if owner == choice.format
+            for option, owners in _OWN_OPTIONS.items()
+            if choice.format in owners
         }
         options = ExportOptions(
             quantization=choice.quantization,

@@ -112,7 +112,8 @@ def resolve_model(
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        bundle = _bundle(source, chosen.reads, export_options, progress, before_conversion)
+        format = runtimes.format_for(chosen, source.formats)
+        bundle = _bundle(source, format, export_options, progress, before_conversion)
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
     text = text_of_info(published, chosen, keeps)
@@ -134,7 +135,7 @@ def find_resolved(
     chosen = choose_runtime(source, runtime, options, providers).runtime
     if not is_converted(source, chosen.name, options, providers):
         return None
-    path = source.at(chosen.reads)
+    path = source.at(runtimes.format_for(chosen, source.formats))
     as_it_is = path.is_file() and options.quantization is None
     if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
         return resolve_model(source, chosen.name, options, progress, providers, keeps=False)
@@ -159,7 +160,7 @@ def _described(source: Source, runtime: Runtime, path: Path) -> ResolvedModel:
             source.name, runtime, published, published.config, text, source.profiles
         )
     bundle = open_unhashed(path)
-    _require_format(bundle, runtime.reads)
+    _require_format(bundle, runtimes.format_for(runtime, {bundle.manifest.format}))
     text = text_of_bundle(bundle)
     return ResolvedModel(source.name, runtime, bundle, bundle.config, text, source.profiles)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
-from edge_spec.core.model import Checkpoint, ModelInfo, Runtime, TensorRows
+from edge_spec.core.model import Checkpoint, ModelInfo, ReadsMoreFormats, Runtime, TensorRows
 from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
@@ -27,7 +27,12 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "mil": ("coremltools",),
 }
 _OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH", "ik": "IK_LLAMA_CPP_LIB_PATH"}  # variables
-WRITERS = {"onnx": "onnx", "gguf": "gguf", "coreml": "coremltools"}  # an exporter's distribution
+WRITERS = {  # an exporter's distribution
+    "onnx": "onnx",
+    "onnx-static": "onnx",
+    "gguf": "gguf",
+    "coreml": "coremltools",
+}
 OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
 
 
@@ -44,7 +49,7 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
     BUNDLE_RUNTIMES come last, for bundles that no other can read."""
 
     def reads_one(runtime: str) -> bool:
-        return formats is None or load_runtime(runtime).reads in formats
+        return formats is None or any(each in formats for each in formats_of(load_runtime(runtime)))
 
     known = AUTO_RUNTIMES if formats is None else AUTO_RUNTIMES + BUNDLE_RUNTIMES
     installed = [runtime for runtime, module in known if find_spec(module)]
@@ -52,6 +57,19 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
         for runtime in filter(reads_one, among):
             return runtime
     return next(iter(installed), AUTO_RUNTIMES[0][0])
+
+
+def formats_of(runtime: Runtime) -> tuple[str, ...]:
+    """Returns all that a runtime's `open` takes; what is converted for it becomes the first."""
+    more = runtime.also_reads if isinstance(runtime, ReadsMoreFormats) else ()
+    return (runtime.reads, *more)
+
+
+def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
+    """Returns what a runtime is given of a model that there is in these formats; None, or none that
+    it reads: the one that it converts to."""
+    readable = (each for each in formats_of(runtime) if formats is not None and each in formats)
+    return next(readable, runtime.reads)
 
 
 def installed_runtimes() -> list[str]:

@@ -42,7 +42,7 @@ def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
     there is none."""
     format = bundle.manifest.format
     for runtime in _installed():
-        if runtime.reads == format and isinstance(runtime, Placing):
+        if format in runtimes.formats_of(runtime) and isinstance(runtime, Placing):
             return runtime.placements(bundle, RuntimeOptions())
     raise UsageError(
         f"no runtime tells where operations of {bundle.path} run, a bundle of format {format}",

@@ -1,5 +1,6 @@
 """Writes ONNX bundles straight from a checkpoint's tensors."""
 
 from edge_spec.exporters.onnx.export import OnnxExporter
+from edge_spec.exporters.onnx.static import StaticOnnxExporter
 
-__all__ = ["OnnxExporter"]
+__all__ = ["OnnxExporter", "StaticOnnxExporter"]

@@ -44,6 +44,14 @@ class Initializers:
             self.protos.append(self._written(name, make()) if kept is None else kept)
         return name
 
+    def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
+        """Adds what `make` returns, int8 from -8 to 7, as 4-bit integers, two in a byte."""
+        if name not in self._names:
+            self._names.add(name)
+            kept = self._kept.get(name)
+            self.protos.append(self._written_int4(name, make()) if kept is None else kept)
+        return name
+
     def is_kept(self, name: str) -> bool:
         """Whether a tensor is of a step that was finished before."""
         return name in self._kept
@@ -69,15 +77,20 @@ class Initializers:
         values = np.ascontiguousarray(values)
         if values.nbytes <= INLINE_BYTES:
             return numpy_helper.from_array(values, name)
+        kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+        return self._external(TensorProto(name=name, dims=values.shape, data_type=kind), values)
+
+    def _written_int4(self, name: str, values: np.ndarray) -> TensorProto:
+        pairs = values.reshape(-1, 2).view(np.uint8) & 15
+        packed = pairs[:, 0] | pairs[:, 1] << 4
+        proto = TensorProto(name=name, dims=values.shape, data_type=TensorProto.INT4)
+        return self._external(proto, packed)
+
+    def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
         offset = -(-self._data.end // _ALIGNMENT) * _ALIGNMENT
         self._data.write(b"\0" * (offset - self._data.end))
-        self._data.write(values.data)
-        proto = TensorProto(
-            name=name,
-            dims=values.shape,
-            data_type=helper.np_dtype_to_tensor_dtype(values.dtype),
-            data_location=TensorProto.EXTERNAL,
-        )
-        for key, value in (("location", DATA_FILE), ("offset", offset), ("length", values.nbytes)):
+        self._data.write(stored.data)
+        proto.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", DATA_FILE), ("offset", offset), ("length", stored.nbytes)):
             proto.external_data.add(key=key, value=str(value))
         return proto

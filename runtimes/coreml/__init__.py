@@ -3,6 +3,6 @@
 Nothing here imports coremltools before a model is opened.
 """
 
-from edge_spec.runtimes.coreml.model import CoreMlModel, CoreMlRuntime
+from edge_spec.runtimes.coreml.model import CoreMlRuntime
 
-__all__ = ["CoreMlModel", "CoreMlRuntime"]
+__all__ = ["CoreMlRuntime"]

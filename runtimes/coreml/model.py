@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Capabilities, RuntimeOptions
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import GPU, Device
@@ -22,35 +21,10 @@ from edge_spec.runtimes.coreml.package import (
 from edge_spec.runtimes.coreml.signatures import signatures_of_spec
 from edge_spec.runtimes.coreml.units import ANE, UNITS
 from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
+from edge_spec.runtimes.static.model import StaticModel, config_of
 
 if TYPE_CHECKING:
     from edge_spec.placement.operations import FunctionPlacement
-    from edge_spec.runtimes.static.program import Program
-    from edge_spec.runtimes.static.session import StaticSession
-
-
-class CoreMlModel:
-    """A program and its layout; sessions share the program."""
-
-    def __init__(self, program: Program, layout: Layout, config: ModelConfig) -> None:
-        self.config = config
-        self.capabilities = Capabilities(
-            max_rows=layout.max_rows,
-            trees=True,
-            rollback=True,
-            hidden_states=layout.hidden_states,
-        )
-        self._program: Program | None = program
-        self._layout = layout
-
-    def open_session(self) -> StaticSession:
-        from edge_spec.runtimes.static.session import StaticSession
-
-        assert self._program is not None, "the model is closed"
-        return StaticSession(self._program, self._layout, self.config.context_length)
-
-    def close(self) -> None:
-        self._program = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +55,7 @@ class CoreMlRuntime:
     name = "coreml"
     reads = FORMAT
 
-    def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
+    def open(self, source: Bundle, options: RuntimeOptions) -> StaticModel:
         """Raises DeviceError on other systems than macOS, UsageError, BundleError."""
         # Threads are Core ML's own matter; a draft is given its target's.
         options.require_only(self.name, "threads", "providers", "context_length")
@@ -93,7 +67,7 @@ class CoreMlRuntime:
         opened = OpenedPackage.of(source)
         unit = asked or opened.unit
         program = NativeProgram(compiled_package(source), list(opened.signatures), unit)
-        return CoreMlModel(program, opened.layout, config)
+        return StaticModel(program, opened.layout, config)
 
     def compute(self, providers: Sequence[str]) -> str | None:
         """Packages are laid out for the Neural Engine, or by default for the GPU."""
@@ -117,20 +91,6 @@ class CoreMlRuntime:
 
         unit = _unit(options.providers) or OpenedPackage.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)
-
-
-def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
-    """Returns the configuration with the context that was asked for. Raises UsageError where the
-    cache does not hold it."""
-    config, wanted = bundle.config, options.context_length
-    if wanted is None:
-        return config
-    if wanted > config.context_length:
-        raise UsageError(
-            f"the cache of {bundle.path} holds {config.context_length} tokens, not {wanted}",
-            remedy=f"Choose a smaller --context, or export the model with --context {wanted}.",
-        )
-    return replace(config, context_length=wanted)
 
 
 def _unit(providers: Sequence[str]) -> str | None:

@@ -9,8 +9,9 @@ from edge_spec.errors import UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import CPU, Device, processor
 from edge_spec.runtimes.coreml.library import import_coremltools
-from edge_spec.runtimes.coreml.model import CoreMlModel, OpenedPackage, config_of
+from edge_spec.runtimes.coreml.model import OpenedPackage
 from edge_spec.runtimes.coreml.package import FORMAT, read_function
+from edge_spec.runtimes.static.model import StaticModel, config_of
 
 
 class MilRuntime:
@@ -19,7 +20,7 @@ class MilRuntime:
     name = "mil"
     reads = FORMAT
 
-    def open(self, source: Bundle, options: RuntimeOptions) -> CoreMlModel:
+    def open(self, source: Bundle, options: RuntimeOptions) -> StaticModel:
         """Raises UsageError, BundleError; a session, UnsupportedModelError for operations that
         are not known."""
         # It is numpy, whatever threads are asked for.
@@ -36,7 +37,7 @@ class MilRuntime:
 
         opened = OpenedPackage.of(source)
         load = partial(read_function, opened.package, opened.specification)
-        return CoreMlModel(NumpyProgram(opened.signatures, load), opened.layout, config)
+        return StaticModel(NumpyProgram(opened.signatures, load), opened.layout, config)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         import_coremltools()

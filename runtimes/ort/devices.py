@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -21,8 +23,11 @@ _AZURE = "AzureExecutionProvider"  # calls a service and takes no graph
 # Packages with get_library_path() and get_ep_name().
 _PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.].+|qnn)", re.IGNORECASE)
 _CUDA = "cuda"
+QNN = "qnn"
+# Of which its HTP is the NPU. Elsewhere the provider brings an emulator of it, and its compiler.
+_ARM = ("aarch64", "arm64")
 # Of providers that do not tell, or name the processor that compiles for theirs.
-_KINDS: Mapping[str, str] = MappingProxyType({CPU: CPU, _CUDA: GPU, "webgpu": GPU, "qnn": NPU})
+_KINDS: Mapping[str, str] = MappingProxyType({CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU})
 # Of the one that has a name for each set of units: their kind, and its MLComputeUnits.
 _COREML = "coreml"
 _COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
@@ -123,7 +128,7 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
     for provider in onnxruntime.get_available_providers():
         name = _short(provider)
         told = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
-        if provider == _AZURE or name in _UNUSED:
+        if provider == _AZURE or name in _UNUSED or (name == QNN and not _has_htp()):
             continue
         if name == _COREML:
             found += _coreml(provider)
@@ -161,6 +166,8 @@ def load_packages() -> Mapping[str, str]:
         else:
             if provider not in onnxruntime.get_available_providers():
                 faults[package] = "it finds no device"
+            elif _short(provider) == QNN and not _has_htp():
+                faults[package] = "no NPU of Qualcomm's is here: it compiles for others, no more"
     return MappingProxyType(faults)
 
 
@@ -200,6 +207,11 @@ def require_started(
     if lost:
         reason = ask(lost[0]) if ask else None
         raise _lost(lost, f": {reason.rstrip('.')}" if reason else ", and would run on the CPU")
+
+
+def _has_htp() -> bool:
+    """Whether this can be a machine of Qualcomm's; whether its NPU works, a trial shows."""
+    return platform.machine().lower() in _ARM and sys.platform != "darwin"
 
 
 def _require_known(name: str, known: Mapping[str, ProviderChoice]) -> None:

@@ -53,9 +53,11 @@ class GraphLoader:
         options: RuntimeOptions,
         form: GraphForm | None = None,
         place: Place | None = None,
+        entries: Mapping[str, str] = MappingProxyType({}),
         **settings: bool,
     ) -> None:
-        """settings: attributes of onnxruntime's SessionOptions."""
+        """entries: of onnxruntime's session configuration; settings: attributes of its
+        SessionOptions."""
         onnxruntime = import_onnxruntime()
         self._devices = choose(onnxruntime, options.providers)
         self._names = [device.name for device in self._devices]
@@ -73,6 +75,8 @@ class GraphLoader:
             if takes_turns:  # waking them for each pass slows a model that runs alone
                 made.add_session_config_entry(_STOPS_SPINNING, "1")
             made.add_session_config_entry(RECORDS_PLACEMENT, "1")
+            for name, entry in entries.items():
+                made.add_session_config_entry(name, entry)
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
             return made

@@ -73,7 +73,7 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
         stored //= 2
-    matrices = int(_layer_weights(config) * config.num_layers * _matrix_bytes(bundle))
+    matrices = int(layer_weights(config) * config.num_layers * _matrix_bytes(bundle))
     beside = max(0, stored - matrices)  # scales, norms, an embedding
     num_graphs = 2 if config.experts is None else 1
     capacity = capacity_for(used, 0, length)
@@ -130,7 +130,7 @@ def _weights(bundle: Bundle, config: ModelConfig) -> int:
     return bundle.file(DATA_FILE).stat().st_size + copied + blocks * _BLOCK_COPY_BYTES + graph
 
 
-def _layer_weights(config: ModelConfig) -> int:
+def layer_weights(config: ModelConfig) -> int:
     attention = 2 * config.query_size + 2 * config.kv_size
     experts = max(config.num_experts, 1)
     return config.hidden_size * (attention + 3 * config.intermediate_size * experts)

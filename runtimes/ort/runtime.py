@@ -19,16 +19,32 @@ if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.trial import TrialScores
+    from edge_spec.runtimes.static.model import StaticModel
+
+
+STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed
+COMPILED = "qnn"  # and of those that were compiled for an NPU
 
 
 class OrtRuntime:
     name = "ort"
     reads = "onnx"
+    also_reads = (STATIC, COMPILED)
 
-    def open(self, source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel:
+    def open(
+        self, source: Bundle, options: RuntimeOptions
+    ) -> OrtModel | GrowingModel | StaticModel:
         """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
         it loads the model, too. Raises UsageError, BundleError, DeviceError."""
         options.require_only(self.name, "threads", "providers", "context_length")
+        if source.manifest.format == STATIC:
+            from edge_spec.runtimes.ort.static import open_static
+
+            return open_static(source, options)
+        if source.manifest.format == COMPILED:
+            from edge_spec.runtimes.ort.htp import open_compiled
+
+            return open_compiled(source, options)
         devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
@@ -62,6 +78,10 @@ class OrtRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
+        if source.manifest.format in (STATIC, COMPILED):
+            from edge_spec.runtimes.ort.static_memory import static_memory
+
+            return static_memory(source, options, num_tokens)
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import venv
 from ctypes import CDLL
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from fixtures.other_models import GROWING
+from fixtures.wheels import environment_with
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,20 +49,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pass
     else:
         pytest.skip("a driver is here")
-    folder = tmp_path_factory.mktemp("gpu")
-    venv.create(folder)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = folder / "lib" / version / "site-packages"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
-    done = subprocess.run(
-        [*command, "onnxruntime-gpu>=1.31"], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"pip cannot get onnxruntime-gpu: {done.stderr.strip()[-300:]}")
-    behind = [path for path in sys.path if path.endswith("site-packages")]
-    lines = [f"import site; site.addsitedir({path!r})" for path in behind]
-    (site / "behind.pth").write_text("\n".join(lines))
-    return folder / "bin" / "python"
+    return environment_with(tmp_path_factory.mktemp("gpu"), "onnxruntime-gpu>=1.31")
 
 
 def run(python: Path, *arguments: str, libraries: Path | None = None) -> Any:

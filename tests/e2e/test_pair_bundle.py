@@ -59,6 +59,8 @@ def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--compile"], "--compile is for a kind of device"),
+        (["--for", "android", "--soc", "SM8650"], "--soc is of what is compiled"),
         (["--for", "vax"], "ios, macos, windows-npu, android, linux"),
         (["--for", "linux", "--format", "gguf"], "Leave --format out"),
         (["--for", "linux", "--quant", "int4"], "FORMAT=NAME"),

@@ -119,9 +119,16 @@ def test_each_cuda_device_has_a_name_and_its_number_reaches_the_provider(
         choose(Pretended(), ["cuda", "cuda:1"])
 
 
-def test_qualcomms_provider_is_an_npu_also_where_a_processor_compiles_for_it() -> None:
+def test_qualcomms_provider_is_an_npu_and_none_where_it_only_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Elsewhere it shows the processor, on which it emulates the NPU."""
     pretended = Pretended(ep_device("QNNExecutionProvider", "CPU", library_path="x"))
+    monkeypatch.setattr(devices.sys, "platform", "linux")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")
     assert choices(pretended)["qnn"].kind == "npu"
+    monkeypatch.setattr(devices.platform, "machine", lambda: "x86_64")
+    assert "qnn" not in choices(pretended)
 
 
 @pytest.mark.parametrize(

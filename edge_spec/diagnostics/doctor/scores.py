@@ -82,7 +82,7 @@ def _readers(format: str) -> list[Runtime]:
     for name in (*usual, *others):
         with suppress(MissingDependencyError):
             found.append(runtimes.load_runtime(name))
-    return [runtime for runtime in found if runtime.reads == format]
+    return [runtime for runtime in found if format in runtimes.formats_of(runtime)]
 
 
 def _logits(model: Model, tokens: Sequence[int]) -> np.ndarray:

@@ -9,6 +9,7 @@ from edge_spec.models.export_presets import (
     ALL_FORMATS,
     KINDS,
     choices_for,
+    compiled_choices,
     named_formats,
     with_quantizations,
 )
@@ -39,7 +40,20 @@ def test_apples_draft_is_laid_out_for_the_neural_engine_and_its_target_for_the_g
 def test_core_ml_is_for_apple_alone_and_the_idle_npu_is_admitted() -> None:
     for kind in ("windows-npu", "android", "linux"):
         assert choices_for(kind).formats == {"onnx", "gguf"}
-    assert "NPU stays idle" in choices_for("windows-npu").notes[0]
+    for kind in ("windows-npu", "android"):
+        assert "NPU stays idle without --compile" in choices_for(kind).notes[0]
+
+
+def test_a_binary_is_for_the_processor_that_is_named_or_the_usual_one() -> None:
+    made = compiled_choices(choices_for("windows-npu"), None)
+    for chosen in (made.target, made.draft):
+        assert (chosen[0].format, chosen[0].compute) == ("qnn", "SC8380XP")
+    assert made.notes == ()
+    named = compiled_choices(choices_for("android"), "SM8750")
+    assert [choice.compute for choice in named.draft] == ["SM8750", None, None]
+    assert with_quantizations(named, "qnn=fp16").target[0].quantization == "fp16"
+    with pytest.raises(UsageError, match=r"for ios\. --compile goes with --for android or windows"):
+        compiled_choices(choices_for("ios"), None)
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:

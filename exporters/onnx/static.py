@@ -1,0 +1,168 @@
+"""Checkpoint to a bundle of ONNX graphs whose shapes are fixed, for NPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.model import Progress
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.description import describe
+from edge_spec.exporters.importance import input_importance
+from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
+from edge_spec.exporters.onnx.static_graph import StaticGraphs
+from edge_spec.exporters.onnx.static_weights import (
+    BLOCK_SIZE,
+    StaticFloats,
+    StaticIntegers,
+    StaticWeights,
+)
+from edge_spec.exporters.parity import Converted, Parity, check
+from edge_spec.exporters.requests import (
+    BlockQuantization,
+    chosen_quantization,
+    converting,
+    require_plain,
+    require_replaceable,
+    require_unchanged,
+    work_key,
+)
+from edge_spec.exporters.static_layout import StaticShape, functions
+from edge_spec.exporters.truncate import first_layers
+from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.storage.resumable import StepFile, resumable_directory
+
+DEFAULT_CONTEXT_TOKENS = 2048
+QUANTIZATIONS: Mapping[str, BlockQuantization] = MappingProxyType(
+    {
+        "fp16": BlockQuantization(16, 5e-3),
+        "int4": BlockQuantization(4, 1.5),
+        "int8": BlockQuantization(8, 0.1),
+        "fp32": BlockQuantization(32, 1e-4),
+    }
+)
+
+
+class StaticOnnxExporter:
+    format = "onnx-static"
+
+    def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
+        require_plain(checkpoint, "static ONNX", "Export it with --format onnx or gguf.")
+
+    def export(
+        self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
+    ) -> ExportReport:
+        """Writes the bundle `out` and compares it with the reference.
+
+        Raises UsageError for unknown options and where `out` must not be replaced,
+        UnsupportedModelError for a model that it cannot write, ExportError beyond the
+        quantization's bound; then, or when interrupted, `out` is left as it was.
+        """
+        out = out.absolute()
+        name = _checked(checkpoint, out, options)
+        if options.num_layers is not None:
+            checkpoint = first_layers(checkpoint, options.num_layers)
+        quantization = QUANTIZATIONS[name]
+        shape = _shape(checkpoint, options.context_length)
+        config = replace(checkpoint.config, context_length=shape.context_length)
+        key = work_key(checkpoint.path, self.format, options)
+        with (
+            resumable_directory(out, key, DATA_FILE) as work,
+            require_unchanged(checkpoint.path) as check_source,
+        ):
+            with StepFile(work.result / DATA_FILE, work.log, check_source) as data:
+                graphs = _graphs(checkpoint, data, shape, name, options.hidden_states, progress)
+                _write(graphs, work.result, progress)
+
+            def compared(bundle: Bundle) -> Parity:
+                bound = quantization.max_kl_divergence
+                return check(
+                    checkpoint, Converted("ort", bundle, bound, "Use more bits."), progress
+                )
+
+            describe(
+                work.result,
+                checkpoint,
+                config,
+                format=self.format,
+                quantization=f"int4 block {BLOCK_SIZE}" if name == "int4" else name,
+                check=compared if options.check else None,
+                digests={DATA_FILE: data.sha256()},
+            )
+        bundle = open_bundle(out)
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+
+
+def _graphs(
+    checkpoint: StoredCheckpoint,
+    data: StepFile,
+    shape: StaticShape,
+    quantization: str,
+    hidden: bool,
+    progress: Progress,
+) -> StaticGraphs:
+    weights = Initializers(data)
+    state = np.float32 if quantization == "fp32" else np.float16
+    matrices: StaticWeights
+    if quantization in ("fp16", "fp32"):
+        matrices = StaticFloats(checkpoint, weights, state)
+    else:
+        bits = QUANTIZATIONS[quantization].bits
+        importance = input_importance(checkpoint, progress) if bits == 4 else {}
+        matrices = StaticIntegers(checkpoint, weights, bits, importance)
+    return StaticGraphs(checkpoint, weights, matrices, shape, state, hidden)
+
+
+def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:
+    """The first function stores all weights, but for constants of a width."""
+    num_layers = graphs.config.num_layers
+    last = "model.layers.{}.mlp.down_proj.weight"
+    num_kept = sum(graphs.weights.is_kept(last.format(layer)) for layer in range(num_layers))
+    what = converting(num_kept, num_layers, "layers")
+
+    def written(layer: int) -> None:
+        graphs.weights.finish()
+        graphs.checkpoint.release_pages()
+        if layer + 1 >= num_kept:
+            progress(what, (layer + 1) / num_layers)
+
+    first, *others = functions()
+    for function in (first, *others):
+        model = graphs.build(function, written if function is first else lambda layer: None)
+        graphs.weights.finish()
+        (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
+
+
+def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
+    options.require_only(StaticOnnxExporter.format, "context_length", "hidden_states")
+    name = chosen_quantization(options, QUANTIZATIONS)
+    if options.block_size not in (None, BLOCK_SIZE):
+        raise UsageError(
+            f"block size {options.block_size}", remedy=f"Static bundles have {BLOCK_SIZE}."
+        )
+    require_replaceable(out)
+    StaticOnnxExporter().require_exportable(checkpoint)
+    config = checkpoint.config
+    sizes = (config.hidden_size, config.query_size, config.intermediate_size)
+    odd = [size for size in sizes if size % BLOCK_SIZE]
+    if name == "int4" and odd:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: rows of {odd[0]} weights are not whole blocks of {BLOCK_SIZE}",
+            remedy="Export it with --quant int8 or fp16.",
+        )
+    return name
+
+
+def _shape(checkpoint: StoredCheckpoint, asked: int | None) -> StaticShape:
+    """Raises UsageError for a context that the model does not have."""
+    longest = checkpoint.config.context_length
+    context_length = min(DEFAULT_CONTEXT_TOKENS, longest) if asked is None else asked
+    if not 1 <= context_length <= longest:
+        raise UsageError(f"a context of {context_length} tokens", remedy=f"Choose 1 to {longest}.")
+    return StaticShape.of(context_length)

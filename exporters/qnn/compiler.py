@@ -1,0 +1,106 @@
+"""Asks QNN's compiler for a binary of all functions, and refuses one that is not whole."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from json import dumps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge_spec.core.model import Progress
+from edge_spec.errors import ExportError, MissingDependencyError
+from edge_spec.exporters.qnn.socs import SOCS
+from edge_spec.exporters.qnn.worker import BINARY_SUFFIX, compile_all
+from edge_spec.placement.isolated import IsolatedError, isolated
+
+_TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
+_INSTALL = 'Run: pip install "edge-spec[qnn]"'
+_SYSTEMS = ("linux", "win32")
+# What takes a model's time, and what would widen all weights in every pass.
+_HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
+
+
+class Binary(NamedTuple):
+    """What a compiler made: counts of nodes and seconds are by function."""
+
+    versions: Mapping[str, str]
+    inside: Mapping[str, int]
+    outside: Mapping[str, Mapping[str, int]]
+    seconds: Mapping[str, float]
+
+
+def require_compiler() -> None:
+    """Raises MissingDependencyError where QNN's compiler is not installed, or there is none for
+    this system."""
+    if sys.platform not in _SYSTEMS:
+        raise MissingDependencyError(
+            f"there is no compiler for Qualcomm's NPU on {platform.system()}",
+            remedy=f"Export on Linux or Windows. There: {_INSTALL}",
+        )
+    for module in ("onnxruntime", "onnxruntime_qnn"):
+        if find_spec(module) is None:
+            raise MissingDependencyError(
+                f"the compiler for Qualcomm's NPU needs {module}, which is not installed",
+                remedy=_INSTALL,
+            )
+
+
+def compile_graphs(
+    graphs: Mapping[str, Path],
+    out: Path,
+    soc: str,
+    progress: Progress,
+    work: Callable[[str], dict[str, Any]] = compile_all,
+    timeout_s: float = _TIMEOUT_S,
+) -> Binary:
+    """Writes the binary of all graphs, by their functions' names, and a graph each that names it,
+    into the directory `out`.
+
+    Raises ExportError where the compiler fails, crashes or hangs, and where it leaves attention or
+    matrices to the CPU.
+    """
+    request = {
+        "graphs": {function: str(path) for function, path in graphs.items()},
+        "out": str(out),
+        "options": {
+            "soc_model": str(SOCS[soc].model),
+            "htp_arch": str(SOCS[soc].htp_arch),
+            "enable_htp_prepare_only": "1",
+        },
+    }
+    what = f"Compiling for {soc}"
+    progress(what, 0.0)
+    try:
+        found = isolated(
+            work,
+            dumps(request),
+            timeout_s=timeout_s,
+            on_step=lambda done: progress(what, done),
+        )
+    except IsolatedError as error:
+        raise ExportError(
+            f"QNN's compiler failed for {soc}: {error}",
+            remedy="Try another --quant or --soc, or export without --compile.",
+        ) from None
+    binary = Binary(**found)
+    _require_whole(binary, graphs, out)
+    return binary
+
+
+def _require_whole(binary: Binary, graphs: Mapping[str, Path], out: Path) -> None:
+    for function in graphs:
+        left = binary.outside[function]
+        heavy = ", ".join(f"{left[name]} {name}" for name in _HEAVY if name in left)
+        if heavy or not binary.inside[function]:
+            raise ExportError(
+                f"QNN's compiler leaves {heavy or 'all'} of {function} to the CPU",
+                remedy="Try another --quant, or export without --compile.",
+            )
+    names = [f"{function}.onnx" for function in graphs]
+    if not all((out / name).is_file() for name in names) or not any(out.glob(f"*{BINARY_SUFFIX}")):
+        raise ExportError(
+            "QNN's compiler ended without a binary", remedy="Export without --compile."
+        )

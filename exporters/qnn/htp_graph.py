@@ -1,0 +1,141 @@
+"""Turns a static graph into the form that Qualcomm's compiler for HTP takes whole.
+
+It has no DequantizeLinear of weights beside float activations: such nodes stay on the CPU, which
+would widen all weights in every pass. It has MatMulNBits, which multiplies by integers as they are
+stored: 4 and 8 bits with a scale a block of a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from edge_spec.exporters.onnx.nodes import CONTRIB
+from edge_spec.exporters.qnn.norms import fuse_norms
+
+BLOCK_SIZE = 32  # of 8-bit channels, whose scale is repeated
+_WIDENS = "DequantizeLinear"
+
+
+class _Matrix(NamedTuple):
+    """levels: [out, in] around 0; scales: [out, in / block]."""
+
+    levels: np.ndarray
+    scales: np.ndarray
+    bits: int
+
+    @property
+    def block_size(self) -> int:
+        return int(self.levels.shape[1]) // int(self.scales.shape[1])
+
+
+def write_htp_graph(source: Path, out: Path) -> None:
+    """Reads the function of a static bundle at `source` and writes its form for HTP, the weights
+    beside it."""
+    model = onnx.load(source)
+    fuse_norms(model)
+    multiply_stored(model)
+    # One file a graph: a message of protobuf holds 2 GB.
+    onnx.save(model, out, save_as_external_data=True, location=f"{out.name}.data")
+
+
+def multiply_stored(model: ModelProto) -> None:
+    """Puts MatMulNBits in the place of each DequantizeLinear with the product that reads it.
+
+    Raises ValueError for a matrix whose rows are not whole blocks.
+    """
+    graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    widened = {node.output[0]: node for node in graph.node if node.op_type == _WIDENS}
+    made: dict[str, TensorProto] = {}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        if node.op_type in ("MatMul", "Gemm") and node.input[1] in widened:
+            nodes += _product(node, widened[node.input[1]], stored, made)
+        else:
+            nodes.append(node)
+    read = {name for node in nodes for name in node.input}
+    kept = [node for node in nodes if node.op_type != _WIDENS or node.output[0] in read]
+    del graph.node[:]
+    graph.node.extend(kept)
+    _keep_read(graph, made)
+    if made:
+        model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+
+
+def _product(
+    node: NodeProto,
+    widens: NodeProto,
+    stored: Mapping[str, TensorProto],
+    made: dict[str, TensorProto],
+) -> list[NodeProto]:
+    """MatMulNBits for a product by widened weights. HTP takes it of three axes alone, and the
+    product of a Gemm, the head's, has two."""
+    names = [f"{widens.input[0]}.blocks", f"{widens.input[0]}.block_scales"]
+    matrix = _matrix(widens, stored)
+    for name, array in zip(names, _packed(matrix), strict=True):
+        if name not in made:
+            made[name] = numpy_helper.from_array(array, name)
+    rows, columns = matrix.levels.shape
+    sizes = {"K": columns, "N": rows, "bits": matrix.bits, "block_size": matrix.block_size}
+    x, output = node.input[0], node.output[0]
+    if node.op_type == "MatMul":
+        return [_multiply([x, *names], output, sizes)]
+    for name, shape in (("batch_of_rows", [1, -1, columns]), ("rows_of_scores", [-1, rows])):
+        made[name] = numpy_helper.from_array(np.array(shape), name)
+    inner, product = f"{output}.rows", f"{output}.batch"
+    return [
+        helper.make_node("Reshape", [x, "batch_of_rows"], [inner], inner),
+        _multiply([inner, *names], product, sizes),
+        helper.make_node("Reshape", [product, "rows_of_scores"], [output], output),
+    ]
+
+
+def _multiply(inputs: list[str], output: str, sizes: Mapping[str, Any]) -> NodeProto:
+    return helper.make_node("MatMulNBits", inputs, [output], output, domain=CONTRIB, **sizes)
+
+
+def _matrix(node: NodeProto, stored: Mapping[str, TensorProto]) -> _Matrix:
+    """Reads what a DequantizeLinear of static_weights.py widens: 4-bit blocks [in, out], or 8-bit
+    channels of either order."""
+    levels, scales = (stored[name] for name in node.input[:2])
+    scale = numpy_helper.to_array(scales)
+    if levels.data_type == TensorProto.INT4:
+        return _Matrix(_int4(levels).T, scale.T, 4)
+    found = numpy_helper.to_array(levels)
+    axis = next(each.i for each in node.attribute if each.name == "axis")
+    rows = found if axis == 0 else found.T
+    if rows.shape[1] % BLOCK_SIZE:
+        raise ValueError(f"rows of {rows.shape[1]} weights are not whole blocks of {BLOCK_SIZE}")
+    return _Matrix(rows, np.repeat(scale[:, None], rows.shape[1] // BLOCK_SIZE, axis=1), 8)
+
+
+def _int4(tensor: TensorProto) -> np.ndarray:
+    """Unpacks -8 to 7; the even ones are the lower halves of their bytes."""
+    packed = np.frombuffer(tensor.raw_data, np.uint8)
+    halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
+    count = int(np.prod(tensor.dims))
+    return ((halves[:count].astype(np.int8) ^ 8) - 8).reshape(tuple(tensor.dims))
+
+
+def _packed(matrix: _Matrix) -> tuple[np.ndarray, np.ndarray]:
+    """The operator's weights, uint8 [out, blocks, bytes of one], and scales, [out * blocks]."""
+    unsigned: np.ndarray = matrix.levels.astype(np.int16) + (1 << (matrix.bits - 1))
+    unsigned = unsigned.astype(np.uint8)
+    if matrix.bits == 4:
+        unsigned = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
+    rows, blocks = matrix.scales.shape
+    return unsigned.reshape(rows, blocks, -1), np.ascontiguousarray(matrix.scales).reshape(-1)
+
+
+def _keep_read(graph: GraphProto, made: Mapping[str, TensorProto]) -> None:
+    """Leaves the initializers that a node reads, and adds those that were made."""
+    read = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend([*kept, *made.values()])

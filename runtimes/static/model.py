@@ -1,0 +1,54 @@
+"""Models that are static programs, whatever runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Capabilities, RuntimeOptions
+from edge_spec.errors import UsageError
+from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.static.layout import Layout
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.static.program import Program
+    from edge_spec.runtimes.static.session import StaticSession
+
+
+class StaticModel:
+    """A program and its layout; sessions share the program."""
+
+    def __init__(self, program: Program, layout: Layout, config: ModelConfig) -> None:
+        self.config = config
+        self.capabilities = Capabilities(
+            max_rows=layout.max_rows,
+            trees=True,
+            rollback=True,
+            hidden_states=layout.hidden_states,
+        )
+        self._program: Program | None = program
+        self._layout = layout
+
+    def open_session(self) -> StaticSession:
+        from edge_spec.runtimes.static.session import StaticSession
+
+        assert self._program is not None, "the model is closed"
+        return StaticSession(self._program, self._layout, self.config.context_length)
+
+    def close(self) -> None:
+        self._program = None
+
+
+def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
+    """Returns the configuration with the context that was asked for. Raises UsageError where the
+    cache does not hold it."""
+    config, wanted = bundle.config, options.context_length
+    if wanted is None:
+        return config
+    if wanted > config.context_length:
+        raise UsageError(
+            f"the cache of {bundle.path} holds {config.context_length} tokens, not {wanted}",
+            remedy=f"Choose a smaller --context, or export the model with --context {wanted}.",
+        )
+    return replace(config, context_length=wanted)
