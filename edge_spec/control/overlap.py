@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from enum import StrEnum
 from statistics import fmean, median
 
-from edge_spec.core.metrics import RoundStats
+from edge_spec.core.metrics import NoOverlap, RoundStats
 from edge_spec.errors import UsageError
 
 _BLOCK = 8  # rounds in a row with it, or without
@@ -44,17 +44,27 @@ class OverlapTrial:
     Compared are rounds that verified as many draft tokens of the same drafters: what overlap
     changes is their time, and their number would hide that. What was drafted in advance is right in
     some rounds and useless in others, so it is the mean that counts, without outliers.
+
+    begins: whether the first block is one with it; one without is right where the two devices were
+    measured to slow each other down by more than overlap can win.
     """
 
-    def __init__(self) -> None:
-        self.on = True
-        self._faster: bool | None = None  # with it; None: not known yet
+    def __init__(self, begins: bool = True) -> None:
+        self.on = begins
+        self._faster: bool | None = None if begins else False  # with it; None: not known yet
         self._left = _BLOCK  # rounds of the block
         self._blocks_since = 0  # of the faster way, since the other was tried
         self._first = True  # of a block: its draft tokens were made in the one before
         self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
             way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
         }
+
+    @property
+    def why_not(self) -> NoOverlap | None:
+        """Why this round is one without it, if it is."""
+        if self.on:
+            return None
+        return NoOverlap.SLOWER if self._faster is False else NoOverlap.COMPARISON
 
     def observe(self, round_stats: RoundStats) -> None:
         """A round that ran as `on` said; rounds without a draft token tell nothing."""

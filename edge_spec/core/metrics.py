@@ -22,9 +22,21 @@ class PlainReason(StrEnum):
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
     SHARED = "shared"  # other conversations on the same target take all rows there may be
+    DRAFT_FAILED = "draft_failed"  # every drafter has, and is not asked again in this answer
+    DRAFT_FULL = "draft_full"  # the text is longer than the draft's context
     BUDGET = "budget"  # no token or cache position left to draft for
     BASELINE = "baseline"  # to see what a plain step takes now
     REPLAY = "replay"  # a near tie of a wider pass, decided by a plain step
+
+
+class NoOverlap(StrEnum):
+    """Why a draft model waited while the target verified."""
+
+    OFF = "off"  # it was not asked for
+    SAME_DEVICE = "same_device"  # both models run there
+    EXACT = "exact"  # near ties are decided by plain steps
+    SLOWER = "slower"  # it was measured
+    COMPARISON = "comparison"  # to measure it
 
 
 class DraftCounts(NamedTuple):
@@ -52,6 +64,8 @@ class RoundStats:
     anticipated: bool = (
         False  # it began with draft tokens made while the target scored the one before
     )
+    overlapped: bool = False  # a draft went on while the target scored it
+    no_overlap: NoOverlap | None = None  # why not, where one could have
     charged_s: float | None = None  # of a pass that others had a part in, what its rows are worth
     num_sharing: int = 1  # conversations in that pass
 
@@ -130,6 +144,8 @@ class Stats:
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
     near_ties: int = 0
     anticipated_n: int = 0  # speculative rounds whose draft tokens were ready when they began
+    overlapped_n: int = 0  # speculative rounds in which a draft went on while the target scored
+    overlap_reasons: Counter[str] = field(default_factory=Counter)  # of others: why it waited
     plain_per_second: float | None = None
     lossless: str = ""
     plain_width: int = 1
@@ -137,6 +153,7 @@ class Stats:
     draft_characters: int = 0  # of verified draft tokens of a draft with other tokens
     draft_characters_accepted: int = 0
     staleness: str | None = None  # of the draft: one line, where it has got worse
+    failed_drafters: tuple[str, ...] = ()  # that were not asked, or not to the end
 
     def observe(self, round_stats: RoundStats) -> None:
         self.rounds += 1
@@ -156,6 +173,9 @@ class Stats:
         else:
             self.acceptance_histogram[round_stats.num_accepted] += 1
             self.anticipated_n += round_stats.anticipated
+            self.overlapped_n += round_stats.overlapped
+            if round_stats.no_overlap is not None:
+                self.overlap_reasons[round_stats.no_overlap.value] += 1
 
     @property
     def predicted_per_second(self) -> float:
@@ -216,6 +236,8 @@ class Stats:
             "overhead_ms": round(self.overhead_ms, 3),
             "near_ties": self.near_ties,
             "anticipated_n": self.anticipated_n,
+            "overlapped_n": self.overlapped_n,
+            "overlap_reasons": dict(self.overlap_reasons),
             "plain_per_second": self.plain_per_second,
             "speedup": self.speedup,
             "lossless": self.lossless,
@@ -223,4 +245,5 @@ class Stats:
             "fastest_plain_per_second": self.fastest_plain_per_second,
             "speedup_over_fastest_plain": self.speedup_over_fastest_plain,
             "staleness": self.staleness,
+            "failed_drafters": list(self.failed_drafters),
         }

@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
@@ -53,6 +54,16 @@ class CompositeDrafter(Drafter):
     def use_sampler(self, sampler: Sampler) -> None:
         for drafter in self._drafters:
             drafter.use_sampler(sampler)
+
+    def recover(self) -> None:
+        for drafter in self._drafters:
+            drafter.recover()
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        """Where none of them drafts, the last one's."""
+        reasons = [drafter.idle_reason for drafter in self._drafters]
+        return None if None in reasons else reasons[-1]
 
     def prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:

@@ -1,4 +1,4 @@
-"""Keeps a drafter's faults away from the text: one that fails is not asked again."""
+"""Keeps a drafter's faults away from the text: one that fails is not asked again in the answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge_spec.core.constraint import Constraint, permitted
+from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import STATE_TYPES, Forward, Model, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import Budget, Drafter, TextCounts, as_drafter
 from edge_spec.errors import EdgeSpecError
 
+_LONGEST_REST = 63  # answers, for a drafter that keeps failing
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
 
 _log = logging.getLogger(__name__)
@@ -22,9 +24,12 @@ _Result = TypeVar("_Result")
 
 
 class GuardedDrafter(Drafter):
-    """Another drafter, dropped for the rest of the session when it raises or proposes what no
-    target can score. Why is logged once and kept in `fault`. What the answer's constraint forbids
-    is cut off.
+    """Another drafter, dropped for the rest of the answer when it raises or proposes what no target
+    can score. Why is logged once and kept in `fault`. What the answer's constraint forbids is cut
+    off.
+
+    At the next answer it is tried again if it can be reopened; after each further failure it rests
+    for twice as many answers, so that a device that is gone costs next to nothing.
 
     vocab_size: of the target. KeyboardInterrupt and the like pass.
     """
@@ -36,6 +41,7 @@ class GuardedDrafter(Drafter):
         self.fault: str | None = None
         self._vocab_size = vocab_size
         self._constraint: Constraint | None = None
+        self._rest = self._answers_left = 0  # without it: of the next rest, and of this one
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises EdgeSpecError: what the target cannot offer is for the user to know."""
@@ -47,6 +53,28 @@ class GuardedDrafter(Drafter):
     def use_sampler(self, sampler: Sampler) -> None:
         self._constraint = sampler.constraint
         self._guarded(lambda: self._drafter.use_sampler(sampler), None)
+
+    def recover(self) -> None:
+        if self.fault is None:
+            return
+        if self._answers_left:
+            self._answers_left -= 1
+            return
+        self._rest_longer()
+        try:
+            if not self._drafter.reopen():
+                return
+        except Exception as error:
+            _log.info("the drafter %s stays away: %s", self.name, error)
+            return
+        self.fault = None
+        _log.info("the drafter %s is asked again", self.name)
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        if self.fault is not None:
+            return PlainReason.DRAFT_FAILED
+        return self._guarded(lambda: self._drafter.idle_reason, None)
 
     def prepare(self, prompt: Sequence[int]) -> None:
         self._guarded(lambda: self._drafter.prepare(prompt), None)
@@ -168,12 +196,18 @@ class GuardedDrafter(Drafter):
                 raise ValueError("a row that is needed below one that is not")
         return tree
 
+    def _rest_longer(self) -> None:
+        """What is tried now and fails rests from now on; what does not, from its next failure."""
+        self._answers_left = self._rest
+        self._rest = min(2 * self._rest + 1, _LONGEST_REST)
+
     def _drop(self, error: Exception) -> None:
         if self.fault is not None:
             return
         self.fault = " ".join(f"{type(error).__name__}: {error}".split())
         _log.warning(
-            "the drafter %s failed and is not asked again (%s); the text stays correct",
+            "the drafter %s failed and is not asked again in this answer (%s); "
+            "the text stays correct",
             self.name,
             self.fault,
             exc_info=_log.isEnabledFor(logging.DEBUG),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
@@ -143,6 +144,21 @@ class Drafter:
         """Drafts on for likely outcomes, until `stopped`, which is asked between two passes. It
         proposes nothing, and changes no draft token, only when it is made."""
 
+    # Failing, and coming back.
+
+    def recover(self) -> None:
+        """Tells that an answer begins, for one that has failed to try again."""
+
+    def reopen(self) -> bool:
+        """Begins again after a failure, with nothing of before. Returns False where that is not
+        possible, or raises."""
+        return False
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        """Why it drafts nothing for the rest of the answer, where that is so."""
+        return None
+
     @property
     def text_counts(self) -> TextCounts:
         """Counts draft tokens that are text, over all generations."""
@@ -198,6 +214,10 @@ class PlainDrafter(Drafter):
     @property
     def was_ready(self) -> bool:
         return getattr(self._drafter, "was_ready", False)
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        return getattr(self._drafter, "idle_reason", None)
 
     @property
     def text_counts(self) -> TextCounts:

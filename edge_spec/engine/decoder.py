@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.logprobs import Score
-from edge_spec.core.metrics import DraftCounts, PlainReason, RoundStats
+from edge_spec.core.metrics import DraftCounts, NoOverlap, PlainReason, RoundStats
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import require_scores, translate_errors
@@ -22,6 +22,12 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.passes import OwnPasses, Passes, Scored
 from edge_spec.errors import EdgeSpecError
+
+_NOTHING_DRAFTED = (
+    PlainReason.NO_CANDIDATE,
+    PlainReason.BELOW_BREAK_EVEN,
+    PlainReason.COOLDOWN,
+)
 
 
 class Origin(StrEnum):
@@ -79,6 +85,7 @@ class Decoder:
     policy: Policy
     overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
     anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
+    no_overlap: NoOverlap | None = None  # why not, where a model drafts
     tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
     replays: bool = False  # choices within it are left to plain steps
     plain_samples: bool = False  # sampled texts, whose draws have no margin, are decoded plain then
@@ -88,7 +95,10 @@ class Decoder:
 
     @contextmanager
     def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
-        """Drafters read the prompt while the target does within the block, or after it."""
+        """Drafters read the prompt while the target does within the block, or after it. One that
+        has failed in an answer before is tried again, where it is time for that."""
+        for drafter in self.drafters:
+            drafter.recover()
         if not self.overlap:
             yield
             self._prepare(prompt)
@@ -206,6 +216,8 @@ class Decoder:
             by_drafter=_counts(verified, verdict),
             tokens=verdict.tokens,
             anticipated=bool(self.anticipation and self.anticipation.was_ready),
+            overlapped=bool(self.anticipation and self.anticipation.goes_on),
+            no_overlap=self.anticipation.why_not if self.anticipation else self.no_overlap,
             charged_s=scored.charged_s,
             num_sharing=scored.num_sharing,
         )
@@ -214,7 +226,12 @@ class Decoder:
     def _propose(self, start: RoundStart) -> RoundPlan:
         if start.plain is not None:
             return RoundPlan(TokenTree.chain(start.pending), start.plain)
-        return self.policy.choose(self.drafters, start.pending, start.budget)
+        plan = self.policy.choose(self.drafters, start.pending, start.budget)
+        if plan.plain_reason in _NOTHING_DRAFTED:
+            idle = [drafter.idle_reason for drafter in self.drafters]
+            if idle and None not in idle:
+                return plan._replace(plain_reason=idle[-1])
+        return plan
 
     def _commit(self, verdict: Verdict) -> None:
         with translate_errors:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Event
 
 from edge_spec.control.overlap import OverlapTrial
-from edge_spec.core.metrics import RoundStats
+from edge_spec.core.metrics import NoOverlap, RoundStats
 from edge_spec.drafters.protocol import Drafter
 
 
@@ -21,6 +21,8 @@ class OverlappedDrafting:
 
     def __init__(self, drafters: Sequence[Drafter], trial: OverlapTrial | None = None) -> None:
         self.was_ready = False  # whether draft tokens of this round were made in the one before
+        self.why_not: NoOverlap | None = None  # that they go on in this round
+        self.goes_on = False  # whether they do
         self._drafters = drafters
         self._trial = trial
         self._thread = ThreadPoolExecutor(1, "edge-spec-draft")
@@ -31,9 +33,8 @@ class OverlappedDrafting:
     def meanwhile(self) -> Iterator[None]:
         """Ends when the block and at most one pass of a draft have. Raises what a drafter raised
         that is not guarded."""
-        ready = [drafter for drafter in self._drafters if drafter.anticipates]
-        self.was_ready = any(drafter.was_ready for drafter in ready)
-        if not ready or not (self._trial is None or self._trial.on):
+        ready = self.begin_round()
+        if not ready:
             yield
             return
         self._stopped.clear()
@@ -42,6 +43,14 @@ class OverlappedDrafting:
             yield
         finally:
             self._stop()
+
+    def begin_round(self) -> Sequence[Drafter]:
+        """Returns the drafters that are to draft on in this round."""
+        ready = [drafter for drafter in self._drafters if drafter.anticipates]
+        self.was_ready = any(drafter.was_ready for drafter in ready)
+        self.why_not = self._trial.why_not if ready and self._trial is not None else None
+        self.goes_on = bool(ready) and self.why_not is None
+        return ready if self.goes_on else ()
 
     def observe(self, round_stats: RoundStats) -> None:
         if self._trial is not None:

@@ -131,6 +131,7 @@ class DrafterSwitch:
             speculation.policy,
             speculation.overlap,
             speculation.anticipation,
+            speculation.no_overlap,
             tie_margin=speculation.tie_margin,
             replays=speculation.replays,
             plain_samples=speculation.plain_samples,

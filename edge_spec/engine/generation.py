@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from edge_spec.core.metrics import RoundStats, Stats
+from edge_spec.core.metrics import PlainReason, RoundStats, Stats
 from edge_spec.core.model import Progress, TextCodec
 from edge_spec.core.sampling import Sampler
 from edge_spec.engine.conversation import Conversation
@@ -130,6 +130,11 @@ class Generation(Iterator[Chunk]):
         finally:
             held = conversation.decoder.target.length
             conversation.tokens = [*prompt, *decoded][:held]
+            stats.failed_drafters = tuple(
+                drafter.name
+                for drafter in conversation.decoder.drafters
+                if drafter.idle_reason is PlainReason.DRAFT_FAILED
+            )
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
             if self._reading is not None:
                 self._reading.finish()

@@ -19,6 +19,7 @@ from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.overlap import DraftOverlap, OverlapTrial
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
+from edge_spec.core.metrics import NoOverlap
 from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import CompositeDrafter
@@ -43,6 +44,7 @@ class Speculation:
     tie_margin: float = 0.0
     overlap: bool = False  # drafters have a device of their own
     anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
+    no_overlap: NoOverlap | None = None  # why not, where a model drafts
     replays: bool = False  # near ties of wider passes are decided by plain steps
     plain_samples: bool = False  # and sampled texts are decoded plain then
 
@@ -84,6 +86,7 @@ class SpeculationFactory:
     lossless: Losslessness = field(default_factory=Losslessness)
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
+    begins_overlapped: bool = True  # where it is AUTO; the rounds say how it goes on
     load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     shares_passes: bool = False  # whether they may have passes together
@@ -137,6 +140,7 @@ class SpeculationFactory:
             tie_margin=lossless.tie_margin if guarded else 0.0,
             overlap=self.overlap,
             anticipation=self._anticipation(guarded),
+            no_overlap=self._no_overlap(guarded),
             replays=lossless.replays,
             plain_samples=lossless.replays and lossless.always,
         )
@@ -152,10 +156,18 @@ class SpeculationFactory:
 
     def _anticipation(self, drafters: Sequence[Drafter]) -> OverlappedDrafting | None:
         paired = any(drafter.traits.draft_model for drafter in drafters)
-        if self.draft_overlap is DraftOverlap.OFF or not paired or self.lossless.replays:
+        if not paired or self._no_overlap(drafters) is not None:
             return None
-        trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO else None
+        is_tried = self.draft_overlap is DraftOverlap.AUTO
+        trial = OverlapTrial(self.begins_overlapped) if is_tried else None
         return OverlappedDrafting(drafters, trial)
+
+    def _no_overlap(self, drafters: Sequence[Drafter]) -> NoOverlap | None:
+        if not any(drafter.traits.draft_model for drafter in drafters):
+            return None
+        if self.draft_overlap is DraftOverlap.OFF:
+            return NoOverlap.OFF if self.overlap else NoOverlap.SAME_DEVICE
+        return NoOverlap.EXACT if self.lossless.replays else None
 
     @property
     def branches(self) -> bool:

@@ -97,6 +97,7 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
         lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
+        begins_overlapped=models.begins_overlapped,
         parallel_rows=options.parallel_rows,
         shares_passes=isinstance(models.target, SharesPasses),
         costs=models.costs,

@@ -26,12 +26,15 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import DraftingOptions
 from edge_spec.models.resolve import ResolvedModel
+from edge_spec.placement.gains import can_overlap, draft_token_s
 from edge_spec.placement.kept_costs import row_costs
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
+    PairFindings,
     Profile,
     ProfileKey,
+    load_pair,
     load_profile,
     profile_key,
 )
@@ -53,18 +56,19 @@ class OpenModels:
     costs: Callable[[], RowCosts]  # of the target
     key: ProfileKey  # of the target
     is_profiled: bool  # whether its costs were known before
+    begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
 
 
 def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     """opened: closes all of them. Raises an EdgeSpecError."""
     options, target = placed.options, placed.target
-    drafts = []
-    for draft in _open_drafts(placed):
-        opened.callback(draft.close)
-        drafts.append(draft)
-
     key = profile_key(placed.source, target, options.runtime_options)
     profile = load_profile(key, target.profiles)
+    findings = _pair_findings(placed, key)
+    drafts = []
+    for draft in _open_drafts(placed, findings):
+        opened.callback(draft.close)
+        drafts.append(draft)
 
     @cache
     def costs() -> RowCosts:
@@ -77,10 +81,20 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     check_capabilities(target.name, target.runtime.name, loaded, options)
     if drafts:
         _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
-    return OpenModels(loaded, drafts, drafters, context, costs, key, profile is not None)
+    begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
+    return OpenModels(loaded, drafts, drafters, context, costs, key, profile is not None, begins)
 
 
-def _open_drafts(placed: PlacedModels) -> Iterator[Draft]:
+def _pair_findings(placed: PlacedModels, key: ProfileKey) -> PairFindings | None:
+    """How the target and its first draft run beside each other, where `plan` has measured that."""
+    if not placed.drafts:
+        return None
+    draft, options = placed.drafts[0], placed.options.draft_runtime_options
+    return load_pair(key, profile_key(placed.draft_sources[0], draft, options))
+
+
+def _open_drafts(placed: PlacedModels, findings: PairFindings | None) -> Iterator[Draft]:
+    """findings: of the first one beside its target."""
     options = placed.options
     above = placed.target
     for source, draft in zip(placed.draft_sources, placed.drafts, strict=True):
@@ -98,9 +112,8 @@ def _open_drafts(placed: PlacedModels) -> Iterator[Draft]:
         width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(stage_of, model, costs)
         anticipates = options.anticipates and above is placed.target and translated is None
-        yield Draft(
-            model, vocab_size, costs.at(1), level, width, translated, anticipates, key.digest
-        )
+        step_s = draft_token_s(costs, profile, findings if above is placed.target else None)
+        yield Draft(model, vocab_size, step_s, level, width, translated, anticipates, key.digest)
         above = draft
 
 

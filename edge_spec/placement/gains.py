@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edge_spec.control.cost import RowCosts
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.overlap import HYSTERESIS
 from edge_spec.placement.chain import Meanwhile, RoundCosts, Walk, best_walk, walk
@@ -12,6 +13,8 @@ from edge_spec.placement.drafting import pass_costs
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile
 from edge_spec.placement.replay import Recording
+
+_USUAL_DRAFT_TOKENS = 4  # of a round
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,33 @@ def row_share(profile: Profile) -> float:
     return max(0.0, costs.at(4) - costs.at(1)) / 3 / costs.at(1)
 
 
+def draft_token_s(costs: RowCosts, draft: Profile | None, findings: PairFindings | None) -> float:
+    """Seconds of a draft token, with the call of its device and the way of its scores to main
+    memory: as the pair was measured, else as the draft was alone. costs: of the draft's rows."""
+    found = None if findings is None else findings.draft_token_s
+    if found is not None:
+        return found
+    around_s = 0.0 if draft is None else draft.logits_row_s + draft.commit_s
+    return costs.at(1) + around_s
+
+
+def can_overlap(findings: PairFindings, target: RowCosts, draft_s: float) -> bool:
+    """Whether a draft that goes on while the target verifies can make rounds shorter, by how the
+    two were measured beside each other: if all that it reads meanwhile were of use. False is
+    certain, True has to be tried."""
+    pass_s = target.at(_USUAL_DRAFT_TOKENS + 1)
+    slowdowns = Meanwhile(findings.target_slowdown, findings.draft_slowdown)
+    costs = RoundCosts(lambda rows, context: pass_s, draft_s, meanwhile=slowdowns)
+    beside_s = costs.beside_s(pass_s)
+    spared_s = min(_USUAL_DRAFT_TOKENS, costs.num_ready(beside_s)) * draft_s
+    return beside_s - pass_s < spared_s
+
+
 def _round_costs(pair: Pair) -> RoundCosts:
     draft = pair.draft.costs(TYPICAL_TOKENS)
     return RoundCosts(
         pass_costs(pair.target),
-        draft_s=draft.at(1) + pair.draft.logits_row_s + pair.draft.commit_s,
+        draft_s=draft_token_s(draft, pair.draft, pair.findings),
         catch_up_s=max(0.0, draft.at(2) - draft.at(1)),
         switch_s=pair.findings.switch_s if pair.findings else 0.0,
     )

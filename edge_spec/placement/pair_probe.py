@@ -30,12 +30,13 @@ _ROUNDS, _LEAST_ROUNDS, _ENOUGH_S = 16, 3, 6.0
 
 @dataclass
 class _Seconds:
-    """Of each round: of the target's pass, of a pass of the draft, of all in turns, and of each
-    while the other model runs."""
+    """Of each round: of the target's pass, of a pass of the draft among others, of one of several
+    rows, of all in turns, and of each while the other model runs."""
 
     target: list[float] = field(default_factory=list)
     draft: list[float] = field(default_factory=list)
     turns: list[float] = field(default_factory=list)
+    draft_wide: list[float] = field(default_factory=list)  # a pass of several rows
     target_beside: list[float] = field(default_factory=list)
     draft_beside: list[float] = field(default_factory=list)
 
@@ -47,12 +48,15 @@ def probe_pair(
     clock: Callable[[], float] = time.perf_counter,
 ) -> PairFindings:
     """Times a round's passes of each model alone, in turns, and at the same time, in rounds that
-    follow each other; medians."""
+    follow each other; medians. Of the draft, passes of several rows, too: what a call of its device
+    takes is what does not grow with the rows."""
     found = _Seconds()
     watch = Stopwatch(clock)
+    wide = min(_DRAFT_TOKENS, draft.capabilities.max_rows)
     with (
         _passes(target, _DRAFT_TOKENS + 1) as verify,
         _passes(draft, 1) as read,
+        _passes(draft, wide) as read_wide,
         ThreadPoolExecutor(1) as pool,
     ):
         chain = partial(_times, read, _DRAFT_TOKENS)
@@ -65,6 +69,7 @@ def probe_pair(
             into = found if done else _Seconds()  # the first passes bind buffers
             read()  # after the other model's pass
             into.draft.append(watch.time(chain) / _DRAFT_TOKENS)
+            into.draft_wide.append(watch.time(read_wide))
             verify()
             into.target.append(watch.time(verify))
             into.turns.append(watch.time(in_turns))
@@ -76,15 +81,18 @@ def probe_pair(
             on_step(done / _ROUNDS)
             if done >= _LEAST_ROUNDS and watch.total_s > _ENOUGH_S:
                 break
-    return _findings(found)
+    return _findings(found, wide)
 
 
-def _findings(found: _Seconds) -> PairFindings:
+def _findings(found: _Seconds, wide: int) -> PairFindings:
     target_s, draft_s = max(LEAST_S, median(found.target)), max(LEAST_S, median(found.draft))
+    row_s = max(0.0, median(found.draft_wide) - draft_s) / max(1, wide - 1)
     return PairFindings(
         switch_s=max(0.0, median(found.turns) - target_s - _DRAFT_TOKENS * draft_s),
         target_slowdown=max(1.0, median(found.target_beside) / target_s),
         draft_slowdown=max(1.0, median(found.draft_beside) / draft_s),
+        call_s=max(0.0, draft_s - row_s),
+        row_s=row_s,
     )
 
 
@@ -95,7 +103,8 @@ def _times(work: Callable[[], object], count: int) -> None:
 
 @contextmanager
 def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
-    """A pass of so many rows, as a round makes it: one row of it is kept, and forgotten again."""
+    """A pass of so many rows, as a round makes it: its scores are copied, since a device may give
+    them when they are read; one row of it is kept, and forgotten again."""
     rng = np.random.default_rng(SEED)
     context = max(1, min(_CONTEXT, model.config.context_length - rows))
     tokens: Sequence[int] = rng.integers(0, model.config.vocab_size, context + rows).tolist()
@@ -107,6 +116,6 @@ def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
 
 def _pass(session: Session, tree: TokenTree) -> None:
     length = session.length
-    session.forward(tree)
+    session.forward(tree).logits.copy()
     session.commit([0])
     session.rollback(length)

@@ -115,11 +115,20 @@ class PairFindings:
     switch_s: of a round, more than its passes take where each model runs alone: for the other
     model's data in caches, threads and clocks of devices that have gone to sleep, and copies.
     target_slowdown, draft_slowdown: a pass while the other model runs over one alone.
+    call_s, row_s: of the draft's passes that follow each other, with their scores in main memory,
+    what each takes and what each of its rows adds; None where that was not measured.
     """
 
     switch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     target_slowdown: _Seconds
     draft_slowdown: _Seconds
+    call_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+    @property
+    def draft_token_s(self) -> float | None:
+        """What a draft token takes, as measured among others; None where it was not."""
+        return None if self.call_s is None or self.row_s is None else self.call_s + self.row_s
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from edge_spec.runtimes.static.onnx_program import GraphSignature, Value, layout
 FORMAT = "onnx-static"
 DATA_FILE = "model.onnx.data"  # the weights of all functions
 _ENDING = ".onnx"
-_DTYPES = {
+_DTYPES: Mapping[int, np.dtype[Any]] = {
     TensorProto.FLOAT: np.dtype(np.float32),
     TensorProto.FLOAT16: np.dtype(np.float16),
     TensorProto.INT32: np.dtype(np.int32),

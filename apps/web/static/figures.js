@@ -10,6 +10,8 @@ const PLAIN_REASONS = {
   cooldown: "pause after wrong draft tokens",
   unsupported: "not possible here",
   shared: "other conversations took the rows",
+  draft_failed: "the draft failed",
+  draft_full: "the text is longer than the draft can read",
   budget: "no room left to draft",
   baseline: "to time a plain step",
 };

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, TextCodec
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import OutcomeRate
@@ -97,6 +98,13 @@ class CrossTokenizerDrafter(Drafter):
         self._asked: TokenTree | None = None  # inner's draft token since then
         self._proposal = _NOTHING
         self._open_ends = _OpenEnds()
+
+    def reopen(self) -> bool:
+        return self._inner.reopen()
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        return self._inner.idle_reason
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._told = None

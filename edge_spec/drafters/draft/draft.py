@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 
-from edge_spec.core.model import Model
+from edge_spec.core.model import Model, Session
 from edge_spec.core.session_errors import close_quietly
-from edge_spec.core.watchdog import WatchedModel
+from edge_spec.core.watchdog import WatchedModel, WatchedSession
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.stage import Stage
 from edge_spec.drafters.protocol import Drafter
+from edge_spec.errors import HungError
 
 
 class Draft:
@@ -62,6 +63,7 @@ class Draft:
             width=self._width,
             anticipates=self._anticipates,
             name=name,
+            reopened=self._reopened,
         )
 
     def fork(self) -> Draft:
@@ -69,6 +71,15 @@ class Draft:
         other = copy(self)
         other._session = self.model.open_session()
         return other
+
+    def _reopened(self) -> Session:
+        """Opens another session in the place of one that has failed. Raises HungError while a pass
+        of that one still runs, and what the runtime raises where the device is gone."""
+        if isinstance(self._session, WatchedSession) and self._session.hangs:
+            raise HungError("a pass of it still hangs", remedy="Load the model again.")
+        close_quietly(self._session)
+        self._session = self.model.open_session()
+        return self._session
 
     def close_session(self) -> None:
         """Raises nothing, also where the device is lost: others are still to be closed."""

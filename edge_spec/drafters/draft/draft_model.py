@@ -12,12 +12,14 @@ Cascade Speculative Drafting). Each level verifies what the level below drafts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -41,6 +43,7 @@ from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.state import named, part_of
 from edge_spec.drafters.tree_builder import Candidate, Growth, grow, nothing
 
+_log = logging.getLogger(__name__)
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
@@ -51,7 +54,8 @@ class DraftModelDrafter(Drafter):
     proposed, and where the target writes one the draft reads another token in its place.
     level: what drafts for the draft. width: rows of a tree that are read in one pass. shared: the
     session reads its target's own cache. anticipates: it reads on while the target verifies, on a
-    session that nobody else needs meanwhile; not the trees that it reads level by level.
+    session that nobody else needs meanwhile; not the trees that it reads level by level. reopened:
+    opens a session in the place of one that has failed, or raises.
     """
 
     traits = DrafterTraits(cost=Cost.PASS, samples=True, draft_model=True)
@@ -67,8 +71,10 @@ class DraftModelDrafter(Drafter):
         shared: bool = False,
         anticipates: bool = False,
         name: str = "draft-model",
+        reopened: Callable[[], Session] | None = None,
     ) -> None:
         self.name = name
+        self._reopened = reopened
         self._target_vocab = vocab_size
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
         self._text = SyncedSession(
@@ -81,6 +87,7 @@ class DraftModelDrafter(Drafter):
         self._growth = nothing(0)
         self._sampler = Sampler(SamplingParams(), ())
         self._sampled = False
+        self._told_full = False
         self._ahead = DraftAheadCache() if anticipates else None
         self._anticipates = self._was_ready = False
 
@@ -98,6 +105,19 @@ class DraftModelDrafter(Drafter):
         # A sample cannot be foreseen: the level below drafts what is likeliest.
         self._level.use_sampler(Sampler(SamplingParams(), ()) if self._sampled else sampler)
         self._forget()
+
+    def reopen(self) -> bool:
+        """Not with a level below, which may be what has failed."""
+        if self._reopened is None or not isinstance(self._level, NoStage):
+            return False
+        self._text = self._text.reopened(self._reopened())
+        self._growth = nothing(0)
+        self._forget()
+        return True
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        return PlainReason.DRAFT_FULL if self._text.room <= 0 else None
 
     def prepare(self, prompt: Sequence[int]) -> None:
         if len(prompt) <= self._text.context_length:  # otherwise it never drafts
@@ -117,6 +137,7 @@ class DraftModelDrafter(Drafter):
         assumed = self._text.draft_tokens
         self._was_ready = False
         if count <= 0:
+            self._tell_full()
             self._growth = nothing(pending)
             return self._growth.tree
         branches = budget.branches and not assumed and (budget.shape or not self._sampled)
@@ -307,6 +328,14 @@ class DraftModelDrafter(Drafter):
         self._anticipates = self._was_ready = False
         if self._ahead is not None:
             self._ahead.clear()
+
+    def _tell_full(self) -> None:
+        if self._text.room <= 0 and not self._told_full:
+            self._told_full = True
+            _log.warning(
+                "the draft's context of %d tokens is full: the answer goes on without it",
+                self._text.context_length,
+            )
 
     def _readable(self, tokens: Sequence[int]) -> list[int]:
         return [token if token < self._vocab_size else 0 for token in tokens]

@@ -37,6 +37,10 @@ class SyncedSession:
         self._scored: list[int] = []  # of the last pass: tokens before its tree, then the tree's
         self._before = 0
 
+    def reopened(self, session: Session) -> SyncedSession:
+        """The same with another session, which is empty."""
+        return SyncedSession(session, self.context_length, self._max_rows, self._shared)
+
     def begin(self, text: Sequence[int]) -> None:
         self._tokens = list(text)
         self._agreed = 0

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from edge_spec.control.overlap import OverlapTrial
-from edge_spec.core.metrics import DraftCounts, PlainReason, RoundStats
+from edge_spec.core.metrics import DraftCounts, NoOverlap, PlainReason, RoundStats
 
 Seconds = Callable[
     [bool, int, int], float
@@ -127,3 +127,19 @@ def test_plain_rounds_tell_nothing() -> None:
 def test_the_same_times_lead_to_the_same_choices() -> None:
     runs = [run(OverlapTrial(), noisy(0.97), 500) for _ in range(2)]
     assert runs[0] == runs[1]
+
+
+def test_a_trial_that_begins_without_it_says_why_and_still_finds_out_that_it_is_faster() -> None:
+    trial = OverlapTrial(begins=False)
+    assert not trial.on and trial.why_not is NoOverlap.SLOWER
+    ways = run(trial, lambda on, draft_tokens, number: 1.0 - 0.3 * on, 2000)
+    assert not any(ways[:100]) and ways[-400:].count(True) > 0.9 * 400
+
+
+def test_rounds_of_a_comparison_are_told_from_those_of_a_slower_way() -> None:
+    trial = OverlapTrial()
+    assert trial.why_not is None
+    run(trial, lambda on, draft_tokens, number: 1.0 + 0.3 * on, 8)
+    assert trial.why_not is NoOverlap.COMPARISON
+    run(trial, lambda on, draft_tokens, number: 1.0 + 0.3 * on, 292)
+    assert trial.why_not is NoOverlap.SLOWER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -31,9 +32,9 @@ class World:
 
 
 class TimedModel(ScriptedModel):
-    def __init__(self, world: World, row_s: float) -> None:
+    def __init__(self, world: World, row_s: float, call_s: float = 0.0) -> None:
         super().__init__(lambda tokens: np.zeros(8, np.float32), 8)
-        self.world, self.row_s = world, row_s
+        self.world, self.row_s, self.call_s = world, row_s, call_s
 
     def open_session(self) -> Any:
         return TimedSession(self)
@@ -45,7 +46,8 @@ class TimedSession(ScriptedSession):
         self._timed = model
 
     def forward(self, tree: TokenTree) -> Forward:
-        self._timed.world.spend(self._timed, len(tree) * self._timed.row_s)
+        model = self._timed
+        model.world.spend(model, model.call_s + len(tree) * model.row_s)
         return super().forward(tree)
 
 
@@ -60,6 +62,16 @@ def test_taking_turns_costs_what_passes_of_each_alone_do_not(switch_s: float) ->
     # The draft's passes beside one of the target fall into its time, all or none of them.
     assert found.target_slowdown >= 1.0 and found.draft_slowdown >= 1.0
     assert told[0] == 0.0 and told[-1] <= 1.0
+
+
+@pytest.mark.parametrize(("max_rows", "row_s"), [(64, 0.5), (1, 0.0)])
+def test_the_call_of_a_drafts_device_is_told_from_its_rows(max_rows: int, row_s: float) -> None:
+    world = World(0.25)
+    target, draft = TimedModel(world, 1.0), TimedModel(world, 0.5, call_s=3.0)
+    draft.capabilities = replace(draft.capabilities, max_rows=max_rows)
+    found = probe_pair(target, draft, lambda fraction: None, lambda: world.now_s)
+    assert found.draft_token_s == pytest.approx(3.5)
+    assert (found.row_s, found.call_s) == (pytest.approx(row_s), pytest.approx(3.5 - row_s))
 
 
 def test_sessions_are_closed_where_a_pass_fails() -> None:
