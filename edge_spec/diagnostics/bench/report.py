@@ -26,7 +26,7 @@ def document(
     figures = Figures(measured)
     total, categories = figures.total(), figures.categories()
     for of in (total, *categories.values()):
-        of |= above_idle(of, energy and energy.idle_w)
+        of |= above_idle(of, None if energy is None else energy.idle_w)
     return {
         "machine": describe_machine(),
         "settings": {
