@@ -57,6 +57,7 @@ def opened(path: Path) -> Iterator[tuple[str, Model]]:
     yield "ort: cpu, float32", OrtModel(bundle, options)
     yield "ort: cpu, float16", OrtModel(bundle, options, half)
     yield "ort: cpu, float16, cache in one block", OrtModel(bundle, options, half, block)
+    yield "openvino: cpu, float32", runtimes.load_runtime("openvino").open(bundle, options)
     llamacpp = runtimes.load_runtime("llamacpp")
     info = runtimes.open_model_info(path)
     for device in llamacpp.devices(options):  # type: ignore[attr-defined]

@@ -18,10 +18,10 @@ their own. Servers take turns in each row. A long prompt is asked once of each, 
 knows it. Prints the table as Markdown. Rows that are chosen by --clients and --kinds can be
 measured by themselves.
 
-`hostile`: clients with short prompts, first by themselves, then for --minutes beside one that never
-reads, one that leaves in the middle of an answer, one that sends 10 MB, and one with prompts of
-4,000 tokens: answers lost, texts that differ, and how much longer the median and the worst round
-took.
+`hostile`: clients with short prompts, first by themselves, then beside one with prompts of 4,000
+tokens alone, then for --minutes also beside one that never reads, one that leaves in the middle of
+an answer, and one that sends 10 MB: answers lost, texts that differ, and how much longer the median
+and the worst round took.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ def hostile(arguments: argparse.Namespace) -> dict[str, Any]:
         found = serve_hostile.measure(server, mix)
     print(serve_hostile.markdown(found))
     print(
-        "lost: {answers} answers; the median round took {median_round:.2f} times as long as "
-        "without it, the worst {worst_round:.2f}".format(**found["lost"])
+        "lost: {answers} answers; the median round took {median_beside_long:.2f} times as long "
+        "beside long prompts, {median_round:.2f} in the mix, the worst {worst_round:.2f}".format(
+            **found["lost"]
+        )
     )
     return {"hostile": found}
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -32,6 +32,9 @@ NEVER_READS_S = 30.0
 STORY = "Tell a very long story."
 STORY_TOKENS = 4096
 NUM_LONG = 3  # prompts, in turns
+BESIDE, HOSTILE = "beside long", "hostile"  # what short prompts are asked beside
+
+Misbehaves = Callable[[Server, float], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -47,30 +50,33 @@ class Mix:
 
 
 def measure(server: Server, mix: Mix) -> dict[str, Any]:
-    """First alone, then calm, then hostile."""
+    """First alone, then calm, then beside long prompts only, then hostile."""
     prompts = short_prompts(mix.num_prompts)
     long = [long_prompt(number, mix.long_tokens) for number in range(NUM_LONG)]
     expected = {
         prompt: asyncio.run(ask(server, prompt, mix.tokens)).text for prompt in [*long, *prompts]
     }
     calm = asyncio.run(_calm(server, mix, prompts, expected))
-    shorts, longs = asyncio.run(_hostile(server, mix, (prompts, long), expected))
-    found = {"calm": summary(calm), "hostile": summary(shorts), "long": summary(longs)}
-    calm.require_answers()
-    shorts.require_answers()
+    asked = prompts, long
+    beside, reading = asyncio.run(_beside(server, mix, asked, expected, (), mix.calm_s))
+    misbehaving = (never_reads, leaves, sends_too_much)
+    shorts, longs = asyncio.run(_beside(server, mix, asked, expected, misbehaving, mix.hostile_s))
+    seen = {"calm": calm, BESIDE: beside, "long": reading}
+    seen |= {HOSTILE: shorts, "long among hostile": longs}
+    found = {name: summary(each) for name, each in seen.items()}
+    for each in (calm, beside, shorts):
+        each.require_answers()
     found["lost"] = {
-        "answers": len(shorts.errors)
-        + len(longs.errors)
-        + shorts.num_differing
-        + longs.num_differing,
-        "median_round": _ratio(found, "median"),
-        "worst_round": _ratio(found, "max"),
+        "answers": sum(len(each.errors) + each.num_differing for each in seen.values()),
+        "median_beside_long": _ratio(found, BESIDE, "median"),
+        "median_round": _ratio(found, HOSTILE, "median"),
+        "worst_round": _ratio(found, HOSTILE, "max"),
     }
     return found
 
 
-def _ratio(found: dict[str, Any], which: str) -> float:
-    return float(found["hostile"]["round_ms"][which] / found["calm"]["round_ms"][which])
+def _ratio(found: dict[str, Any], beside: str, which: str) -> float:
+    return float(found[beside]["round_ms"][which] / found["calm"]["round_ms"][which])
 
 
 async def _calm(server: Server, mix: Mix, prompts: list[str], expected: dict[str, str]) -> Seen:
@@ -79,16 +85,19 @@ async def _calm(server: Server, mix: Mix, prompts: list[str], expected: dict[str
     return seen
 
 
-async def _hostile(
-    server: Server, mix: Mix, prompts: tuple[list[str], list[str]], expected: dict[str, str]
+async def _beside(
+    server: Server,
+    mix: Mix,
+    prompts: tuple[list[str], list[str]],
+    expected: dict[str, str],
+    misbehaving: Sequence[Misbehaves],
+    seconds: float,
 ) -> tuple[Seen, Seen]:
     """Returns what those with short prompts saw, and the one with long ones."""
-    shorts, longs, until = Seen(), Seen(), time.perf_counter() + mix.hostile_s
+    shorts, longs, until = Seen(), Seen(), time.perf_counter() + seconds
     short, long = prompts
     tasks = _clients(server, mix, short, expected, shorts, until)
     tasks.append(_client(server, 0, long, expected, mix.tokens, longs, until))
-    misbehaving: tuple[Callable[[Server, float], Coroutine[Any, Any, None]], ...]
-    misbehaving = (never_reads, leaves, sends_too_much)
     tasks += [misbehaves(server, until) for misbehaves in misbehaving]
     await _together(server, tasks, shorts)
     return shorts, longs
@@ -206,8 +215,9 @@ def markdown(found: dict[str, Any]) -> str:
         "percentile, worst | round, ms: median, 95th percentile, worst | memory, MB, and growth |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in ("calm", "hostile", "long"):
-        each = found[name]
+    for name, each in found.items():
+        if name == "lost":
+            continue
         if not each["answers"]:
             lines.append(f"| {name} | 0 | {len(each['errors'])} | | | | | |")
             continue

@@ -30,8 +30,8 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: that, compiled for "
-            "Qualcomm's NPUs (--soc), or optimum: onnx of other architectures; all, or several "
+            help="onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
+            "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
             f"joined by commas, for a pair bundle.  [default: {_SINGLE}]"
         ),
     ] = None,

@@ -13,6 +13,8 @@ _FAMILIARITY = 0.5  # passes that this counts for
 _REST = 64  # passes without sharing, after sharing lost or failed; twice as many each time
 _PATIENCE = 8  # shared passes, before they are held against others
 _WEIGHT = 0.1  # of the last shared pass, in how they compare
+_SLICE_WEIGHT = 0.3  # of a prompt's last slice, in what its next tokens take
+_LEAST_OF_ROW = 0.25  # of a scored row's time: what a token of a prompt takes at least
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class SharingTimes:
     one by one, or fail, they rest: conversations take turns for so many passes."""
 
     def __init__(self) -> None:
-        self.all = PassTimes()
+        self.all = PassTimes()  # without slices of prompts, whose rows take other times
         self._alone = PassTimes()  # of passes of one conversation
         self._ratio = 1.0  # of shared passes' time to what they would have taken one by one
         self._num_shared = 0  # since it was begun to compare
@@ -80,7 +82,7 @@ class SharingTimes:
         self.all.observe(rows, seconds)
 
     def observe_shared(self, rows: Sequence[int], seconds: float) -> None:
-        """rows: of each conversation."""
+        """rows: of each conversation, all of which are scored."""
         self.all.observe(sum(rows), seconds)
         if self._alone.num_observed < _PATIENCE:
             return
@@ -93,6 +95,21 @@ class SharingTimes:
                 self._ratio,
             )
             self.rest()
+
+    def observe_slices(
+        self, scored: int, read: int, seconds: float, known_s: float | None
+    ) -> float | None:
+        """Returns what a token of a prompt takes, in seconds; it grows with the tokens before it.
+
+        A pass of so many `scored` rows has `read` as many tokens of prompts beside them. known_s:
+        what was returned for the slice before; None where that is not known."""
+        if not self.all.num_observed:
+            return known_s  # nothing tells the two apart
+        token_s = max(seconds - self.all.at(scored), 0.0) / read
+        token_s = max(token_s, _LEAST_OF_ROW * self.all.row_s)
+        if known_s is None:
+            return token_s
+        return known_s + _SLICE_WEIGHT * (min(token_s, _OUTLIER * known_s) - known_s)
 
     def charges(self, rows: Sequence[int], seconds: float) -> list[float]:
         """What of a shared pass each conversation is charged for: what its rows take, and an equal

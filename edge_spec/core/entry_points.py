@@ -22,6 +22,7 @@ EXTRAS = {
     "ik": "ik",
     "coreml": "coreml",
     "mil": "coreml",
+    "openvino": "openvino",
     "serve": "serve",
     "desktop": "desktop",
 }

@@ -24,7 +24,8 @@ class RelativePositions:
         if not both_ways:
             return self._near_to_far(np.maximum(-after, 0), self.num_buckets)
         half = self.num_buckets // 2
-        return (after > 0) * half + self._near_to_far(np.abs(after), half)
+        found: np.ndarray = (after > 0) * half + self._near_to_far(np.abs(after), half)
+        return found
 
     def _near_to_far(self, distances: np.ndarray, num_buckets: int) -> np.ndarray:
         """One each for the first half, and logarithmic ones; rounded as float32, as training did

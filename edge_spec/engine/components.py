@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edge_spec.control.batch_invariance import BatchInvariance
+from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.passes import OwnPasses, Passes
@@ -64,6 +65,7 @@ class Upkeep:
     idle_work: IdleWork | None = None
     prompts: PromptCache | None = None  # where long prompts are kept, if they are
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
+    energy: AnswerMeter = field(default_factory=AnswerMeter)  # of the machine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_spec.control.concurrency import Concurrency
+from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.metrics import PlainRate
 from edge_spec.core.session_errors import translate_errors
 from edge_spec.engine.decoder import Decoder
@@ -26,9 +27,12 @@ class Conversation:
         plain_rate: PlainRate,
         load: Concurrency,
         prompts: PromptCache | None = None,
+        energy: AnswerMeter | None = None,
     ) -> None:
-        """prompts: where long prompts are kept, if they are."""
+        """prompts: where long prompts are kept, if they are. energy: of the machine, if it is
+        measured."""
         self.load = load
+        self.energy = energy or AnswerMeter()
         self.prompts = prompts
         self.num_whole = 0
         self.decoder = decoder

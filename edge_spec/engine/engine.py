@@ -55,6 +55,7 @@ class Engine:
             PlainRate(parts.min_rows),
             parts.speculation_factory.load,
             parts.prompts,
+            parts.energy,
         )
         self._running: Generation | None = None
         self._answering = False

@@ -141,17 +141,24 @@ class TreeRequest(Request):
 
 
 class PromptRequest(Request):
-    """Tokens to commit, in as many passes as it takes."""
+    """Tokens to commit, in as many passes as it takes.
+
+    token_s: what each of its next ones takes, as far as its last slices tell."""
 
     def __init__(self, session: Session, tokens: Sequence[int]) -> None:
         super().__init__(session)
         self._tokens = tokens
         self._start = session.length
         self._num_taken = len(tokens)
+        self.token_s: float | None = None
 
     @property
     def num_rows(self) -> int:
         return self._num_taken
+
+    @property
+    def num_left(self) -> int:
+        return len(self._left)
 
     @property
     def is_timed(self) -> bool:
@@ -159,7 +166,7 @@ class PromptRequest(Request):
 
     def take(self, num_tokens: int | None) -> None:
         """Of the tokens that are left, into the next pass; None: all."""
-        left = len(self._left)
+        left = self.num_left
         self._num_taken = left if num_tokens is None else min(left, num_tokens)
 
     def part(self) -> PassPart:

@@ -4,8 +4,8 @@ A pass takes most of its time for the weights, which it reads once for all rows,
 conversations are scored side by side (Yu et al. 2022, Orca: iteration-level scheduling). A
 conversation joins and leaves with each pass. Who comes first waits for another one that is about to
 come only while that wins more than it costs: at most as long as the weights take once more. Prompts
-are read in slices beside the rows of others (Agrawal et al. 2024, Sarathi-Serve), so that a long
-one makes nobody's pass more than about twice as long.
+are read in slices beside the rows of others (prompt_slices.py), so that a long one makes nobody's
+pass more than about twice as long.
 
 No text depends on who else is there: where texts are promised to be bit-identical, passes are
 shared only if that was measured to change no bit, and prompts are divided only likewise.
@@ -28,10 +28,8 @@ from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
 from edge_spec.engine.passes import OwnPasses, Scored
+from edge_spec.engine.prompt_slices import LEAST_SLICE, MOST_ALONE, PromptSlices
 from edge_spec.engine.sharing_setup import SharingSetup
-
-_LEAST_SLICE = 4  # tokens of a prompt, that others leave room for
-_LONGER = 2.0  # how many times as long a slice may make the passes of others
 
 _WEIGHT = 0.1  # of the last pass that scored, or round, in what is usual
 _CROWDED = 0.5  # of rounds, from which on wider passes are looked for
@@ -62,6 +60,7 @@ class SharedPasses:
         self._is_running = False
         self._setup = SharingSetup(model, lossless, self._together)
         self._times = SharingTimes()
+        self._slices = PromptSlices(self._times)
         self._usual_rows = 1.0  # of passes that score
         self._crowded = 0.0  # share of the last rounds that had all the rows they may
         self._arrivals: WeakKeyDictionary[Session, Arrivals] = WeakKeyDictionary()
@@ -78,7 +77,7 @@ class SharedPasses:
         if self.most < 2 or self._times.rests:
             return None
         is_read = any(isinstance(request, PromptRequest) for request in list(self._queue))
-        rows = self._setup.widest - is_read * _LEAST_SLICE
+        rows = self._setup.widest - is_read * LEAST_SLICE
         return max(1, rows // max(1, min(self._load.active, self.most)))
 
     def prepare_for(self, num_conversations: int) -> None:
@@ -159,7 +158,8 @@ class SharedPasses:
             self._is_running = False
             now = self._clock()
             for request in chosen:
-                self._arrivals_of(request.session).left(now)
+                if request.is_done:
+                    self._arrivals_of(request.session).left(now)
             left = [request for request in chosen if not request.is_done]
             read: list[Request] = [each for each in left if isinstance(each, PromptRequest)]
             # A prompt has just had its slice: others are first now.
@@ -168,6 +168,7 @@ class SharedPasses:
 
     def _take(self) -> list[Request]:
         """Out of the queue, what goes into the next pass; who has waited longest is among them."""
+        self._queue = self._slices.in_turn(self._queue)
         first = self._queue[0]
         chosen: list[Request] = []
         if not self._times.rests and self._joins(first):
@@ -176,17 +177,25 @@ class SharedPasses:
         if len(chosen) < 2:
             chosen = [first]
             if isinstance(first, PromptRequest):
-                divided = self._setup.sharing.slices and self._is_company(first)
-                first.take(self._rows_for_prompts(0) if divided else None)
+                self._take_alone(first)
         for request in chosen:
             self._queue.remove(request)
         return chosen
+
+    def _take_alone(self, prompt: PromptRequest) -> None:
+        """For a pass of its own."""
+        if not self._setup.sharing.slices:
+            prompt.take(None)
+        elif self._is_company(prompt):
+            self._slices.take([prompt], 0, self._usual_rows, self._setup.widest)
+        else:
+            prompt.take(MOST_ALONE)
 
     def _fitting(self) -> list[Request]:
         """As many rows as one pass takes, the oldest first, and beside them slices of prompts."""
         waiting = [request for request in self._queue if self._joins(request)]
         prompts = [request for request in waiting if isinstance(request, PromptRequest)]
-        limit = self._setup.widest - (_LEAST_SLICE if prompts else 0)
+        limit = self._setup.widest - (LEAST_SLICE if prompts else 0)
         most = self.most - bool(prompts)
         chosen: list[Request] = []
         rows = 0
@@ -195,12 +204,13 @@ class SharedPasses:
                 continue
             chosen.append(request)
             rows += request.num_rows
-        left = self._rows_for_prompts(rows)
-        for prompt in prompts:
-            if left > 0 and len(chosen) < self.most:
-                prompt.take(left)
-                chosen.append(prompt)
-                left -= prompt.num_rows
+        if chosen and prompts and not (self._slices.pauses() and chosen[0] is self._queue[0]):
+            prompts = prompts[: self.most - len(chosen)]
+            room = self._setup.widest - rows
+            taken, is_short = self._slices.take(prompts, rows, self._usual_rows, room)
+            chosen += taken
+            if is_short:
+                self._setup.widen()
         return chosen if self._queue[0] in chosen else []
 
     def _joins(self, request: Request) -> bool:
@@ -212,21 +222,14 @@ class SharedPasses:
             return self._setup.sharing.slices
         return not (self._lossless.replays and request.num_rows == 1)
 
-    def _rows_for_prompts(self, rows: int) -> int:
-        """Beside `rows` of others; or of those that are about to come."""
-        others = max(rows, self._usual_rows)
-        times = self._times.all
-        fitting = times.rows_within(_LONGER * times.at(others)) - rows
-        return min(self._setup.widest - rows, max(_LEAST_SLICE, fitting))
-
     def _is_company(self, request: Request) -> bool:
-        """Whether others have passes in these moments, which a long one would hold up."""
+        """Whether others write in these moments, whom a long pass would hold up."""
         now = self._clock()
         return any(
             arrivals.is_expected(now)
             for session, arrivals in self._arrivals.items()
             if session is not request.session
-        ) or any(other is not request for other in self._queue)
+        ) or any(isinstance(other, TreeRequest) for other in self._queue)
 
     def _worth_waiting_s(self) -> float:
         """For another conversation: as long as one pass less would save, at most; 0 for not."""
@@ -254,6 +257,8 @@ class SharedPasses:
             chosen[0].charge(seconds)
             if chosen[0].is_timed:
                 self._times.observe_alone(rows, seconds)
+            elif isinstance(chosen[0], PromptRequest) and rows <= self._setup.widest:
+                self._slices.observe([chosen[0]], 0, rows, seconds)
             return
         width = wider(rows, self._setup.sharing.widths)
         assert width is not None and isinstance(self._model, SharesPasses)
@@ -269,8 +274,12 @@ class SharedPasses:
 
     def _observe(self, chosen: Sequence[Request], outs: Sequence[Forward], seconds: float) -> None:
         rows = [request.num_rows for request in chosen]
-        self._times.observe_shared(rows, seconds)
         scored = sum(each.num_rows for each in chosen if isinstance(each, TreeRequest))
+        prompts = [each for each in chosen if isinstance(each, PromptRequest)]
+        if prompts:
+            self._slices.observe(prompts, scored, sum(rows) - scored, seconds)
+        else:
+            self._times.observe_shared(rows, seconds)
         if scored:
             self._usual_rows += _WEIGHT * (scored - self._usual_rows)
         charges = self._times.charges(rows, seconds)

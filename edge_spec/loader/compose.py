@@ -24,6 +24,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.background import InTurns, profile_when_idle
+from edge_spec.placement.energy.find import answer_meter
 from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.placement.row_findings import rows_key, settle_rows
@@ -59,6 +60,7 @@ def compose_engine(
         keep_learnt=partial(_keep_learnt, key),
         identity=placed.source.identity,
         computing=_computing(key, models.target),
+        energy=answer_meter(placed.options.on_processor),
     )
     parts = replace(parts, prompts=_prompts(placed, parts))
     if measure_when_idle:

@@ -22,7 +22,7 @@ from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay
 
-_CONTEXT_STEP = 32  # tokens, within which t(k) is taken to be the same
+CONTEXT_STEP = 32  # tokens, within which t(k) is taken to be the same
 
 
 class RealTime(Drafter):
@@ -59,9 +59,9 @@ def pass_costs(profile: Profile) -> PassCost:
     known: dict[int, RowCosts] = {}
 
     def pass_s(rows: int, context_tokens: int) -> float:
-        step = context_tokens // _CONTEXT_STEP
+        step = context_tokens // CONTEXT_STEP
         if step not in known:
-            known[step] = profile.costs(step * _CONTEXT_STEP)
+            known[step] = profile.costs(step * CONTEXT_STEP)
         return known[step].at(rows) + rows * profile.logits_row_s + profile.commit_s
 
     return pass_s
@@ -73,10 +73,11 @@ def replay_drafters(
     profile: Profile,
     recordings: Sequence[Recording],
     lossless: Losslessness | None = None,
+    pass_s: PassCost | None = None,
 ) -> list[Stats]:
     """Replays drafters that need no second model and no part of the target, which begin again: what
-    they keep from one run to the next is put aside. lossless: how passes are padded. Raises an
-    EdgeSpecError."""
+    they keep from one run to the next is put aside. lossless: how passes are padded; pass_s: None:
+    `pass_costs`. Raises an EdgeSpecError."""
     with TemporaryDirectory() as scratch:
         setting = DrafterContext(
             prepared.config.vocab_size,
@@ -97,6 +98,7 @@ def replay_drafters(
             return drafters, speculation.policy
 
         try:
-            return replay(recordings, setting.vocab_size, speculate, pass_costs(profile))
+            pass_s = pass_s or pass_costs(profile)
+            return replay(recordings, setting.vocab_size, speculate, pass_s)
         finally:
             speculation.close()

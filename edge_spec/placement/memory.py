@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core.model import RuntimeOptions
 
+# glibc's, which keeps what was freed before anything that is in use.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -134,3 +138,9 @@ def format_bytes(num_bytes: int) -> str:
     if num_bytes >= 10_000_000_000:
         return f"{num_bytes / 1e9:,.1f} GB"
     return f"{num_bytes / 1e6:,.0f} MB"
+
+
+def return_freed() -> None:
+    """Gives freed memory back to the system, where the allocator keeps it."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)

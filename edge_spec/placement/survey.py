@@ -62,11 +62,17 @@ class Surveyor:
     """Measures for one plan.
 
     notes: a line for each place that cannot be used, of which are the reasons, or whose profile is
-    uncertain. is_certain: whether none is. refresh, converts: as in `Planner`.
+    uncertain. is_certain: whether none is. refresh, converts: as in `Planner`. needs_energy:
+    measures again what was without joules.
     """
 
     def __init__(
-        self, devices: Sequence[Device], progress: Progress, refresh: bool, converts: bool
+        self,
+        devices: Sequence[Device],
+        progress: Progress,
+        refresh: bool,
+        converts: bool,
+        needs_energy: bool = False,
     ) -> None:
         self.notes: list[str] = []
         self.reasons: list[str] = []
@@ -77,6 +83,7 @@ class Surveyor:
         self._progress = progress
         self._refresh = refresh
         self._converts = converts
+        self._needs_energy = needs_energy
 
     def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
         """One model is open at a time, and none that does not fit. role: "draft: " for one.
@@ -97,7 +104,7 @@ class Surveyor:
         tried = [each for each in places if self.room.fits(each) and not self.faults.of(each)]
         known: dict[ProfileKey, Profile | None] = {}
         if not self._refresh:
-            known = {each.key: load_profile(each.key, each.prepared.profiles) for each in tried}
+            known = {each.key: self._kept_profile(each) for each in tried}
         new = {each.key: each for each in tried if known.get(each.key) is None}
         max_s = min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new))))
         for key, place in new.items():
@@ -114,6 +121,11 @@ class Surveyor:
         """This place is of no use to the plan."""
         self.faults.add(place, error)
         self._refuse(f"{role}{place.place}: {error}")
+
+    def _kept_profile(self, place: Candidate) -> Profile | None:
+        found = load_profile(place.key, place.prepared.profiles)
+        lacks_energy = found is not None and not (found.tells_energy or place.is_risky)
+        return None if lacks_energy and self._needs_energy else found
 
     def _measured(self, place: Candidate, max_s: float, role: str) -> Profile | None:
         what = f"Measuring {place.prepared.name} on {place.place}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, UnsupportedModelError
+from edge_spec.placement.memory import return_freed
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     ContextChoices,
@@ -23,8 +22,6 @@ from edge_spec.runtimes.llamacpp.library import (
 )
 
 NO_REASON = "it gives no reason"
-# glibc's, which keeps what was freed after anything that is in use.
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
@@ -140,5 +137,4 @@ def _free(free_context: Callable[[int], None], handle: int) -> None:
     """And gives its memory back to the system: contexts come and go with forks and texts that grow,
     and what is allocated between them keeps the heap from shrinking."""
     free_context(handle)
-    if _malloc_trim is not None:
-        _malloc_trim(0)
+    return_freed()

@@ -13,11 +13,13 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
+from edge_spec.placement.memory import return_freed
 
 GROWTH_TOKENS = 512
 # A multiple of what vector kernels take at once: then each token is added up in the same lane
 # however much room there is after the last one, and sums are the same bit for bit.
 KERNEL_TOKENS = 64
+_SPARE = 4  # times the room that a text needs, from which on most of it is given back
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 
 
@@ -56,6 +58,19 @@ class KvCache:
         self.capacity = 0
         self._block = self._allocate(0)
         self.generation += 1
+        return_freed()
+
+    def shrink(self, used: int) -> None:
+        """Gives back room that a much longer text has had; the buffers may move, and rows after the
+        first `used` tokens are gone then."""
+        room = self._room(used + GROWTH_TOKENS)
+        if self.capacity >= _SPARE * room:
+            kept = self._allocate(room)
+            kept[..., :used, :] = self._block[..., :used, :]
+            self._block, self.capacity = kept, room
+            self.last_writer = None
+            self.generation += 1
+            return_freed()
 
     def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
         """Binds each buffer as both past and present. suffix: of the names."""

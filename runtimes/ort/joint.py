@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
+from edge_spec.errors import EdgeSpecError
 from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
@@ -22,12 +24,18 @@ from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
 PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be
 _NOBODYS = (TokenTree.chain(0), True)
 _LARGE_BYTES = 300_000_000  # of a bundle, from which on one graph is kept, the largest wanted
+_MEMORY = 1 - 1 / 64  # weight of the passes before, in how many would take a graph
+_WANTED, _LEFT = 0.5, 0.1  # shares of them: from which a smaller graph is loaded, and dropped
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
+
+_log = logging.getLogger(__name__)
 
 
 class JointGraphs:
     """Graphs for passes of several sessions, each loaded when so many are first wanted, where there
-    is memory for one more copy of the packed weights.
+    is memory for one more copy of the packed weights. The largest one stays. A smaller one is there
+    as well only while most passes have so few sessions: a place that nobody has costs time, of
+    which a copy of a small model is worth some and one of a large model none.
 
     open_graph: with so many places. count_bytes: of the bundle's files.
     """
@@ -42,33 +50,82 @@ class JointGraphs:
         self._open_graph = open_graph
         self._count_bytes = count_bytes
         self._opened: dict[int, JointPasses] = {}  # by places
+        self._shares = dict.fromkeys(PLACES, 0.0)  # of the last passes, by the places they need
         self._lock = Lock()
+        self._thread: Thread | None = None
+        self._is_closed = False
 
     def prepare(self, num_sessions: int) -> int:
-        """Loads what is missing, the smallest graph first: a place that nobody has costs time. Of a
-        large model there is one graph at a time. Returns how many sessions may share a pass."""
-        size = self._count_bytes()
+        """Loads what is missing. Returns how many sessions may share a pass."""
         wanted = min((places for places in PLACES if places >= num_sessions), default=PLACES[-1])
-        is_large = size >= _LARGE_BYTES
         with self._lock:
-            for places in [wanted] if is_large else [each for each in PLACES if each <= wanted]:
-                free = free_bytes()
-                if places in self._opened or (free is not None and free < _ROOM * size):
-                    continue
-                opened = JointPasses(self._open_graph(places), places, self._config)
+            if wanted > max(self._opened, default=1) and self._has_room():
                 # At once: a pass may be choosing its graph.
-                self._opened = {places: opened} if is_large else {**self._opened, places: opened}
+                self._opened = {wanted: self._open(wanted)}
             return max(self._opened, default=1)
 
     def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
         """As `JointPasses.score`, in the smallest graph that has places enough."""
+        needed = next(places for places in PLACES if places >= len(parts))
+        for places in PLACES:
+            self._shares[places] = _MEMORY * self._shares[places]
+        self._shares[needed] += 1 - _MEMORY
+        self._follow(needed)
         opened = self._opened
-        places = min(places for places in opened if places >= len(parts))
-        return opened[places].score(parts, num_rows)
+        return opened[min(each for each in opened if each >= needed)].score(parts, num_rows)
+
+    def settle(self) -> None:
+        """Returns when nothing is being loaded for the passes of late."""
+        if self._thread is not None:
+            self._thread.join()
 
     def close(self) -> None:
+        self._is_closed = True
+        self.settle()
         with self._lock:
             self._opened = {}
+
+    def _follow(self, needed: int) -> None:
+        """Begins to load or drop a graph smaller than the largest, by what passes need."""
+        largest = max(self._opened)
+        is_wanted = needed < largest and self._shares[needed] > _WANTED
+        is_left = any(self._shares[each] < _LEFT for each in self._opened if each < largest)
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if is_left or (is_wanted and needed not in self._opened and not self._is_large()):
+            self._thread = Thread(target=self._change, args=(needed,), daemon=True)
+            self._thread.start()
+
+    def _change(self, needed: int) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            largest = max(self._opened)
+            kept = {
+                places: opened
+                for places, opened in self._opened.items()
+                if places == largest or self._shares[places] >= _LEFT
+            }
+            self._opened = kept
+            if needed in kept or self._shares[needed] <= _WANTED:
+                return
+            if self._has_room():
+                try:
+                    self._opened = {needed: self._open(needed), **kept}
+                    return
+                except EdgeSpecError as error:  # the larger one does
+                    _log.info("no graph for %d conversations: %s", needed, error)
+            self._shares[needed] = 0.0  # not again for a while
+
+    def _open(self, places: int) -> JointPasses:
+        return JointPasses(self._open_graph(places), places, self._config)
+
+    def _is_large(self) -> bool:
+        return self._count_bytes() >= _LARGE_BYTES
+
+    def _has_room(self) -> bool:
+        free = free_bytes()
+        return free is None or free >= _ROOM * self._count_bytes()
 
 
 class JointPasses:

@@ -73,6 +73,7 @@ class OrtSession:
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
+        self._cache.shrink(length)
         self._move(length)
 
     def attend_to(self, source: Sequence[int]) -> None:

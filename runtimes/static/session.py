@@ -8,6 +8,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
+from edge_spec.errors import UsageError
 from edge_spec.runtimes.static.layout import SLOT_AXIS, Layout, PassShape
 from edge_spec.runtimes.static.program import Program
 from edge_spec.runtimes.static.slots import Slots
@@ -45,6 +46,11 @@ class StaticSession:
 
     def forward(self, tree: TokenTree) -> Forward:
         require_room(self.length, len(tree), self._context_length)
+        if len(tree) > self._layout.max_rows:
+            raise UsageError(
+                f"a pass of {len(tree)} rows, and the functions have up to {self._layout.max_rows}",
+                remedy="Draft fewer tokens at once.",
+            )
         shape = self._shape_for(len(tree), self._layout.scoring)
         found = self._run(shape, tree.tokens, tree.depths, tree.ancestors)
         rows = len(tree)

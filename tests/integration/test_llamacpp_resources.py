@@ -23,7 +23,8 @@ from edge_spec.errors import EdgeSpecError, SessionError, UsageError
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, session, weights
+from edge_spec.placement import memory
+from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 
 Files = Callable[..., Path]
 Tokens = Callable[..., list[int]]
@@ -260,7 +261,7 @@ def resident_pages(library: ctypes.CDLL, blocks: list[int], size: int) -> int:
     return count
 
 
-@pytest.mark.skipif(weights._malloc_trim is None, reason="only glibc keeps what was freed")
+@pytest.mark.skipif(memory._malloc_trim is None, reason="only glibc keeps what was freed")
 def test_with_a_session_goes_what_malloc_has_kept(
     llama: str, gguf: Files, open_llama: OpenLlama
 ) -> None:

@@ -22,7 +22,7 @@ from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort import joint
+from edge_spec.runtimes.ort import cache, joint
 from edge_spec.runtimes.ort.joint import PLACES
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.testing import ScriptedModel, check_sharing, random_logits
@@ -86,6 +86,29 @@ def test_a_cache_that_grows_or_closes_is_bound_anew(exported: Callable[..., Any]
     model.close()
 
 
+def test_the_room_of_a_long_text_is_given_back_when_a_short_one_takes_its_place(
+    exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "GROWTH_TOKENS", 4)
+    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
+    model.prepare_sharing(2)
+    used, fresh, other = (model.open_session() for _ in range(3))
+    tree = TokenTree.chain(5, [6, 7])
+    used.prefill([1, 2, 3, 4] * 12)
+    other.prefill([8, 9])
+    parts = [PassPart(used, tree), PassPart(other, tree)]
+    model.forward_together(parts, 6)  # which binds its buffers
+    used.commit([0])
+    before = used._cache.capacity
+    used.rollback(4)
+    assert used._cache.capacity < before / 2
+    fresh.prefill([1, 2, 3, 4])
+    expected = fresh.forward(tree).logits
+    np.testing.assert_allclose(used.forward(tree).logits, expected, atol=1e-3)
+    np.testing.assert_allclose(model.forward_together(parts, 6)[0].logits, expected, atol=1e-3)
+    model.close()
+
+
 def test_a_part_that_does_not_fit_leaves_all_as_they_were(exported: Callable[..., Any]) -> None:
     model = OrtModel(exported("llama"), RuntimeOptions(threads=1, context_length=32))
     model.prepare_sharing(2)
@@ -113,6 +136,31 @@ def test_more_sessions_than_one_graph_has_places_for_take_a_larger_one(
     model.close()
 
 
+def score_together(model: OrtModel, sessions: list[Any], times: int) -> np.ndarray:
+    """Returns the scores of the first one's last row."""
+    assert model._joint is not None
+    for _ in range(times):
+        parts = [PassPart(each, TokenTree.chain(1)) for each in sessions]
+        found = model.forward_together(parts, len(parts))[0].logits
+        model._joint.settle()
+    return found
+
+
+def test_a_smaller_graph_is_there_only_while_few_share_passes(exported: Callable[..., Any]) -> None:
+    """Each has a copy of the weights; what rows score is the same in all."""
+    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
+    sessions = [model.open_session() for _ in range(5)]
+    model.prepare_sharing(2)
+    assert model.prepare_sharing(5) == PLACES[2]
+    assert model._joint is not None and list(model._joint._opened) == [PLACES[2]]
+    few = score_together(model, sessions[:2], 1)
+    assert np.array_equal(score_together(model, sessions[:2], 100), few)
+    assert sorted(model._joint._opened) == [PLACES[0], PLACES[2]]
+    score_together(model, sessions, 200)
+    assert list(model._joint._opened) == [PLACES[2]]
+    model.close()
+
+
 def test_a_large_model_has_one_more_copy_of_its_weights_at_most(
     exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +169,9 @@ def test_a_large_model_has_one_more_copy_of_its_weights_at_most(
     assert model.prepare_sharing(2) == PLACES[0]
     assert model.prepare_sharing(3) == PLACES[1]
     assert model._joint is not None and list(model._joint._opened) == [PLACES[1]]
+    sessions = [model.open_session() for _ in range(2)]
+    score_together(model, sessions, 100)  # few share passes for a while
+    assert list(model._joint._opened) == [PLACES[1]]
     monkeypatch.setattr(joint, "free_bytes", lambda: 1)  # a machine whose memory is used up
     assert model.prepare_sharing(8) == PLACES[1]
     assert OrtModel(exported("llama"), RuntimeOptions(threads=1)).prepare_sharing(2) == 1

@@ -400,3 +400,15 @@ def test_nobody_waits_longer_than_it_wins(due_s: float, waits: bool) -> None:
         assert (waited_s > 0) == waits and waited_s <= 4e-3
         now[0] += 5e-3  # it has not come
         assert passes._worth_waiting_s() == 0
+
+
+def test_prompts_alone_are_read_one_after_the_other_in_large_parts() -> None:
+    """Where nobody writes: who comes then waits for a part at most."""
+    served = Served()
+    released = served.hold()
+    for name in "ab":
+        served.read(name, served.session(0), 600)
+    released.set()
+    passes = served.end()
+    whole = [[(256, False)], [(256, False)], [(88, False)]]
+    assert passes == whole * 2

@@ -1,0 +1,134 @@
+"""Opens static bundles for the NPU: compiles their graphs once, and tries them once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from edge_spec.core.model import RuntimeOptions, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import DeviceError, DeviceMemoryError, UsageError
+from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.openvino.npu_cache import CompiledGraphs
+from edge_spec.runtimes.openvino.npu_device import NpuDevice
+from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs, last_line
+from edge_spec.runtimes.static.model import StaticModel, config_of
+from edge_spec.runtimes.static.onnx_graphs import DATA_FILE, FORMAT, OpenedGraphs
+from edge_spec.runtimes.static.onnx_program import OnnxProgram
+
+_ANOTHER = "Choose another --device, or export another static bundle."
+_TREE = (-1, 0, 0, 2)  # so that masks and positions are tried, too
+# Of the scores' deviation: float16 is off by less than a tenth of it, a wrong mask, position or
+# matrix by about 1.
+_TOLERANCE = 0.25
+
+
+def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> StaticModel:
+    """Raises UsageError for a bundle whose shapes are not fixed and a context beyond its cache,
+    BundleError, DeviceMemoryError for more than the NPU may map, DeviceError where graphs cannot
+    be compiled or the NPU computes them wrong."""
+    if bundle.manifest.format != FORMAT:
+        raise UsageError(
+            f"the NPU takes graphs of fixed shapes, and {bundle.path} is a bundle of format "
+            f"{bundle.manifest.format}",
+            remedy=f"Export the model with --format {FORMAT}.",
+        )
+    config = config_of(bundle, options)
+    opened = OpenedGraphs.of(bundle)
+    _require_memory(bundle, len(opened.files), device)
+    kept = CompiledGraphs(bundle, f"npu-{device.runs_on.lower()}", device.key)
+    try:
+        graphs = _loaded(kept.get(lambda: _compiled(bundle, opened, device)), device)
+    except RuntimeError as error:  # of a graph that is whole, and that this machine refuses
+        kept.drop(last_line(error))
+        graphs = _loaded(kept.get(lambda: _compiled(bundle, opened, device)), device)
+    program = OnnxProgram(NpuGraphs(graphs.__getitem__), opened.signatures)
+    return StaticModel(program, opened.layout, config)
+
+
+def _require_memory(bundle: Bundle, num_functions: int, device: NpuDevice) -> None:
+    """Each function's compiled graph has its own weights."""
+    weights = bundle.manifest.files[DATA_FILE].num_bytes
+    needed = weights * num_functions
+    if device.total_bytes is not None and needed > device.total_bytes:
+        raise DeviceMemoryError(
+            f"{bundle.path} takes {needed / 1e6:.0f} MB on the NPU ({num_functions} functions with "
+            f"{weights / 1e6:.0f} MB of weights each), which may map "
+            f"{device.total_bytes / 1e6:.0f} MB",
+            remedy="Choose another --device, or a smaller model.",
+        )
+
+
+def _loaded(contents: Mapping[str, bytes], device: NpuDevice) -> dict[str, Any]:
+    """Raises RuntimeError."""
+    return {name: device.load(content) for name, content in contents.items()}
+
+
+def _compiled(bundle: Bundle, opened: OpenedGraphs, device: NpuDevice) -> dict[str, bytes]:
+    """Raises DeviceError."""
+    compiled = {}
+    for function, name in opened.files.items():
+        path = str(bundle.file(name))
+        try:
+            compiled[function] = device.compile(path)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"openvino cannot compile {path} for the NPU: {last_line(error)}", remedy=_ANOTHER
+            ) from error
+    _require_right(bundle, opened, compiled, device)
+    return {name: _exported(each) for name, each in compiled.items()}
+
+
+def _exported(compiled: Any) -> bytes:
+    """Raises DeviceError."""
+    stream = BytesIO()
+    try:
+        compiled.export_model(stream)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"openvino cannot keep what it compiled for the NPU: {last_line(error)}",
+            remedy="Update openvino and the NPU's driver, or choose another --device.",
+        ) from error
+    return stream.getvalue()
+
+
+def _require_right(
+    bundle: Bundle, opened: OpenedGraphs, compiled: Mapping[str, Any], device: NpuDevice
+) -> None:
+    """Compares a few scores with those of the CPU. Raises DeviceError."""
+
+    def on_cpu(function: str) -> Any:
+        path = str(bundle.file(opened.files[function]))
+        return device.core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    engines = [NpuGraphs(compiled.__getitem__), NpuGraphs(on_cpu)]
+    programs = [OnnxProgram(engine, opened.signatures) for engine in engines]
+    models = [StaticModel(each, opened.layout, bundle.config) for each in programs]
+    found, expected = (_scores(each) for each in models)
+    difference = float(np.abs(found - expected).max() / expected.std())
+    if not difference <= _TOLERANCE:  # also where there are NaN
+        raise DeviceError(
+            f"the NPU computes {bundle.path} wrong: scores are off by {difference:.2g} of their "
+            "deviation",
+            remedy="Update openvino and the NPU's driver, or choose another --device.",
+        )
+
+
+def _scores(model: StaticModel) -> np.ndarray:
+    """Returns [rows, vocab] of a tree after a short prompt."""
+    rows = min(len(_TREE), model.config.context_length, model.capabilities.max_rows)
+    prompt = min(8, model.config.context_length - rows)
+    random = np.random.RandomState(0)
+    tokens = random.randint(0, model.config.vocab_size, prompt + rows).astype(np.int32)
+    session: Session = model.open_session()
+    try:
+        session.prefill(tokens[:prompt].tolist())
+        tree = TokenTree(
+            tokens[prompt:], np.array(_TREE[:rows], np.int32), np.ones(rows, np.float32)
+        )
+        return session.forward(tree).logits
+    finally:
+        session.close()

@@ -1,0 +1,60 @@
+"""Opens ONNX bundles in OpenVINO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import UsageError
+from edge_spec.models.bundle import Bundle
+from edge_spec.placement.devices import Device
+from edge_spec.runtimes.openvino.devices import choose, listed
+from edge_spec.runtimes.openvino.library import core
+from edge_spec.runtimes.openvino.npu_device import find_npu, is_npu, listed_stand_in
+
+if TYPE_CHECKING:
+    from edge_spec.placement.memory import Memory
+    from edge_spec.runtimes.openvino.model import OpenVinoModel
+    from edge_spec.runtimes.static.model import StaticModel
+
+STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed, for the NPU
+
+
+class OpenVinoRuntime:
+    name = "openvino"
+    reads = "onnx"
+    also_reads = (STATIC,)
+
+    def open(self, source: Bundle, options: RuntimeOptions) -> OpenVinoModel | StaticModel:
+        """Raises UsageError, UnsupportedModelError, BundleError, DeviceError."""
+        options.require_only(self.name, "threads", "providers", "context_length")
+        if is_npu(options.providers):
+            from edge_spec.runtimes.openvino.npu_model import open_for_npu
+
+            return open_for_npu(source, options, find_npu())
+        if source.manifest.format == STATIC:
+            raise UsageError(
+                f"openvino runs {source.path}, whose shapes are fixed, on the npu only",
+                remedy="Choose --device npu, --runtime ort, or a bundle of format onnx.",
+            )
+        from edge_spec.runtimes.openvino.model import OpenVinoModel
+
+        return OpenVinoModel(source, options, choose(core(), options.providers))
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does."""
+        if is_npu(providers):
+            find_npu()
+        else:
+            choose(core(), providers)
+
+    def devices(self, options: RuntimeOptions) -> list[Device]:
+        return [*listed(core()), *listed_stand_in()]
+
+    def memory(
+        self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.openvino.memory import bundle_memory
+
+        return bundle_memory(source, options, num_tokens)

@@ -1,0 +1,194 @@
+"""OpenVINO's sessions do what the reference session does; its library is loaded silently."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import MissingDependencyError, SessionError, UsageError
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.runtimes.openvino import OpenVinoRuntime
+from edge_spec.runtimes.openvino import library as own_library
+from edge_spec.runtimes.openvino.cache import room
+from edge_spec.runtimes.openvino.devices import choose, listed
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.testing import check_session
+from fixtures import families, tolerance
+
+pytest.importorskip("openvino", reason="no wheel of openvino here")
+
+CONTEXT = 128
+STACKED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+
+
+class Core:
+    """What plugins of a laptop would tell."""
+
+    available_devices = ("CPU", "GPU.0", "GPU.1", "NPU", "BATCH")
+
+    def get_property(self, device: str, name: str) -> object:
+        told = {"FULL_DEVICE_NAME": f"Acme {device}", "GPU_DEVICE_TOTAL_MEM_SIZE": 8 << 30}
+        if name == "DEVICE_TYPE" and device == "GPU.0":
+            return "Type.INTEGRATED"
+        if name not in told:
+            raise RuntimeError(name)
+        return told[name]
+
+
+def exported(directory: Path, quantization: str = "fp32") -> Bundle:
+    source = open_checkpoint(directory / "model")
+    options = ExportOptions(quantization, check=False)
+    OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
+    return open_bundle(directory / "out")
+
+
+@pytest.fixture(scope="module", params=[{}, STACKED], ids=["grouped", "stacked"])
+def bundle(
+    request: pytest.FixtureRequest, tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    directory = tmp_path_factory.mktemp("openvino")
+    tiny.write_hf(
+        tiny.build("llama-llama3", max_position_embeddings=CONTEXT, **request.param),
+        directory / "model",
+    )
+    return exported(directory)
+
+
+def require_like_reference(bundle: Bundle, text: np.ndarray) -> None:
+    """A prefill, a tree of which a branch is kept, and a chain after it. text: 14 tokens."""
+    reference = ReferenceModel(open_checkpoint(bundle.path.with_name("model")))
+    model = OpenVinoRuntime().open(bundle, RuntimeOptions(threads=1))
+    parents = np.array([-1, 0, 0, 2], np.int32)
+    tree = TokenTree(text[6:10].astype(np.int32), parents, np.ones(4, np.float32))
+    found, expected = model.open_session(), reference.open_session()
+    for session in (found, expected):
+        session.prefill(text[:6].tolist())
+    for scored in (tree, TokenTree.chain(int(text[10]), text[11:14].tolist())):
+        one, other = found.forward(scored), expected.forward(scored)
+        for left, right in ((one.logits, other.logits), (one.hidden, other.hidden)):
+            tolerance.require_float32(left, right, reference.config, found.length + len(scored))
+        for session in (found, expected):
+            session.commit([0, 2, 3])
+        assert found.state()["kv"].shape[-2] == found.length
+    model.close()
+
+
+def test_sessions_keep_what_they_promise(bundle: Bundle) -> None:
+    """Both forms of attention that bundles have, of which the general one is kept."""
+    model = OpenVinoRuntime().open(bundle, RuntimeOptions(threads=1))
+    check_session(model, 1e-3)
+    model.close()
+
+
+def test_scores_are_those_of_the_reference(bundle: Bundle) -> None:
+    require_like_reference(bundle, np.arange(1, 15))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma2"])
+def test_windows_norms_and_caps(family: str, tmp_path: Path) -> None:
+    families.write_hf(family, tmp_path / "model")
+    require_like_reference(exported(tmp_path), np.arange(1, 15))
+
+
+def test_integer_weights_score_like_their_float_activations(
+    tiny: ModuleType, tmp_path: Path
+) -> None:
+    """int4 with zero points and an int8 embedding: where a zero point or a scale is taken wrong,
+    scores have nothing to do with onnxruntime's."""
+    from edge_spec.runtimes.ort.graph_forms import REFERENCE
+    from edge_spec.runtimes.ort.model import OrtModel
+
+    tiny.write_hf(tiny.build("llama-llama3"), tmp_path / "model")
+    bundle = exported(tmp_path, "int4")
+    scores = []
+    for model in (
+        OpenVinoRuntime().open(bundle, RuntimeOptions(threads=1)),
+        OrtModel(bundle, RuntimeOptions(threads=1), REFERENCE),
+    ):
+        session = model.open_session()
+        session.prefill([5, 6, 7])
+        scores.append(session.forward(TokenTree.chain(1, [2, 3])).logits.copy())
+        session.close()
+        model.close()
+    deviation = float(np.std(scores[1]))
+    # Both compute in float32, in another order: 1e-5 of the deviation was seen.
+    assert float(np.abs(scores[0] - scores[1]).max()) < 1e-3 * deviation
+
+
+def test_an_interrupted_session_raises_and_keeps_its_tokens(bundle: Bundle) -> None:
+    model = OpenVinoRuntime().open(bundle, RuntimeOptions(threads=1))
+    session = model.open_session()
+    session.prefill([1, 2, 3])
+    session.interrupt()
+    with pytest.raises(SessionError, match="openvino failed on 1 rows at 3 tokens"):
+        session.forward(TokenTree.chain(1))
+    assert session.length == 3
+    with pytest.raises(ValueError, match="not of the last pass"):
+        session.commit([0])
+    model.close()
+
+
+def test_devices_by_name() -> None:
+    core = Core()
+    assert [choose(core, names) for names in ((), ["gpu"], ["GPU.1"], ["gpu:1"], ["cpu:0"])] == [
+        "CPU",
+        "GPU.0",
+        "GPU.1",
+        "GPU.1",
+        "CPU",
+    ]
+    for wrong in (["cuda"], ["gpu", "cpu"]):
+        with pytest.raises(UsageError):
+            choose(core, wrong)
+    gpu = next(device for device in listed(core) if device.name == "gpu")
+    assert (gpu.kind, gpu.total_bytes, gpu.shares_memory) == ("gpu", 8 << 30, True)
+    assert gpu.description == "Acme GPU.0"
+
+
+def test_a_device_that_is_not_here(bundle: Bundle) -> None:
+    with pytest.raises(UsageError, match="openvino has no device 'gpu:7' here"):
+        OpenVinoRuntime().open(bundle, RuntimeOptions(providers=("gpu:7",)))
+
+
+def test_nothing_is_reported() -> None:
+    """Importing openvino loads openvino_telemetry and sends an event, where it is not kept away."""
+    code = (
+        "import json, sys\n"
+        "from edge_spec.runtimes.openvino.library import import_openvino\n"
+        "import_openvino()\n"
+        "print(json.dumps([n for n, m in sys.modules.items()"
+        " if n.startswith('openvino_telemetry') and m]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[openvino\]"'):
+        own_library.import_openvino()
+
+
+def test_the_forecast_grows_with_the_context(bundle: Bundle) -> None:
+    runtime = OpenVinoRuntime()
+    short, long = (runtime.memory(bundle, RuntimeOptions(), tokens) for tokens in (1, CONTEXT))
+    assert 0 < short.cache < long.cache
+    assert short.mapped_twice < short.weights
+
+
+@pytest.mark.parametrize("needed", [1, 64, 65, 900, 5000])
+def test_room_is_whole_kernels_and_an_eighth_more_at_most(needed: int) -> None:
+    slots = room(needed, 1 << 20)
+    assert slots % 64 == 0
+    assert needed <= slots < needed + max(64, needed // 8 + 64)
