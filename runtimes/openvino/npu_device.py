@@ -17,7 +17,7 @@ STAND_IN_VARIABLE = "EDGE_SPEC_NPU_STAND_IN"
 _STAND_IN = "cpu"  # the one value that it may have
 _PLUGIN = "NPU"
 # NPUW is the part of OpenVINO's NPU plugin that language models pass. Left to itself it cuts a
-# graph into parts, which gave wrong scores where a pass has as many rows as the model has heads.
+# graph into parts, which on a CPU gave some of our graphs wrong scores, or none.
 _NPUW = MappingProxyType(
     {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
 )
