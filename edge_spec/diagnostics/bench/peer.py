@@ -127,7 +127,7 @@ def open_onnxruntime_genai(job: Job) -> tuple[str, str, Decode]:
 
 
 def open_openvino_genai(job: Job) -> tuple[str, str, Decode]:
-    # Without this module openvino sends no event when it is imported (runtimes/openvino/library.py).
+    # Without this module openvino sends no event on import (runtimes/openvino/library.py).
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import numpy as np
     import openvino
