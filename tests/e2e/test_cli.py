@@ -99,7 +99,11 @@ MISTAKES = [
     (["generate", "x", "--context", "8"], 2, "the context holds"),
     (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),
     (["generate", "x", "--top-p", "many"], 2, "--top-p"),
-    (["generate", "x", "--runtime", "abacus"], 2, "coreml, ik, llamacpp, mil, ort, reference"),
+    (
+        ["generate", "x", "--runtime", "abacus"],
+        2,
+        "coreml, ik, llamacpp, mil, openvino, ort, reference",
+    ),
     (
         ["generate", "x", "--drafter", "oracle"],
         2,
@@ -112,7 +116,11 @@ MISTAKES = [
     (["generate", "hf:name", "x"], 2, "'hf:name' names no model of the hub"),
     (["generate"], 2, ""),
     (["export", "smollm2", "out", "--quant", "int3"], 2, "int4, int8, fp16, fp32"),
-    (["export", "smollm2", "out", "--format", "mp3"], 2, "coreml, gguf, onnx, optimum"),
+    (
+        ["export", "smollm2", "out", "--format", "mp3"],
+        2,
+        "coreml, gguf, onnx, onnx-static, optimum, qnn",
+    ),
     (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
     (["generate", "x", "--gpu-layers", "-1"], 2, "gpu-layers is -1"),
     (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),
