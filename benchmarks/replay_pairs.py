@@ -19,9 +19,9 @@ from typing import Any
 
 from common import report
 
-from edge_spec.placement.pair_regret import PairCase, SimulatedDraft, Way
-from edge_spec.placement.pair_replay import DraftedText
-from edge_spec.placement.roofline import RooflineModel, SimulatedMachine, Unit
+from edge_spec.testing.pair_regret import PairCase, SimulatedDraft, Way
+from edge_spec.testing.pair_replay import DraftedText
+from edge_spec.testing.roofline import RooflineModel, SimulatedMachine, Unit
 
 HERE = Path(__file__).parent
 

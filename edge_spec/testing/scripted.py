@@ -30,6 +30,23 @@ def random_logits(vocab_size: int, order: int = 2, scale: float = 2.0) -> NextLo
     return next_logits
 
 
+def smallest_config(architecture: str, vocab_size: int, context_length: int) -> ModelConfig:
+    """Describes a model that has no weights: all other sizes are 1."""
+    return ModelConfig(
+        architecture=architecture,
+        num_layers=1,
+        hidden_size=1,
+        intermediate_size=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        norm_epsilon=1e-5,
+        rope_theta=1.0,
+    )
+
+
 class ScriptedModel:
     """A model whose next-token logits are a function of all tokens so far; exact for trees."""
 
@@ -38,19 +55,7 @@ class ScriptedModel:
         self.capabilities = Capabilities(
             max_rows=64, trees=True, rollback=True, hidden_states=False
         )
-        self.config = ModelConfig(
-            architecture="scripted",
-            num_layers=1,
-            hidden_size=1,
-            intermediate_size=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=1,
-            vocab_size=vocab_size,
-            context_length=context_length,
-            norm_epsilon=1e-5,
-            rope_theta=1.0,
-        )
+        self.config = smallest_config("scripted", vocab_size, context_length)
 
     def open_session(self) -> ScriptedSession:
         return ScriptedSession(self)

@@ -17,17 +17,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.runtimes.onnx_nodes import (
+    ATTENTION_ROWS,
+    attend_once,
+    keep_general_forms,
+    set_nodes,
+)
 from edge_spec.runtimes.openvino.attention import Attention
 
 DOMAIN, WEIGHT = "edge_spec", "Weight"
-_GATHERED = {"attention_rows", "kept_rows"}  # rows that onnxruntime's CPU repeats
-_POSITIONS = "position_ids"
-_UNREAD = {*_GATHERED, "seqlens_k", "total_sequence_length", "stacked", "cached_tokens"}
-_OPSET = 21
+_UNREAD = {*ATTENTION_ROWS, "seqlens_k", "total_sequence_length", "stacked", "cached_tokens"}
 
 
 @dataclass(frozen=True)
@@ -43,51 +46,20 @@ def rewrite(path: Path, config: ModelConfig) -> Rewritten:
     """Raises UnsupportedModelError for a form of weights that OpenVINO is not given."""
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
-    _keep_general_forms(model)
-    _attend_once(graph)
+    keep_general_forms(model)
+    attend_once(graph)
     attention = Attention(graph, config)
     nodes = [made for node in graph.node for made in _replaced(graph, node, attention)]
-    _set_nodes(graph, [*attention.shared, *nodes])
-    _set_caches(graph, config)
+    set_nodes(graph, [*attention.shared, *nodes])
+    _name_own_rows(graph)
     _drop_unread(graph)
     weights = _mapped(graph, path)
     stated = [
         helper.make_node(WEIGHT, [], [name], name, domain=DOMAIN, key=name) for name in weights
     ]
-    _set_nodes(graph, [*stated, *graph.node])
+    set_nodes(graph, [*stated, *graph.node])
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return Rewritten(bytes(model.SerializeToString()), weights)
-
-
-def _keep_general_forms(model: ModelProto) -> None:
-    """Replaces each `If` by the nodes of its second branch, which suits any number of rows."""
-    nodes: list[NodeProto] = []
-    for node in model.graph.node:
-        if node.op_type != "If":
-            nodes.append(node)
-            continue
-        branch = next(each.g for each in node.attribute if each.name == "else_branch")
-        names = dict(zip((value.name for value in branch.output), node.output, strict=True))
-        nodes += _renamed(branch.node, names)
-    _set_nodes(model.graph, nodes)
-    for opset in model.opset_import:
-        if opset.domain == "":
-            opset.version = _OPSET
-
-
-def _attend_once(graph: GraphProto) -> None:
-    """Drops the nodes that repeat rows before attention and drop them after it."""
-    taken = {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if node.op_type == "Gather" and node.input[1] in _GATHERED
-    }
-    kept = [node for node in graph.node if node.output[0] not in taken]
-    for node in kept:
-        if list(node.input) == [_POSITIONS] and node.op_type == "Squeeze":
-            graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_axis"))
-            node.input.append("first_axis")  # one row stays a row
-    _set_nodes(graph, _renamed(kept, taken))
 
 
 def _replaced(graph: GraphProto, node: NodeProto, attention: Attention) -> Iterator[NodeProto]:
@@ -139,15 +111,11 @@ def _node(kind: str, inputs: list[str], output: str, **attributes: Any) -> NodeP
     return helper.make_node(kind, inputs, [output], output, **attributes)
 
 
-def _set_caches(graph: GraphProto, config: ModelConfig) -> None:
+def _name_own_rows(graph: GraphProto) -> None:
     """Describes what attention returns: the keys and values of a pass's own rows."""
     for value in graph.output:
         if value.name.startswith("present."):
             value.type.tensor_type.shape.dim[2].dim_param = "rows"
-    for value in graph.input:
-        for size in value.type.tensor_type.shape.dim:
-            if size.dim_param == "attended":
-                size.dim_param = "rows"
 
 
 def _drop_unread(graph: GraphProto) -> None:
@@ -158,7 +126,7 @@ def _drop_unread(graph: GraphProto) -> None:
         kept = [node for node in graph.node if read & set(node.output)]
         if len(kept) == len(graph.node):
             break
-        _set_nodes(graph, kept)
+        set_nodes(graph, kept)
     inputs = [at for at, value in enumerate(graph.input) if value.name in _UNREAD - read]
     weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
     for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
@@ -184,16 +152,3 @@ def _mapped(graph: GraphProto, path: Path) -> dict[str, np.ndarray]:
         found[stored.name] = files[name][start : start + size].view(kind).reshape(stored.dims)
         del graph.initializer[at]
     return found
-
-
-def _renamed(nodes: Any, names: dict[str, str]) -> list[NodeProto]:
-    for node in nodes:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-    return list(nodes)
-
-
-def _set_nodes(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)

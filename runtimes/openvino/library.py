@@ -36,3 +36,9 @@ def import_openvino() -> Any:
 def core() -> Any:
     """Returns openvino's Core, one a process: each loads the plugins again. Raises as above."""
     return import_openvino().Core()
+
+
+def last_line(error: Exception) -> str:
+    """OpenVINO's messages begin with lines that name its own files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason was given"

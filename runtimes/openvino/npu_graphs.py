@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.errors import DeviceError
-from edge_spec.runtimes.openvino.library import import_openvino
+from edge_spec.runtimes.openvino.library import import_openvino, last_line
 from edge_spec.runtimes.static.onnx_program import PAST
 
 
@@ -65,9 +65,3 @@ class _Request:
     def _bind(self, name: str, array: np.ndarray) -> None:
         self._request.set_tensor(name, self._tensor(array, shared_memory=True))
         self._bound[name] = array
-
-
-def last_line(error: RuntimeError) -> str:
-    """OpenVINO's messages begin with lines that name its own files."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason was given"

@@ -12,9 +12,10 @@ from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, DeviceMemoryError, UsageError
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.openvino.library import last_line
 from edge_spec.runtimes.openvino.npu_cache import CompiledGraphs
 from edge_spec.runtimes.openvino.npu_device import NpuDevice
-from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs, last_line
+from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
 from edge_spec.runtimes.static.model import StaticModel, config_of
 from edge_spec.runtimes.static.onnx_graphs import DATA_FILE, FORMAT, OpenedGraphs
 from edge_spec.runtimes.static.onnx_program import OnnxProgram

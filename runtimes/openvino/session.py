@@ -12,6 +12,7 @@ from edge_spec.core.model import Forward, require_rollback, require_room, requir
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.openvino.cache import KvCache
+from edge_spec.runtimes.openvino.library import last_line
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
@@ -118,7 +119,7 @@ class OpenVinoSession:
         except Exception as error:  # the library's, which share no base class
             raise SessionError(
                 f"openvino failed on {rows} rows at {self.length} tokens on {self._device}: "
-                f"{str(error).splitlines()[-1]}",
+                f"{last_line(error)}",
                 remedy="Try fewer rows (--draft-n-max) or another --device.",
             ) from error
         self._scored = rows

@@ -25,19 +25,24 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
+from onnx import GraphProto, NodeProto, numpy_helper
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.runtimes.onnx_nodes import (
+    ATTENTION_ROWS,
+    POSITIONS,
+    attend_once,
+    keep_general_forms,
+    set_nodes,
+)
 from edge_spec.runtimes.ort.half_graph import halve, keeps_wide_stream
 from edge_spec.runtimes.ort.stacked import STACKED
 
 _CONTRIB = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
 _BIAS, _BIAS_INPUT = "attention_bias", 10  # of the operator's inputs
-_OF_FORMS = {STACKED, "cached_tokens", "attention_rows", "kept_rows", _BIAS}  # inputs
+_OF_FORMS = {STACKED, "cached_tokens", *ATTENTION_ROWS, _BIAS}  # inputs
 _WINDOW = "window."  # begins the names of nodes that make its bias
-_POSITIONS = "position_ids"
-_OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
 
 
 @dataclass(frozen=True)
@@ -95,9 +100,9 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     """Makes `form` of the graph at `path`. Raises DeviceError where float16 cannot hold a
     weight."""
     model = onnx.load(str(path), load_external_data=False)
-    _keep_general_forms(model)
+    keep_general_forms(model)
     if form.is_attended_once:
-        _attend_once(model.graph)
+        attend_once(model.graph)
     if not form.takes_trees:
         _take_chains(model.graph, config)
     if form.is_rotated_apart:
@@ -109,42 +114,6 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
         made = halve(model, path, form.has_wide_stream)
     _drop_unused(model.graph)
     return FormedGraph(bytes(model.SerializeToString()), made)
-
-
-def _keep_general_forms(model: ModelProto) -> None:
-    """Replaces each `If` by the nodes of its second branch, which suits any number of rows."""
-    graph = model.graph
-    nodes: list[NodeProto] = []
-    for node in graph.node:
-        if node.op_type != "If":
-            nodes.append(node)
-            continue
-        branch = next(each.g for each in node.attribute if each.name == "else_branch")
-        names = zip((value.name for value in branch.output), node.output, strict=True)
-        nodes += _renamed(list(branch.node), dict(names))
-    _replace(graph, nodes)
-    for opset in model.opset_import:
-        if opset.domain == "":
-            opset.version = _OPSET
-
-
-def _attend_once(graph: GraphProto) -> None:
-    """Drops the nodes that repeat rows before attention and drop them after it."""
-    taken = {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if node.op_type == "Gather" and node.input[1] in ("attention_rows", "kept_rows")
-    }
-    kept = [node for node in graph.node if node.output[0] not in taken]
-    for node in kept:
-        if list(node.input) == [_POSITIONS] and node.op_type == "Squeeze":
-            graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_axis"))
-            node.input.append("first_axis")  # one row stays a row
-    _replace(graph, _renamed(kept, taken))
-    for value in graph.input:
-        for size in value.type.tensor_type.shape.dim:
-            if size.dim_param == "attended":
-                size.dim_param = "rows"
 
 
 def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
@@ -162,7 +131,7 @@ def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
 
 
 def _rotate_apart(graph: GraphProto, config: ModelConfig) -> None:
-    _replace(graph, [each for node in graph.node for each in _rotated(graph, node, config)])
+    set_nodes(graph, [each for node in graph.node for each in _rotated(graph, node, config)])
 
 
 def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterator[NodeProto]:
@@ -185,7 +154,7 @@ def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterato
         partial: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": config.rotated}
         yield onnx.helper.make_node(
             "RotaryEmbedding",
-            [parts[i], _POSITIONS, *tables],
+            [parts[i], POSITIONS, *tables],
             [turned],
             turned,
             domain=_CONTRIB,
@@ -205,19 +174,6 @@ def _keep_activations(graph: GraphProto) -> None:
         if len(kept) < len(node.attribute):
             del node.attribute[:]
             node.attribute.extend(kept)
-
-
-def _renamed(nodes: list[NodeProto], names: Mapping[str, str]) -> list[NodeProto]:
-    for node in nodes:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-    return list(nodes)
-
-
-def _replace(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
 
 
 def _drop_unused(graph: GraphProto) -> None:

@@ -14,12 +14,12 @@ from edge_spec.core.metrics import Stats
 from edge_spec.placement.chain import MOST_DRAFT_TOKENS, Meanwhile, RoundCosts, walk
 from edge_spec.placement.device_memory import FreeMemory
 from edge_spec.placement.gains import Pair, can_overlap, plain_rate, with_draft
-from edge_spec.placement.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import PairFindings
 from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.roofline import RooflineModel, SimulatedMachine
+from edge_spec.testing.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
+from edge_spec.testing.roofline import RooflineModel, SimulatedMachine
 
 _SLOW_TARGET = 0.5  # of the best plain rate: a target there is not tried with drafts
 

@@ -12,9 +12,9 @@ import pytest
 
 from edge_spec.control.overlap import HYSTERESIS
 from edge_spec.placement.chain import Meanwhile
-from edge_spec.placement.pair_regret import PairCase, SimulatedDraft, Way
-from edge_spec.placement.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
-from edge_spec.placement.roofline import RooflineModel, SimulatedMachine, Unit
+from edge_spec.testing.pair_regret import PairCase, SimulatedDraft, Way
+from edge_spec.testing.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
+from edge_spec.testing.roofline import RooflineModel, SimulatedMachine, Unit
 
 # Forecasts know first choices alone: that an overlapped draft has read on after its second one,
 # which is right in a third of the other places, they leave out. In turns they leave out nothing.

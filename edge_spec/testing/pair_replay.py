@@ -19,7 +19,6 @@ from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.overlap import OverlapTrial
 from edge_spec.control.policy import FixedPolicy, Policy
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Capabilities, Forward, Session, require_rollback
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -29,6 +28,7 @@ from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.placement.chain import Meanwhile
+from edge_spec.testing.scripted import smallest_config
 
 VOCAB = 16
 _PROMPT_TOKENS = 2
@@ -37,21 +37,7 @@ _LEAST_CERTAIN = 0.15  # of a first choice: beyond what each of the others then 
 _CERTAIN = 30.0  # logit of the target's choice
 _MOST_DRAFT_TOKENS = 15
 _CONTEXT = 1 << 16  # tokens; a text is never near it
-_CONFIG = ModelConfig(
-    architecture="virtual",
-    num_layers=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=1,
-    vocab_size=VOCAB,
-    context_length=_CONTEXT,
-    norm_epsilon=1e-5,
-    rope_theta=1.0,
-)
-
-
+_CONFIG = smallest_config("virtual", VOCAB, _CONTEXT)
 _CAPABILITIES = Capabilities(max_rows=64, trees=False, rollback=True, hidden_states=False)
 
 
