@@ -38,6 +38,7 @@ class Forward:
 
     logits: np.ndarray  # [rows, vocab] float32
     hidden: np.ndarray | None = None  # [rows, hidden_size] float32, after the final norm
+    features: np.ndarray | None = None  # [rows, features, hidden_size] float32: `core.features`
 
 
 class Session(Protocol):

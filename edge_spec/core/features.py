@@ -1,0 +1,26 @@
+"""Features: what a target's layers have computed of each token, which trained drafters draft from.
+
+Feature `i` of a model is the residual stream that enters layer `i`, before any norm; feature
+`num_layers` is the state after the final norm, which the head reads (`Forward.hidden`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+# Is told of prefilled tokens, in order: [tokens, features, hidden_size] float32, of its own memory.
+OnPrefilled = Callable[[np.ndarray], None]
+
+
+@runtime_checkable
+class GivesFeatures(Protocol):
+    """A session whose passes can return features beside their scores."""
+
+    def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
+        """From now on each `forward` fills `Forward.features`, and each `prefill` tells
+        `on_prefilled`. layers: ids from 0 to num_layers, ascending; none: no features any more,
+        which is how a session begins. Raises UnsupportedModelError where the library does not give
+        them for this model."""
