@@ -80,7 +80,7 @@ class DrafterTraits:
 
     def uses(self, option: str) -> bool:
         """Whether this option of `LoadOptions` is for such a drafter."""
-        needs = {"draft": self.draft_model or self.head, "corpora": self.corpora}
+        needs = {"draft": self.draft_model, "head": self.head, "corpora": self.corpora}
         return option in self.options or needs.get(option, False)
 
 
