@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from edge_spec.control.row_dealing import Wish
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -108,16 +109,32 @@ class Request:
 
 
 class TreeRequest(Request):
-    def __init__(self, session: Session, tree: TokenTree, width: int) -> None:
-        """width: of a pass of its own, if more than the tree's rows."""
+    """A tree to score: all of it, or its first rows where its `wish` leaves that open."""
+
+    def __init__(
+        self,
+        session: Session,
+        tree: TokenTree,
+        width: int,
+        values: Sequence[float] = (),
+        least: int = 1,
+    ) -> None:
+        """width: of a pass of its own, if more than the tree's rows. values: of the rows of a tree
+        of which at least the first `least` are to be scored; empty where it is not divided."""
         super().__init__(session)
+        self.wish = Wish(values, min(least, len(tree))) if values else Wish((1.0,), len(tree))
         self._tree = tree
         self._width = width
+        self._num_dealt = len(tree)
         self._scored: Scored | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self._tree)
+        return self._num_dealt
+
+    def deal(self, num_rows: int | None) -> None:
+        """So many of its rows, into the next pass; None: all."""
+        self._num_dealt = len(self._tree) if num_rows is None else num_rows
 
     @property
     def can_join(self) -> bool:
@@ -125,10 +142,11 @@ class TreeRequest(Request):
         return self.session.length > 0 or self._tree.is_chain
 
     def part(self) -> PassPart:
-        return PassPart(self.session, self._tree)
+        return PassPart(self.session, self._tree.first_rows(self._num_dealt))
 
     def _finish(self, out: Forward) -> None:
-        self._scored, self.is_done = Scored(out, len(self._tree)), True
+        tree = self._tree.first_rows(self._num_dealt)
+        self._scored, self.is_done = Scored(out, len(tree), tree=tree), True
 
     def scored(self) -> Scored:
         """Once it is done."""
