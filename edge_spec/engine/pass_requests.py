@@ -49,11 +49,12 @@ class Arrivals:
 
 class Request:
     """One session's wish. is_done: it has what it wanted, or an error; alone: only a pass of its
-    own is left to it; num_sharing: conversations in its last pass."""
+    own is left to it; num_sharing: conversations in its last pass. arrived_s, ready_s: since when
+    it waits at all, and for its next pass."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.arrived_s = 0.0
+        self.arrived_s = self.ready_s = 0.0
         self.is_done = False
         self.alone = False
         self.num_sharing = 1

@@ -144,7 +144,7 @@ class SharedPasses:
         """Returns when the request is done; raises what it failed with."""
         with self._turn:
             self._arrivals_of(request.session).arrived(self._clock())
-            request.arrived_s = self._clock()
+            request.arrived_s = request.ready_s = self._clock()
             self._queue.append(request)
             self._turn.notify_all()  # who waits for company may go
             try:
@@ -182,7 +182,10 @@ class SharedPasses:
                     self._arrivals_of(request.session).left(now)
             left = [request for request in chosen if not request.is_done]
             read: list[Request] = [each for each in left if isinstance(each, PromptRequest)]
-            # A prompt has just had its slice: others are first now.
+            # A prompt has just had its slice: others are first now, and those who had theirs beside
+            # it are about to come again.
+            for prompt in read:
+                prompt.ready_s = now
             self._queue = [each for each in left if each not in read] + self._queue + read
             self._turn.notify_all()
 
@@ -274,7 +277,7 @@ class SharedPasses:
         if self._times.rests or len(self._queue) >= self.most or not self._joins(first):
             return 0.0
         now = self._clock()
-        deadline = first.arrived_s + self._times.all.fixed_s
+        deadline = first.ready_s + self._times.all.fixed_s
         waiting = {id(request.session) for request in self._queue}
         expected = [
             arrivals.due_s

@@ -464,7 +464,7 @@ def test_nobody_waits_longer_than_it_wins(due_s: float, waits: bool) -> None:
     arrivals.left(now[0])
     with passes._turn:
         request = TreeRequest(served.session(), TokenTree.chain(1), 0)
-        request.arrived_s = now[0]
+        request.ready_s = now[0]
         passes._queue.append(request)
         waited_s = passes._worth_waiting_s()
         assert (waited_s > 0) == waits and waited_s <= 4e-3
