@@ -53,7 +53,7 @@ class SharedPolicy:
         self._policy = policy
         self._load = load
         self._num_rows = num_rows
-        self._is_divisible = False  # the last plan that drafted: a shared pass may take its first rows
+        self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         rows = budget.num_rows

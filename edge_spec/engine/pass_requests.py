@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from edge_spec.control.row_dealing import Wish
+from edge_spec.control.row_dealing import Wish, deal_rows
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -157,6 +157,26 @@ class TreeRequest(Request):
     def _run(self, passes: Passes) -> None:
         self._scored = passes.forward(self.session, self._tree, self._width)
         self.is_done = True
+
+
+def dealt(
+    waiting: Sequence[TreeRequest],
+    room: int,
+    most: int,
+    seconds: Callable[[int], float] | None,
+) -> list[TreeRequest]:
+    """Returns the oldest `most` that fit a pass of so many rows, and deals out its rows to them by
+    what these are worth over all. seconds: of a pass by its rows, if known."""
+    chosen: list[TreeRequest] = []
+    rows = 0
+    for request in waiting:
+        if len(chosen) < most and rows + request.wish.least <= room:
+            chosen.append(request)
+            rows += request.wish.least
+    counts = deal_rows([request.wish for request in chosen], room, seconds)
+    for request, num_rows in zip(chosen, counts, strict=True):
+        request.deal(num_rows)
+    return chosen
 
 
 class PromptRequest(Request):

@@ -22,12 +22,11 @@ from weakref import WeakKeyDictionary
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import SharingTimes
-from edge_spec.control.row_dealing import deal_rows
 from edge_spec.control.sharing import wider
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
+from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest, dealt
 from edge_spec.engine.passes import OwnPasses, Scored
 from edge_spec.engine.prompt_slices import LEAST_SLICE, MOST_ALONE, PromptSlices
 from edge_spec.engine.sharing_setup import SharingSetup
@@ -222,7 +221,8 @@ class SharedPasses:
         prompts = [request for request in waiting if isinstance(request, PromptRequest)]
         limit = self._setup.widest - (LEAST_SLICE if prompts else 0)
         trees = [request for request in waiting if isinstance(request, TreeRequest)]
-        chosen: list[Request] = list(self._dealt(trees, limit, self.most - bool(prompts)))
+        most = self.most - bool(prompts)
+        chosen: list[Request] = [*dealt(trees, limit, most, self._pass_s())]
         rows = sum(request.num_rows for request in chosen)
         if chosen and prompts and not (self._slices.pauses() and chosen[0] is self._queue[0]):
             prompts = prompts[: self.most - len(chosen)]
@@ -232,19 +232,6 @@ class SharedPasses:
             if is_short:
                 self._setup.widen()
         return chosen if self._queue[0] in chosen else []
-
-    def _dealt(self, waiting: Sequence[TreeRequest], limit: int, most: int) -> list[TreeRequest]:
-        """The oldest `most` that fit, with the rows that are worth most over all of them."""
-        chosen: list[TreeRequest] = []
-        rows = 0
-        for request in waiting:
-            if len(chosen) < most and rows + request.wish.least <= limit:
-                chosen.append(request)
-                rows += request.wish.least
-        dealt = deal_rows([request.wish for request in chosen], limit, self._pass_s())
-        for request, num_rows in zip(chosen, dealt, strict=True):
-            request.deal(num_rows)
-        return chosen
 
     def _pass_s(self) -> Callable[[int], float] | None:
         """What shared passes take by their rows, widened as they are. None before that is known."""

@@ -18,7 +18,7 @@ from edge_spec.control.row_dealing import Wish
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine import shared_passes, speculation
+from edge_spec.engine import pass_requests, shared_passes, speculation
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
@@ -26,7 +26,12 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 
 MODULES = {"ort": "onnxruntime", "llamacpp": "llama_cpp"}
-QUESTIONS = ["one two three one two three one two", "a b a b a b a", "the cat the cat the cat", "xx"]
+QUESTIONS = [
+    "one two three one two three one two",
+    "a b a b a b a",
+    "the cat the cat the cat",
+    "xx",
+]
 SAMPLED = {"temperature": 0.9, "seed": 5}
 Open = Callable[..., Engine]
 
@@ -107,7 +112,7 @@ def test_no_text_depends_on_how_rows_are_dealt_out(
         cut.extend(rows < len(w.values) for w, rows in zip(wishes, dealt, strict=True))
         return dealt
 
-    monkeypatch.setattr(shared_passes, "deal_rows", by_chance)
+    monkeypatch.setattr(pass_requests, "deal_rows", by_chance)
     engines = forks(engine)
     reasons: set[str] = set()
     for _ in range(3):

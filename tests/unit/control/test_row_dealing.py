@@ -60,7 +60,11 @@ def test_before_times_are_known_the_likeliest_rows_fill_the_pass() -> None:
 
 def test_equal_rows_are_dealt_by_depth_and_then_in_order() -> None:
     wishes = [Wish((1.0, 0.5, 0.5))] * 3
-    assert [deal_rows(wishes, room, None) for room in (4, 6, 7)] == [[2, 1, 1], [2, 2, 2], [3, 2, 2]]
+    assert [deal_rows(wishes, room, None) for room in (4, 6, 7)] == [
+        [2, 1, 1],
+        [2, 2, 2],
+        [3, 2, 2],
+    ]
 
 
 def test_no_row_comes_before_those_above_it() -> None:
