@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,10 +32,16 @@ _KINDS = MappingProxyType(
         "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
     }
 )
+INTEGERS = MappingProxyType(  # of what heads say of their vocabularies
+    {"I64": (GGMLQuantizationType.I64, 8), "BOOL": (GGMLQuantizationType.I8, 1)}
+)
+_Kinds = Mapping[str, tuple[GGMLQuantizationType, int]]  # with the bytes of an item
+_NO_KINDS: _Kinds = MappingProxyType({})
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of one file, still on disk. Raises ModelFileError for a damaged file."""
+def read_safetensors(path: Path, further: _Kinds = _NO_KINDS) -> dict[str, StoredTensor]:
+    """All tensors of one file, still on disk. further: kinds beside those of weights. Raises
+    ModelFileError for a damaged file."""
     try:
         regular_size(path)  # to open a pipe would wait
         mapped = np.memmap(path, np.uint8, "r")
@@ -53,7 +60,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         raise _damaged(path, "the header is not a JSON object")
     body = mapped[8 + header_bytes :]
     tensors = {
-        name: _tensor(path, name, entry, body)
+        name: _tensor(path, name, entry, body, {**_KINDS, **further})
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -63,7 +70,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor:
+def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: _Kinds) -> StoredTensor:
     try:
         dtype = str(entry["dtype"])
         num_dims = len(entry["shape"])
@@ -71,12 +78,12 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, OverflowError, TypeError, ValueError):
         raise _damaged(path, f"no type, shape and offsets for tensor {name[:_SHOWN]}") from None
-    if dtype not in _KINDS:
+    if dtype not in kinds:
         raise UnsupportedModelError(
             f"tensor {name[:_SHOWN]} in {path} has the type {dtype[:_SHOWN]}",
             remedy=f"Save the model in one of {', '.join(_KINDS)}.",
         )
-    kind, item_bytes = _KINDS[dtype]
+    kind, item_bytes = kinds[dtype]
     # The dimensions first: to multiply numbers of thousands of digits takes its time.
     fits = (
         1 <= num_dims <= MAX_DIMS

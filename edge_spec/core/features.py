@@ -11,8 +11,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-# Is told of prefilled tokens, in order: [tokens, features, hidden_size] float32, of its own memory.
-OnPrefilled = Callable[[np.ndarray], None]
+# Is told of prefilled tokens: the position of the first, and [tokens, features, hidden_size]
+# float32, valid until it returns.
+OnPrefilled = Callable[[int, np.ndarray], None]
 
 
 @runtime_checkable
@@ -23,4 +24,12 @@ class GivesFeatures(Protocol):
         """From now on each `forward` fills `Forward.features`, and each `prefill` tells
         `on_prefilled`. layers: ids from 0 to num_layers, ascending; none: no features any more,
         which is how a session begins. Raises UnsupportedModelError where the library does not give
-        them for this model."""
+        them for this model, ValueError for other ids."""
+
+
+def require_layers(layers: Sequence[int], num_layers: int) -> None:
+    """What every such session checks. Raises ValueError."""
+    if list(layers) != sorted(set(layers)) or (layers and not 0 <= layers[0] <= layers[-1]):
+        raise ValueError(f"features {list(layers)} are not in ascending order")
+    if layers and layers[-1] > num_layers:
+        raise ValueError(f"a model of {num_layers} layers has no feature {layers[-1]}")

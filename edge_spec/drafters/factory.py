@@ -17,6 +17,8 @@ from edge_spec.core import entry_points
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
+from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
@@ -62,6 +64,7 @@ class DrafterContext:
     # the target, by their names
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
+    head: EagleNetwork | None = None  # a trained one
 
 
 @declares(SuffixDrafter.traits)
@@ -119,6 +122,13 @@ def cascade(context: DrafterContext) -> Drafter:
     return _cascade(context, [SuffixDrafter()], "cascade")
 
 
+@declares(replace(EagleDrafter.traits, auto=True))
+def eagle(context: DrafterContext) -> Drafter:
+    if context.head is None:
+        raise missing_head("eagle")
+    return EagleDrafter(context.head)
+
+
 def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
     below = lowest
     for draft in reversed(context.drafts[1:]):
@@ -148,6 +158,12 @@ def _self_drafter(context: DrafterContext, name: str) -> Drafter:
 def missing_draft(name: str) -> UsageError:
     return UsageError(
         f"the drafter {name} needs a second model", remedy="Name it with --draft MODEL."
+    )
+
+
+def missing_head(name: str) -> UsageError:
+    return UsageError(
+        f"the drafter {name} needs a trained head", remedy="Name its directory with --draft DIR."
     )
 
 
@@ -182,15 +198,17 @@ def installed_traits() -> dict[str, DrafterTraits]:
     return found
 
 
-def auto_drafters(*, drafts: bool, corpora: bool) -> list[str]:
-    """The names that "auto" stands for, where there are drafts and corpora or not: those that
-    declare it and need nothing else. Where there is a draft, those that draft with it stand in the
-    place of those that look up the text."""
+def auto_drafters(*, drafts: bool, corpora: bool, head: bool = False) -> list[str]:
+    """The names that "auto" stands for, where there are drafts, corpora and a trained head or not:
+    those that declare it and need nothing else. Where there is a draft, those that draft with it
+    stand in the place of those that look up the text; a head drafts beside these."""
     found = {name: each for name, each in installed_traits().items() if each.auto}
     by_text = [name for name, each in found.items() if each.needs_text_alone]
     by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
     by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
-    return [*(by_draft if drafts else by_text), *(by_corpora if corpora else [])]
+    by_head = [name for name, each in found.items() if each.head]
+    by_model = by_draft if drafts else by_text
+    return [*by_model, *(by_head if head else []), *(by_corpora if corpora else [])]
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
@@ -202,7 +220,11 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
         return []
     wanted = [name.strip() for name in chosen.split(",")]
     if chosen == "auto":
-        wanted = auto_drafters(drafts=bool(context.drafts), corpora=bool(context.corpora))
+        wanted = auto_drafters(
+            drafts=bool(context.drafts),
+            corpora=bool(context.corpora),
+            head=context.head is not None,
+        )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
     makers = [entry_points.load_plugin("drafters", name) for name in wanted]
@@ -213,6 +235,8 @@ def _made(name: str, make: Callable[[DrafterContext], Any], context: DrafterCont
     declared = _traits(make)
     if declared.draft_model and not context.drafts:
         raise missing_draft(name)
+    if declared.head and context.head is None:
+        raise missing_head(name)
     if declared.corpora and not context.corpora:
         raise UsageError(
             f"the drafter {name} needs a text",

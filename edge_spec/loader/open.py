@@ -22,6 +22,7 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import DraftingOptions
@@ -149,6 +150,7 @@ def _drafter_context(
         searches={"early-exit": ExitSearch(costs), "layer-skip": SkipSearch(costs)},
         parts=parts,
         drafts=drafts,
+        head=None if options.head is None else open_trained_head(options.head, source, target),
     )
 
 

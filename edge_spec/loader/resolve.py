@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
+from edge_spec.errors import UsageError
+from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.storage.atomic import expanded
 
 
 def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = True) -> LoadOptions:
     """The options with their drafts named, and checked. Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
-    said["draft"] = asked_drafts(source, asked)
-    return LoadOptions(**said, keeps_ngrams=keeps_ngrams)
+    drafts = asked_drafts(source, asked)
+    heads = [Path(name) for name in drafts if runtimes.is_head(expanded(Path(name)))]
+    if len(heads) > 1:
+        raise UsageError("--draft names two heads", remedy="Name one of them.")
+    said["draft"] = tuple(name for name in drafts if Path(name) not in heads)
+    head = expanded(heads[0]) if heads else None
+    return LoadOptions(**said, keeps_ngrams=keeps_ngrams, head=head)
 
 
 def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:

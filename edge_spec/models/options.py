@@ -11,7 +11,7 @@ from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
-from edge_spec.drafters.factory import missing_draft
+from edge_spec.drafters.factory import missing_draft, missing_head
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.drafters.protocol import Cost
@@ -52,6 +52,7 @@ class DraftingOptions(AskedDrafting):
     """Who drafts; `draft` names models, no longer "auto" or "none"."""
 
     keeps_ngrams: bool = True  # of answers, for later runs, where ngram-cache is a drafter
+    head: Path | None = None  # the directory of a trained one, which `draft` named
 
     @property
     def drafts(self) -> tuple[str, ...]:
@@ -152,7 +153,8 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
     def takes_turns(self) -> bool:
         """Whether other models, or parts of this one, run between its passes."""
         named = factory.traits_of(self.drafter).values()
-        return bool(self.drafts) or any(traits.cost is Cost.PASS for traits in named)
+        several = bool(self.drafts) or self.head is not None
+        return several or any(traits.cost is Cost.PASS for traits in named)
 
     @property
     def runtime_options(self) -> RuntimeOptions:
@@ -209,7 +211,10 @@ def _require_used(options: LoadOptions) -> None:
     """An option for a drafter that was not asked for would silently do nothing."""
     asked = factory.traits_of(options.drafter).values()
     auto = options.drafter.strip() == "auto"
-    told = [("draft", f"the draft {', '.join(options.drafts)}", "draft-model", True)]
+    told = [
+        ("draft", f"the draft {', '.join(options.drafts)}", "draft-model", True),
+        ("head", f"the head {options.head}", "eagle", True),
+    ]
     for name, declared in declared_options(AskedOptions).items():
         option = declared.option
         if option.drafters:
@@ -230,6 +235,10 @@ def _require_one_mode(options: LoadOptions) -> None:
 
 
 def _require_draft(options: LoadOptions) -> None:
+    if options.drafts and options.head is not None:
+        raise UsageError(
+            f"the head {options.head} drafts without other drafts", remedy="Leave one of them out."
+        )
     if options.drafts:
         return
     for flag, given in (
@@ -244,6 +253,8 @@ def _require_draft(options: LoadOptions) -> None:
     for name, traits in factory.traits_of(options.drafter).items():
         if traits.draft_model:
             raise missing_draft(name)
+        if traits.head and options.head is None:
+            raise missing_head(name)
 
 
 def _require_room_for_window(options: LoadOptions) -> None:

@@ -11,8 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
+from edge_spec.core.heads import EagleHead
 from edge_spec.core.model import Checkpoint, ModelInfo, ReadsMoreFormats, Runtime, TensorRows
 from edge_spec.errors import UnknownArchitectureError
 
@@ -169,6 +171,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """A published model that can be converted, by the reader that exporters provide."""
     checkpoint: Checkpoint = load_plugin("checkpoints", "default")(path)
     return checkpoint
+
+
+def is_head(path: Path) -> bool:
+    """Whether this is the directory of a trained head; see `edge_spec.core.heads`."""
+    found: bool = load_plugin("checkpoints", "head").is_head(path)
+    return found
+
+
+def open_head(path: Path, target: ModelConfig) -> EagleHead:
+    """Raises ModelFileError, UnsupportedModelError, and UsageError for another target's."""
+    head: EagleHead = load_plugin("checkpoints", "head").open_head(path, target)
+    return head
 
 
 def open_model_info(path: Path) -> ModelInfo:

@@ -139,7 +139,7 @@ def _is_open(options: LoadOptions) -> bool:
     default = LoadOptions()
     asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
     asked = asked or options.exact or options.draft_overlap != default.draft_overlap
-    return not asked and len(options.drafts) <= 1
+    return not asked and len(options.drafts) <= 1 and options.head is None
 
 
 def _usable(placements: tuple[Placement, ...]) -> Placement | None:

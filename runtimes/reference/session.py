@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, Positions
@@ -18,6 +19,8 @@ class ReferenceSession:
         self.length = 0
         self._model = model
         self._memory: np.ndarray | None = None  # keys and values of an encoded source
+        self._features: tuple[int, ...] = ()
+        self._on_prefilled: OnPrefilled | None = None
         # Layer, key or value, head, position, element; grown as needed.
         self._cache = np.zeros(
             (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim), np.float32
@@ -28,13 +31,15 @@ class ReferenceSession:
         for start in range(0, len(tokens), MAX_ROWS):
             chunk = np.asarray(tokens[start : start + MAX_ROWS])
             rows = len(chunk)
-            self._hidden(chunk, np.arange(rows), np.tri(rows, dtype=bool))
-            self.length += rows
+            _, features = self._hidden(chunk, np.arange(rows), np.tri(rows, dtype=bool))
+            start_of_chunk, self.length = self.length, self.length + rows
+            if self._on_prefilled is not None and features is not None:
+                self._on_prefilled(start_of_chunk, features)
 
     def forward(self, tree: TokenTree) -> Forward:
         self._reserve(len(tree))
-        hidden = self._hidden(tree.tokens, tree.depths, tree.ancestors)
-        return Forward(self._model.logits(hidden), hidden)
+        hidden, features = self._hidden(tree.tokens, tree.depths, tree.ancestors)
+        return Forward(self._model.logits(hidden), hidden, features)
 
     def commit(self, rows: Sequence[int]) -> None:
         kept = self._cache[..., self.length + np.asarray(rows), :]
@@ -44,6 +49,11 @@ class ReferenceSession:
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
         self.length = length
+
+    def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
+        """See `edge_spec.core.features.GivesFeatures`."""
+        require_layers(layers, self._model.config.num_layers)
+        self._features, self._on_prefilled = tuple(layers), on_prefilled
 
     def attend_to(self, source: Sequence[int]) -> None:
         """See `edge_spec.core.source_session.DecoderSession`."""
@@ -71,8 +81,11 @@ class ReferenceSession:
             room[3] = (0, max(missing, 256))
             self._cache = np.pad(self._cache, room)
 
-    def _hidden(self, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray) -> np.ndarray:
-        """Final normed hidden states [rows, hidden]; writes keys and values after `length`.
+    def _hidden(
+        self, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Final normed hidden states [rows, hidden], and the features [rows, features, hidden] that
+        are collected; writes keys and values after `length`.
 
         sees: [rows, rows] bool, which of the new rows each new row attends to.
         """
@@ -89,6 +102,12 @@ class ReferenceSession:
             return model.mix(layer, Heads(heads.queries, *cache[:, :, :end]), mask, positions)
 
         x = model.embed(tokens)
+        streams = []
         for layer in range(model.config.num_layers):
+            if layer in self._features:
+                streams.append(x)
             x = model.layer(x, layer, rows, attend, self._memory)
-        return model.norm(x, "model.norm")
+        hidden = model.norm(x, "model.norm")
+        if model.config.num_layers in self._features:
+            streams.append(hidden)
+        return hidden, np.stack(streams, axis=1) if streams else None

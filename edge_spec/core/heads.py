@@ -1,0 +1,54 @@
+"""Trained heads: small networks that draft from what a target has computed, as a reader describes
+them. Formats differ in names and conventions; what stands here is the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+
+
+class TargetTables(Protocol):
+    """The tables of a target that a head may share with it."""
+
+    def embed(self, tokens: np.ndarray) -> np.ndarray:
+        """tokens: [rows] int -> [rows, hidden_size] float32."""
+
+    def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
+        """Returns these rows of the matrix that scores tokens, all where None: [tokens,
+        hidden_size] float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class EagleHead:
+    """A head that drafts by layers of its own: EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al.
+    2025). It reads token i + 1 beside the target's features of token i.
+
+    config: of its layers; vocab_size and context_length are the target's. tensors: float32,
+    matrices [out, in], by these names, those in brackets only where it has them:
+
+        fc.weight [fc.bias]    what makes its input of features, or of embedding and feature
+        [fc_norm]              of all features beside each other, before fc
+        [feature_norm.K]       of feature K alone, before fc
+        [embed] [head] [norm]  of its own; else the target's embedding and output matrix, no norm
+        layers.L.(q|k|v|o|gate|up|down).weight [layers.L.(q|k|v).bias]
+        layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
+    """
+
+    kind: str  # as it is published, such as "EAGLE-3"
+    path: Path
+    config: ModelConfig
+    feature_layers: tuple[int, ...]  # as `core.features` counts them
+    feature_size: int  # the target's hidden_size
+    tensors: Mapping[str, np.ndarray]
+    # fc joins embedding and feature (EAGLE-1); else it joins features, and the first layer's
+    # attention reads embedding and feature beside each other (EAGLE-3).
+    joins_embedding: bool = False
+    adds_to_normed: bool = False  # the first layer adds to the normed feature
+    returns_normed: bool = False  # what it goes on from is its last state after the norm
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them

@@ -1,0 +1,1 @@
+"""Trained heads as drafters: they draft from the target's own features."""

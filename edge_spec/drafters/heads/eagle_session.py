@@ -1,0 +1,189 @@
+"""A head as a model that drafts: its sessions read tokens, and take features from a store.
+
+The entry of a token in the head's cache is made of the token and the feature of the one before it.
+Where the target has not computed that feature, the head's own last state takes its place; as soon
+as the target has, the entry is made again, in the pass that is asked for next (Li et al. 2024,
+EAGLE, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import Capabilities, Forward, require_rollback, require_room
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.heads.feature_store import FeatureStore
+from edge_spec.drafters.heads.network import EagleNetwork, Heads, attend
+
+WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
+_MAX_ROWS = 64
+_PREFILL_ROWS = 256
+
+
+class EagleModel:
+    """Sessions of one head share its weights; each target session has a store of its own."""
+
+    capabilities = Capabilities(max_rows=_MAX_ROWS, trees=True, rollback=True, hidden_states=False)
+
+    def __init__(self, network: EagleNetwork, features: FeatureStore) -> None:
+        self.config: ModelConfig = network.config
+        self._network = network
+        self._features = features
+
+    def open_session(self) -> EagleSession:
+        return EagleSession(self._network, self._features)
+
+    def close(self) -> None:
+        """Has nothing open."""
+
+
+class EagleSession:
+    """Slot s of the arrays holds position s + `_base` of the text, then the rows of a tree."""
+
+    def __init__(self, network: EagleNetwork, features: FeatureStore) -> None:
+        config = network.config
+        self.length = 0
+        self._network = network
+        self._features = features
+        self._base = 0
+        self._tokens = np.empty(0, np.int32)
+        self._cache = np.empty(
+            (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim), np.float32
+        )
+        self._states = np.empty((0, config.hidden_size), np.float32)  # what each goes on from
+        self._is_known = np.empty(0, bool)  # entries made of some feature,
+        self._is_final = np.empty(0, bool)  # entries made of the target's
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        require_room(self.length, len(tokens), self._network.config.context_length)
+        for start in range(0, len(tokens), _PREFILL_ROWS):
+            chunk = np.asarray(tokens[start : start + _PREFILL_ROWS], np.int32)
+            first = self._reserve(len(chunk))
+            self._tokens[first : first + len(chunk)] = chunk
+            self.length += len(chunk)
+            self._refresh()
+
+    def forward(self, tree: TokenTree) -> Forward:
+        rows = len(tree)
+        require_room(self.length, rows, self._network.config.context_length)
+        first = self._reserve(rows)
+        self._tokens[first : first + rows] = tree.tokens
+        streams = np.empty((rows, self._network.config.hidden_size), np.float32)
+        for at in self._levels(tree):
+            stale = self._stale() if at[0] == 0 else np.empty(0, np.int64)
+            slots = np.concatenate([stale, first + at])
+            sees = self._text_seen(slots, stale, first + rows)
+            sees[len(stale) :, first:] = tree.ancestors[at]
+            positions = np.concatenate([stale + self._base, self.length + tree.depths[at]])
+            before = np.concatenate([stale - 1, first + tree.parents[at]])
+            streams[at] = self._run(slots, positions, before, sees)[len(stale) :]
+        return Forward(self._network.logits(streams))
+
+    def commit(self, rows: Sequence[int]) -> None:
+        first = self.length - self._base
+        taken, kept = first + np.asarray(rows), slice(first, first + len(rows))
+        self._cache[..., kept, :] = self._cache[..., taken, :]
+        for array in (self._tokens, self._states, self._is_known, self._is_final):
+            array[kept] = array[taken]
+        self.length += len(rows)
+
+    def rollback(self, length: int) -> None:
+        require_rollback(self.length, length)
+        self.length = length
+        if length < self._base:  # what was before is forgotten
+            self._base = length
+
+    def close(self) -> None:
+        self._cache = self._cache[..., :0, :]
+
+    def _levels(self, tree: TokenTree) -> Iterator[np.ndarray]:
+        """Rows that a pass can take at once: those after tokens that the target has read, then one
+        level after the other."""
+        read = max(self._features.end - self.length, 0)
+        yield np.flatnonzero(tree.depths <= read)
+        for depth in range(read + 1, int(tree.depths.max()) + 1):
+            yield np.flatnonzero(tree.depths == depth)
+
+    def _refresh(self) -> None:
+        """Makes the entries of the text that lack the target's features, as far as it has them."""
+        stale = self._stale()
+        if len(stale):
+            sees = self._text_seen(stale, stale, self.length - self._base)
+            self._run(stale, stale + self._base, stale - 1, sees)
+
+    def _stale(self) -> np.ndarray:
+        """[rows] slots of the text whose entries can be made of the target's features now."""
+        open_slots = np.flatnonzero(~self._is_final[: self.length - self._base])
+        found: np.ndarray = open_slots[self._features.available(open_slots + self._base - 1)]
+        return found
+
+    def _text_seen(self, slots: np.ndarray, stale: np.ndarray, width: int) -> np.ndarray:
+        """[rows, width] bool: what rows see of the text, whose stale entries are made with them."""
+        made = np.zeros(width, bool)
+        end = self.length - self._base
+        made[:end] = self._is_known[:end]
+        made[stale] = True
+        found: np.ndarray = made & (np.arange(width) <= slots[:, None])
+        return found
+
+    def _run(
+        self, slots: np.ndarray, positions: np.ndarray, before: np.ndarray, sees: np.ndarray
+    ) -> np.ndarray:
+        """Makes entries, and returns the last layer's stream [rows, hidden_size]. before: the slots
+        whose features, or states, the rows go on from."""
+        network, width = self._network, sees.shape[1]
+        sees = sees.copy()
+        sees[np.arange(len(slots)), slots] = True
+        reach = np.empty(width, np.int64)
+        reach[: self.length - self._base] = np.arange(self._base, self.length)
+        reach[self.length - self._base :] = self.length  # rows of a tree are near enough
+        sees &= (reach > positions[:, None] - WINDOW) | (np.arange(width) == slots[:, None])
+        is_final, inputs = self._inputs(positions, before)
+        stream, read = network.enter(self._tokens[slots], inputs)
+        for layer in range(network.config.num_layers):
+            if layer:
+                read = network.read(stream, layer)
+            made = network.heads(read, layer, positions)
+            cache = self._cache[layer]
+            cache[0][:, slots], cache[1][:, slots] = made.keys, made.values
+            mixed = attend(Heads(made.queries, *cache[:, :, :width]), sees)
+            stream = network.leave(stream, mixed, layer)
+        self._states[slots] = network.goes_on_from(stream)
+        self._is_final[slots] = is_final
+        self._is_known[slots] = is_final | ((before >= 0) & self._is_known[before])
+        return stream
+
+    def _inputs(self, positions: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether the target has computed the feature of each row's last token, [rows] bool, and
+        the feature, or what takes its place; nothing where nothing does."""
+        is_final = self._features.available(positions - 1)
+        inputs = np.zeros((len(positions), self._states.shape[1]), np.float32)
+        inputs[is_final] = self._features.get(positions[is_final] - 1)
+        own = ~is_final & (before >= 0)
+        own[own] = self._is_known[before[own]]
+        inputs[own] = self._states[before[own]]
+        return is_final, inputs
+
+    def _reserve(self, rows: int) -> int:
+        """Makes room for rows after the text, and returns the slot of the first. A text of twice
+        the window is cut to it."""
+        surplus = self.length - self._base - WINDOW
+        if surplus > WINDOW:
+            self._base += surplus
+            self._cache = self._cache[..., surplus:, :].copy()
+            self._tokens, self._states = self._tokens[surplus:], self._states[surplus:]
+            self._is_known, self._is_final = self._is_known[surplus:], self._is_final[surplus:]
+        first = self.length - self._base
+        missing = first + rows - len(self._tokens)
+        if missing > 0:
+            grown = max(missing, _PREFILL_ROWS)
+            self._cache = np.pad(self._cache, [(0, 0)] * 3 + [(0, grown), (0, 0)])
+            self._states = np.pad(self._states, [(0, grown), (0, 0)])
+            self._tokens = np.pad(self._tokens, (0, grown))
+            self._is_known = np.pad(self._is_known, (0, grown))
+            self._is_final = np.pad(self._is_final, (0, grown))
+        self._is_known[first:] = self._is_final[first:] = False
+        return first

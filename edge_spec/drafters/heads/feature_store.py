@@ -1,0 +1,67 @@
+"""What a head knows of its target: one row of features for each token of the text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class FeatureStore:
+    """Keeps rows [size] float32 of positions without a gap, the last `capacity` of them at least.
+
+    A write at a position is the target's: it makes all that was kept from there on obsolete.
+    """
+
+    def __init__(self, size: int, capacity: int) -> None:
+        self._capacity = capacity
+        self._first = 0
+        self._rows = np.empty((0, size), np.float32)
+        self._written: int | None = None  # the lowest position since the last `begin`
+
+    @property
+    def end(self) -> int:
+        return self._first + len(self._rows)
+
+    def has(self, position: int) -> bool:
+        return self._first <= position < self.end
+
+    def available(self, positions: np.ndarray) -> np.ndarray:
+        """positions: [rows] int -> [rows] bool."""
+        found: np.ndarray = (positions >= self._first) & (positions < self.end)
+        return found
+
+    def get(self, positions: np.ndarray) -> np.ndarray:
+        """[rows, size] of positions that are available."""
+        rows: np.ndarray = self._rows[positions - self._first]
+        return rows
+
+    def put(self, position: int, rows: np.ndarray) -> None:
+        """rows: [tokens, size] of the tokens from `position` on."""
+        self._written = position if self._written is None else min(self._written, position)
+        if not self._first <= position <= self.end:  # nothing is known of those in between
+            self._first, self._rows = position, self._rows[:0]
+        kept = self._rows[: position - self._first]
+        self._rows = np.concatenate([kept, rows.astype(np.float32, copy=False)])
+        if len(self._rows) > 2 * self._capacity:
+            self._keep(self.end - self._capacity, self.end)
+            self._rows = self._rows.copy()  # without the others
+
+    def begin(self, agreed: int, length: int) -> None:
+        """A text begins of which the target has read `length` tokens; its first `agreed` tokens are
+        those of the text before. Forgets what was kept of other tokens: what a session was restored
+        to, it has told nobody of."""
+        written, self._written = self._written, None
+        if written is None:
+            self._keep(self._first, agreed)
+        elif written > agreed:
+            self._keep(written, self.end)
+        self._keep(self._first, length)
+
+    def clear(self) -> None:
+        self._first, self._rows, self._written = 0, self._rows[:0], None
+
+    def _keep(self, first: int, end: int) -> None:
+        """Forgets what is not from `first` to before `end`."""
+        end = min(max(end, self._first), self.end)
+        first = min(max(first, self._first), end)
+        self._rows = self._rows[first - self._first : end - self._first]
+        self._first = first

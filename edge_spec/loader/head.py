@@ -1,0 +1,47 @@
+"""A trained head beside its target: it shares the target's embedding and output matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edge_spec.core.model import TensorRows
+from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.models import runtimes
+from edge_spec.models.resolve import ResolvedModel
+from edge_spec.models.source import Source
+
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class StoredTables:
+    """Reads them from the target's own file, row by row."""
+
+    def __init__(self, tensors: TensorRows) -> None:
+        self._tensors = tensors
+
+    def embed(self, tokens: np.ndarray) -> np.ndarray:
+        return self._tensors.float32_rows(_EMBEDDING, np.asarray(tokens, np.int64))
+
+    def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
+        name = _EMBEDDING if self._tensors.config.tied_embeddings else _OUTPUT
+        if tokens is None:
+            return self._tensors.float32(name)
+        return self._tensors.float32_rows(name, tokens)
+
+
+def open_trained_head(path: Path, source: Source, target: ResolvedModel) -> EagleNetwork:
+    """Raises as `runtimes.open_head` does, and UsageError for a target without the weights that a
+    head shares."""
+    head = runtimes.open_head(path, target.config)
+    try:
+        tensors = runtimes.open_checkpoint(source.path)
+    except EdgeSpecError as error:
+        raise UsageError(
+            f"the head {path} shares tables of its target, which are not in {source.model}: "
+            f"{error.message}",
+            remedy="Name the GGUF file or directory that the target was converted from.",
+        ) from None
+    return EagleNetwork(head, StoredTables(tensors))

@@ -1,0 +1,71 @@
+"""Recognises trained heads by what is in their directories, never by names of directories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import EagleHead
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.heads.eagle import eagle_head
+from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
+from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+# Of config.json, any of which only heads have.
+_MARKS = (
+    "draft_vocab_size",
+    "eagle_config",
+    "dflash_config",
+    "medusa_num_heads",
+    "speculators_config",
+    "speculators_model_type",
+)
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def is_head(path: Path) -> bool:
+    """Whether this is the directory of a trained head; its weights stay unread."""
+    if not (path / "config.json").is_file():
+        return False
+    try:
+        values = read_json(path / "config.json")
+        return any(mark in values for mark in _MARKS) or "fc.weight" in _tensors(path, values)
+    except (ModelFileError, UnsupportedModelError):
+        return False  # whoever opens it as a model says what is wrong
+
+
+def open_head(path: Path, target: ModelConfig) -> EagleHead:
+    """Raises ModelFileError for a damaged head, UnsupportedModelError for a kind that is not
+    computed, UsageError for the head of another target."""
+    values = read_json(path / "config.json")
+    for mark, kind in (("dflash_config", "DFlash"), ("medusa_num_heads", "Medusa")):
+        if mark in values:
+            raise UnsupportedModelError(
+                f"{path} is a drafter of the kind {kind}, which is not computed",
+                remedy="Use a head of the kind EAGLE, or another drafter.",
+            )
+    return eagle_head(path, values, _tensors(path, values), target)
+
+
+def _tensors(path: Path, values: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    files = (
+        shards(path)
+        if (path / INDEX).exists()
+        else sorted(p.name for p in path.glob("*.safetensors"))
+    )
+    if not files and any(next(path.glob(kind), None) for kind in _PICKLED):
+        raise UnsupportedModelError(
+            f"the weights in {path} are pickled, which may run any code when it is opened",
+            remedy="Convert them by the command in docs/drafters.md, which runs none.",
+        )
+    if not files:
+        raise ModelFileError(
+            f"{path} has no weights", remedy=f"Expected {SINGLE} beside config.json."
+        )
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        found |= read_safetensors(path / file, INTEGERS)
+    return found

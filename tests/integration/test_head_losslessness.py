@@ -1,0 +1,204 @@
+"""With a head, texts are those of plain decoding: greedy ones token for token, samples in law."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import edge_spec
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.verify import verify
+from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.protocol import Budget
+from edge_spec.errors import EdgeSpecError
+from edge_spec.exporters.heads import is_head, open_head
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader.head import StoredTables
+from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import heads
+from fixtures import text_distribution as text
+
+LAYERS, VOCAB = 7, 265
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture(scope="module")
+def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny.build("llama", num_hidden_layers=LAYERS)
+    return Path(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    return heads.draw(LAYERS, VOCAB, "safeailab").write(tmp_path / "head")
+
+
+@pytest.fixture
+def obliging(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+    """Every second chain of a head begins as plain decoding goes on, as a trained head's would."""
+    with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
+        plain = [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
+    proposed = EagleDrafter.propose
+
+    def propose(self: EagleDrafter, pending: int, budget: Budget) -> TokenTree:
+        tree, at = proposed(self, pending, budget), len(self._text_tokens) - len(PROMPT)
+        if at % 2 or len(tree) == 1:
+            return tree
+        return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)
+
+    def observe(self: EagleDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth = self._growth.__class__(tree, (None,) * len(tree))
+        observed(self, tree, out, verdict)
+
+    observed = EagleDrafter.observe
+    monkeypatch.setattr(EagleDrafter, "propose", propose)
+    monkeypatch.setattr(EagleDrafter, "observe", observe)
+
+
+@pytest.mark.parametrize("drafter", ["auto", "eagle"])
+@pytest.mark.usefixtures("fixed_policy", "obliging")
+def test_greedy_texts_are_those_of_plain_decoding(drafter: str, target: Path, head: Path) -> None:
+    with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
+        expected = [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
+    with edge_spec.load(
+        str(target), runtime="reference", drafter=drafter, draft=str(head)
+    ) as engine:
+        result = engine.generate(PROMPT, max_tokens=60)
+        assert [token.id for token in result.tokens] == expected
+        counts = result.stats.drafters["eagle"]
+        assert 0 < counts.draft_n_accepted < counts.draft_n
+        again = engine.generate(PROMPT[:4], max_tokens=20)  # on a part of the old text
+        assert again.stats.predicted_n == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("branches", [False, True])
+def test_samples_have_the_distribution_of_the_target(
+    branches: bool, tiny: ModuleType, tmp_path: Path
+) -> None:
+    vocab = 8
+    model = tiny.build("llama", num_hidden_layers=LAYERS, vocab_size=vocab)
+    source = open_checkpoint(tiny.write_hf(model, tmp_path / "hf"))
+    path = heads.draw(LAYERS, vocab, "safeailab").write(tmp_path / "head")
+    drafter = EagleDrafter(EagleNetwork(open_head(path, source.config), StoredTables(source)))
+    params = SamplingParams(temperature=3.0)
+    session = ReferenceModel(source).open_session()
+    scorer = ReferenceModel(source).open_session()
+    prompt = (1, 2, 3, 4)
+
+    @cache
+    def logits(tokens: tuple[int, ...]) -> np.ndarray:
+        scorer.rollback(0)
+        scorer.prefill(tokens[:-1])
+        return scorer.forward(TokenTree.chain(tokens[-1])).logits[0]
+
+    drafter.attach(ReferenceModel(source), session)
+    sampler = Sampler(SamplingParams(temperature=3.0, seed=5), prompt, sampled_drafts=True)
+    shape = (-1, 0, 0, 1) if branches else ()
+    budget = Budget(3, 4, branches=branches, shape=shape)
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for _ in range(2000):
+        session.rollback(0)
+        session.prefill(prompt[:-1])
+        drafter.use_sampler(sampler)
+        drafter.begin(prompt)
+        written: list[int] = []
+        while len(written) < text.LENGTH:
+            tree = drafter.propose([*prompt, *written][-1], budget)
+            out = session.forward(tree)
+            verdict = verify(tree, out, sampler)
+            session.commit(verdict.kept)
+            sampler.observe(verdict.tokens)
+            drafter.observe(tree, out, verdict)
+            accepted += verdict.num_accepted
+            written += verdict.tokens
+        counts[tuple(written[: text.LENGTH])] += 1
+    assert accepted > 500  # otherwise nothing was tried
+    assert text.p_value(counts, text.joint(logits, prompt, params)) > text.SMALLEST_P
+
+
+def test_heads_are_told_from_models_by_content(target: Path, head: Path, tmp_path: Path) -> None:
+    assert is_head(head) and not is_head(target) and not is_head(tmp_path)
+    assert is_head(heads.draw(LAYERS, VOCAB, "eagle-1").write(tmp_path / "one"))
+
+
+Broken = Callable[[heads.Head], object]
+
+
+def _drop(name: str) -> Broken:
+    return lambda head: head.tensors.pop(name)
+
+
+def _shift(by: int) -> Broken:
+    return lambda head: head.ids.__iadd__(by)
+
+
+def _set(name: str, *shape: int) -> Broken:
+    return lambda head: head.tensors.update({name: np.zeros(shape, np.float32)})
+
+
+REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
+    "missing": (_drop("self_attn.q_proj.weight"), {}, "layers.0.q.weight is missing"),
+    "too many": (_set("mlp.extra.weight", 2, 2), {}, "no known head has"),
+    "shape": (_set("norm.weight", 3), {}, "norm has the shape [3], expected [64]"),
+    "vocabulary": (_shift(200), {}, "d2t names a token twice, or one beyond"),
+    "width": (_set("fc.weight", 64, 96), {}, "a head for another target"),
+    "layers": (lambda head: None, {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "[1, 3, 9]"),
+    "activation": (lambda head: None, {"hidden_act": "gelu"}, "'gelu'"),
+    "dflash": (lambda head: None, {"dflash_config": {}}, "DFlash"),
+    "medusa": (lambda head: None, {"medusa_num_heads": 5}, "Medusa"),
+    "rope": (lambda head: None, {"rope_scaling": {"rope_type": "yarn"}}, "rotary frequencies"),
+    "count": (lambda head: None, {"hidden_size": -1}, "no usable hidden_size"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_head_that_does_not_fit_is_refused_in_one_line(
+    case: str, target: Path, tmp_path: Path
+) -> None:
+    breaks, changes, told = REFUSED[case]
+    head = heads.draw(LAYERS, VOCAB, "safeailab")
+    breaks(head)
+    path = head.write(tmp_path / "head", **changes)
+    with pytest.raises(EdgeSpecError) as caught:
+        edge_spec.load(str(target), runtime="reference", draft=str(path))
+    assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+def test_pickled_weights_are_not_opened(target: Path, head: Path) -> None:
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    with pytest.raises(EdgeSpecError, match="pickled") as caught:
+        edge_spec.load(str(target), runtime="reference", draft=str(head))
+    assert "docs/drafters.md" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"drafter": "eagle"}, "needs a trained head"),
+        ({"drafter": "suffix", "draft": "HEAD"}, "would not be used"),
+        ({"draft": ["HEAD", "HEAD"]}, "two heads"),
+        ({"draft": ["HEAD", "TARGET"]}, "without other drafts"),
+        ({"draft": "HEAD", "draft_threads": 1}, "for a draft, and there is none"),
+    ],
+)
+def test_options_that_a_head_contradicts_are_refused(
+    options: dict[str, object], told: str, target: Path, head: Path
+) -> None:
+    names = {"HEAD": str(head), "TARGET": str(target)}
+    if isinstance(draft := options.get("draft"), list):
+        options = options | {"draft": [names[each] for each in draft]}
+    elif draft is not None:
+        options = options | {"draft": names[str(draft)]}
+    with pytest.raises(EdgeSpecError, match=told):
+        edge_spec.load(str(target), runtime="reference", **options)
