@@ -6,10 +6,12 @@ Feature `i` of a model is the residual stream that enters layer `i`, before any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from edge_spec.errors import SessionError
 
 # Is told of prefilled tokens: the position of the first, and [tokens, features, hidden_size]
 # float32, valid until it returns.
@@ -18,7 +20,12 @@ OnPrefilled = Callable[[int, np.ndarray], None]
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """A session whose passes can return features beside their scores."""
+    """A session whose passes can return features beside their scores. A pass that several sessions
+    share returns none: whoever makes one leaves out a session that collects them."""
+
+    @property
+    def collects(self) -> bool:
+        """Whether its passes return features now."""
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """From now on each `forward` fills `Forward.features`, and each `prefill` tells
@@ -33,3 +40,17 @@ def require_layers(layers: Sequence[int], num_layers: int) -> None:
         raise ValueError(f"features {list(layers)} are not in ascending order")
     if layers and layers[-1] > num_layers:
         raise ValueError(f"a model of {num_layers} layers has no feature {layers[-1]}")
+
+
+def collects(session: object) -> bool:
+    """Returns whether this session has its passes alone, for the sake of features."""
+    return isinstance(session, GivesFeatures) and session.collects
+
+
+def require_none_collects(sessions: Iterable[object]) -> None:
+    """What a pass that several share checks. Raises SessionError."""
+    if any(map(collects, sessions)):
+        raise SessionError(
+            "a conversation whose features are collected shares no pass",
+            remedy="It is scored alone.",
+        )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from edge_spec.core.features import GivesFeatures, OnPrefilled, collects
 from edge_spec.core.model import Forward, Interruptible, Model, Restorable, Session
 from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.tree import TokenTree
@@ -61,6 +62,8 @@ class WatchedModel:
     def open_session(self) -> Session:
         session = self.watched.open_session()
         kind = _Restorable if isinstance(session, Restorable) else WatchedSession
+        if kind is _Restorable and isinstance(session, GivesFeatures):
+            kind = _Featured
         watched = kind(session, *self._limits, self._remedy)
         with self._lock:
             self._sessions = [each for each in self._sessions if each.is_in_use]
@@ -157,6 +160,18 @@ class _Restorable(WatchedSession):
         assert isinstance(self._session, Restorable)
         self._worker.require_idle()
         self._session.restore(state, length)
+
+
+class _Featured(_Restorable):
+    @property
+    def collects(self) -> bool:
+        return collects(self._session)
+
+    def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
+        """Is told of prefilled tokens by another thread, while `prefill` waits for it."""
+        assert isinstance(self._session, GivesFeatures)
+        self._worker.require_idle()
+        self._session.collect_features(layers, on_prefilled)
 
 
 class _Mean:

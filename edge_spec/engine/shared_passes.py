@@ -23,6 +23,7 @@ from edge_spec.control.concurrency import Concurrency
 from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import SharingTimes
 from edge_spec.control.sharing import wider
+from edge_spec.core.features import collects
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
@@ -242,8 +243,8 @@ class SharedPasses:
 
     def _joins(self, request: Request) -> bool:
         """Near ties that plain steps decide are left to passes of a single row, which are
-        nobody else's."""
-        if request.alone or not request.can_join:
+        nobody else's; features are given by a session's own passes alone."""
+        if request.alone or not request.can_join or collects(request.session):
             return False
         if isinstance(request, PromptRequest):
             return self._setup.sharing.slices

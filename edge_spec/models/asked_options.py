@@ -114,7 +114,7 @@ class AskedDrafting:
         str,
         Option(
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
-            "ngram-cache, draft-model, cascade, early-exit, layer-skip.",
+            "ngram-cache, draft-model, cascade, eagle, early-exit, layer-skip.",
             more="Draft tokens of several share a tree. `auto` is `suffix`, `suffix,corpus` where "
             "there is a corpus, `cascade` where there is a draft: [drafters.md](drafters.md).",
         ),
@@ -122,11 +122,12 @@ class AskedDrafting:
     draft: Annotated[
         str | Sequence[str] | None,
         Option(
-            "A smaller model that drafts, none, or auto: one that fits and is here; may be "
-            "repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
+            "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
+            "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
             read_as=list[str] | None,
             more="`auto` takes the smallest that has the model's tokens and at most half its size: "
-            "[models.md](models.md#a-draft-that-is-chosen).",
+            "[models.md](models.md#a-draft-that-is-chosen). The directory of a head is told from a "
+            "model's by content: [drafters.md](drafters.md#trained-heads).",
         ),
     ] = None
     draft_overlap: Annotated[

@@ -1,8 +1,9 @@
 """Parts for tests of drafters, runtimes and applications; nothing here is used at run time.
 
 `ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
-runtime has to pass, `check_sharing` that of runtimes whose sessions share passes. `FaultyModel` and
-`FaultyDrafter` fail at a chosen call, and `check_faults` has everything fail that an engine asks.
+runtime has to pass, `check_sharing` that of runtimes whose sessions share passes, `check_features`
+that of sessions which give features. `FaultyModel` and `FaultyDrafter` fail at a chosen call, and
+`check_faults` has everything fail that an engine asks.
 """
 
 from edge_spec.testing.faults import (
@@ -13,6 +14,7 @@ from edge_spec.testing.faults import (
     FaultyDrafter,
     FaultyModel,
 )
+from edge_spec.testing.features import check_features, feature_prompt
 from edge_spec.testing.matrix import FaultCase, FaultReport, check_faults
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
 from edge_spec.testing.session import SessionReport, check_session, check_trees
@@ -32,8 +34,10 @@ __all__ = [
     "ScriptedSession",
     "SessionReport",
     "check_faults",
+    "check_features",
     "check_session",
     "check_sharing",
     "check_trees",
+    "feature_prompt",
     "random_logits",
 ]

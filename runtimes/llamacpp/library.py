@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from edge_spec.runtimes.llamacpp.layer_inputs import LayerInputs
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
@@ -153,4 +154,5 @@ class Library:
     state_write: Callable[[int, Any, int, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
+    layer_inputs: LayerInputs | None = None
     for_devices: Callable[[], Library] | None = None  # the same where a device that is lost raises

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from edge_spec.control.threads import ThreadGovernor
+from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
+from edge_spec.runtimes.llamacpp.features import Features
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
 from edge_spec.runtimes.llamacpp.sequence import holds
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
@@ -44,6 +46,7 @@ class LlamaCppSession:
         self._steady_rows = self._switch()
         self._is_steady = False
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
+        self._features: Features | None = None  # that are collected
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
         self._has_holes = False  # between the cells of committed tokens
         self._gives_hidden: bool | None = False
@@ -53,12 +56,20 @@ class LlamaCppSession:
     def prefill(self, tokens: Sequence[int]) -> None:
         self._require_known(tokens)
         self._reserve(len(tokens))
-        self._want_hidden(False)  # or every token would be scored
+        features = self._features
+        is_scored = features is not None and features.has_final
+        self._want_hidden(is_scored)  # for which every token is scored
         self._want_steady(False)
-        for start in range(0, len(tokens), PREFILL_TOKENS):
-            chunk = tokens[start : start + PREFILL_TOKENS]
-            self._decode(self._batch.prefill(chunk, self.length))
+        batch, step = self._batch.prefill, PREFILL_TOKENS
+        if is_scored:
+            batch, step = self._batch.chain, MAX_ROWS
+        for start in range(0, len(tokens), step):
+            chunk = tokens[start : start + step]
+            self._decode(batch(chunk, self.length))
             self.length += len(chunk)
+            if features is not None:
+                found = self._read_features(features, len(chunk))
+                features.on_prefilled(self.length - len(chunk), found)
         self._library.synchronize(self._context())  # whoever reads a clock next, reads it right
 
     def forward(self, tree: TokenTree) -> Forward:
@@ -76,7 +87,10 @@ class LlamaCppSession:
             self._decode(self._branched(tree))
         self._share_out(rows, time.perf_counter() - started_s)
         start = self._library.logits(self._opened.handle)
-        return self._outputs.get((start, rows)) or self._view(start, rows)
+        out = self._outputs.get((start, rows)) or self._view(start, rows)
+        if self._features is None:
+            return out
+        return replace(out, features=self._read_features(self._features, rows))
 
     def commit(self, rows: Sequence[int]) -> None:
         length = self.length + len(rows)
@@ -107,6 +121,21 @@ class LlamaCppSession:
                 remedy="Begin a new conversation.",
             )
         self.length = length
+
+    @property
+    def collects(self) -> bool:
+        return self._features is not None
+
+    def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
+        """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
+        which llama.cpp does not give them without."""
+        require_layers(layers, self._weights.num_layers)
+        wanted = Features(self._weights, layers, on_prefilled) if layers else None
+        if self._features is not None:
+            self._features.want(self._context(), False)
+        self._features = wanted
+        if wanted is not None:
+            wanted.want(self._context(), True)
 
     def state(self) -> dict[str, np.ndarray]:
         """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known, or
@@ -190,6 +219,8 @@ class LlamaCppSession:
             except ValueError:
                 after.free()
                 raise
+        if self._features is not None:
+            self._features.want(after.handle, True)
         # At once, as far as an interrupt can tell.
         self._opened, self._choices, self.length = after, choices, length
         self._cached, self._branches, self._has_holes = length, None, False
@@ -257,6 +288,15 @@ class LlamaCppSession:
                 f"{self.length} (status {status}): {library.log.errors_after(known) or NO_REASON}",
                 remedy="Give a shorter --context or another --device.",
             )
+
+    def _read_features(self, features: Features, rows: int) -> np.ndarray:
+        """Of the pass that was made last."""
+        hidden = None
+        self._library.synchronize(self._context())
+        if features.has_final and self._library.hidden is not None:
+            address = self._library.hidden(self._opened.handle)
+            hidden = view(self._library, address, rows, self._weights.hidden_size)
+        return features.read(self._opened.handle, rows, hidden)
 
     def _view(self, start: int | None, rows: int) -> Forward:
         """The library's own buffers as arrays."""

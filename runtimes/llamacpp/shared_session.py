@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from edge_spec.core.features import OnPrefilled, require_none_collects
 from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -75,6 +76,10 @@ class SharedSession(LlamaCppSession):
             self.length = length
             self._member.outcome = (length, self._member.outcome[1])
 
+    def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
+        self._return()
+        super().collect_features(layers, on_prefilled)
+
     def state(self) -> dict[str, np.ndarray]:
         self._return()
         return super().state()
@@ -139,6 +144,7 @@ def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
     """Scores trees of several sessions in one pass. Raises what `forward` does."""
     sessions = [each.session for each in parts if isinstance(each.session, SharedSession)]
     assert len(sessions) == len(parts)
+    require_none_collects(sessions)
     for session in sessions:
         session.has_rows = False
     if max(num_rows, sum(len(part.tree) for part in parts)) > MAX_ROWS:

@@ -13,6 +13,7 @@ from typing import Any
 from edge_spec.errors import DeviceError, MissingDependencyError
 from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp.guard import DeviceGuard
+from edge_spec.runtimes.llamacpp.layer_inputs import layer_inputs
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
@@ -106,6 +107,7 @@ def library() -> Library:
         state_write=partial(_write_state, api),
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
         state_window=api.llama_model_n_swa,
+        layer_inputs=layer_inputs(api.llama_cpp._lib),
         for_devices=_device_library,
     )
 

@@ -51,6 +51,8 @@ class GgufWeights:
         self._lock = Lock()  # threads may open contexts, each its own, at the same time
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.hidden_size(handle)
+        self.num_layers = config.num_layers
+        self.architecture = config.architecture
         self.state_window = library.state_window(handle)
         self.is_hybrid = library.is_hybrid(handle)
         if self.vocab_size != config.vocab_size:

@@ -58,8 +58,17 @@ class FewerThreads:
             return self._opened[threads] is not None
 
     def inference(self, threads: int) -> Any:
-        """Of a number that is ready."""
-        return self._opened[threads]
+        """Of a number that is ready, or was until `follow`; None then."""
+        return self._opened.get(threads)
+
+    def follow(self, inference: Any) -> None:
+        """Another graph is in its place from now on, which `reopen` loads, too."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self._threads is not None:
+            self._opened = {self._threads: inference}
 
     def close(self) -> None:
         """Returns when nothing is being opened."""

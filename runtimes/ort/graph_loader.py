@@ -161,9 +161,11 @@ class GraphLoader:
         threads: int | None = None,
         made: bytes | None = None,
         initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
+        has_company: bool = True,
     ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
-        graph over the same weights, but those that `initializers` has. Raises BundleError,
+        graph over the same weights, but those that `initializers` has. has_company: whether such a
+        graph runs beside the file's, which its threads should not slow. Raises BundleError,
         DeviceError."""
         graph = self.bundle.file(name)
         options = self._options
@@ -173,7 +175,8 @@ class GraphLoader:
             options.intra_op_num_threads = threads or options.intra_op_num_threads
         if made is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
-            options.add_session_config_entry(_STOPS_SPINNING, "1")
+            if has_company:
+                options.add_session_config_entry(_STOPS_SPINNING, "1")
         if initializers:
             value = import_onnxruntime().OrtValue
             given = [

@@ -16,9 +16,10 @@ from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.placement.memory import free_bytes
+from edge_spec.runtimes.ort.binding import bind_output
 from edge_spec.runtimes.ort.cache import KvCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
-from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes, bind_output, pass_error
+from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes, pass_error
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
 
 PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be

@@ -7,9 +7,10 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from edge_spec.core.features import require_none_collects
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import BundleError, UsageError
+from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort.device_place import Place
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
@@ -62,6 +63,7 @@ class OrtModel:
         self._fewer = FewerThreads(
             self._loader.threads, self._inference, self._reopen, self._loader.count_bytes
         )
+        self._features: frozenset[int] = frozenset()  # that `_inference` gives
         self._joint: JointGraphs | None = None
         self._device: DeviceSessions | None = None
         if self._loader.place is not None:
@@ -76,7 +78,7 @@ class OrtModel:
 
         opened = partial(OrtSession, self._inference, self.config, self._open_partial, self._fewer)
         if self._encoder is None:
-            return opened()
+            return opened(open_features=self._open_features)
         from edge_spec.runtimes.ort.source import OrtSourceSession, encode
 
         return OrtSourceSession(opened(partial(encode, self._encoder)), self.config)
@@ -99,6 +101,7 @@ class OrtModel:
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
         assert self._joint is not None
+        require_none_collects([part.session for part in parts])
         joining = [(_own(part).passes, part.session.length, part) for part in parts]
         return self._joint.score(joining, num_rows)
 
@@ -116,7 +119,32 @@ class OrtModel:
         return self._loader.open(GRAPH_FILE, made=joint_graph(graph, num_places))
 
     def _reopen(self, threads: int) -> Any:
+        if self._features:
+            return self._open_featured(self._features, threads)
         return self._loader.open_whole(threads)
+
+    def _open_features(self, layers: Sequence[int]) -> Any:
+        """Loads the graph with these outputs, too, where it has others. It takes the place of the
+        one without, so that no second copy of the weights stays once other sessions are closed.
+        Raises BundleError, and UnsupportedModelError where devices have a graph of another form."""
+        if self._loader.form is not None:
+            raise UnsupportedModelError(
+                "what the model's layers compute is given on the CPU alone",
+                remedy="Use --device cpu, or another drafter.",
+            )
+        with self._lock:
+            wanted = self._features.union(layers)
+            if wanted != self._features:
+                self._inference = self._open_featured(wanted)
+                self._features = wanted
+                self._fewer.follow(self._inference)
+            return self._inference
+
+    def _open_featured(self, layers: frozenset[int], threads: int | None = None) -> Any:
+        from edge_spec.runtimes.ort.feature_graph import feature_graph
+
+        graph = feature_graph(self._loader.bundle.file(GRAPH_FILE), self.config, layers)
+        return self._loader.open(GRAPH_FILE, threads, graph, has_company=False)
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none, or the cache is another."""

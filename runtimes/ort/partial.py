@@ -49,7 +49,7 @@ class PartialSession:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._claim()
-        for length in self._passes.prefill(tokens, self.length):
+        for length, _ in self._passes.prefill(tokens, self.length):
             self.length = length
 
     def forward(self, tree: TokenTree) -> Forward:

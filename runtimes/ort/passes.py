@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnxruntime
@@ -13,7 +13,9 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
+from edge_spec.runtimes.ort.binding import bind_output
 from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.ort.feature_graph import FeatureBuffers
 from edge_spec.runtimes.ort.signature import Signature, widened
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
@@ -35,10 +37,12 @@ class _Bound:
     mask: StackedMask | None  # of a stacked pass
     logits: np.ndarray  # [scored, vocab]
     hidden: np.ndarray  # [scored, hidden]
+    features: np.ndarray | None  # [rows, features, hidden]
 
     @property
     def scores(self) -> Forward:
-        return widened(self.logits, self.hidden)
+        scores = widened(self.logits, self.hidden)
+        return scores if self.features is None else replace(scores, features=self.features)
 
 
 class Passes:
@@ -75,6 +79,7 @@ class Passes:
         self._others: dict[onnxruntime.InferenceSession, dict[int, _Bound]] = {}  # bound likewise
         self._generation = cache.generation  # of the cache that is bound
         self._source: Mapping[str, np.ndarray] = {}  # further inputs, the same in all passes
+        self._layers: tuple[int, ...] = ()  # whose features passes give
 
     def attend_to(self, source: Mapping[str, np.ndarray]) -> None:
         """source: the keys and values of one, by their inputs' names, for all passes from now."""
@@ -82,13 +87,21 @@ class Passes:
         self._bound.clear()
         self._others.clear()
 
-    def prefill(self, tokens: Sequence[int], start: int) -> Iterator[int]:
-        """Yields the number of cached tokens after each pass. Raises ContextFullError."""
+    def collect(self, inference: onnxruntime.InferenceSession, layers: Sequence[int]) -> None:
+        """The next passes give these features, by a graph that has them."""
+        self._inference, self._layers = inference, tuple(layers)
+        self._bound.clear()
+        self._others.clear()
+
+    def prefill(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, np.ndarray | None]]:
+        """Yields the number of cached tokens after each pass, and its features, if any,
+        [rows, features, hidden] float32. Raises ContextFullError."""
         self._reserve(len(tokens), start)
         for done in range(0, len(tokens), PREFILL_ROWS):
             chunk = tokens[done : done + PREFILL_ROWS]
-            self._read(self._bind_reading(len(chunk)), chunk, start + done)
-            yield start + done + len(chunk)
+            bound = self._bind_reading(len(chunk))
+            self._read(bound, chunk, start + done)
+            yield start + done + len(chunk), bound.features
 
     def score(self, tree: TokenTree, start: int) -> Forward:
         """Raises ContextFullError, SessionError, ValueError for more than MAX_ROWS."""
@@ -103,10 +116,14 @@ class Passes:
         # that siblings would follow each other: the root has to go before the others.
         root = self._score(tree.tokens[:1], tree.depths[:1], 0, None)
         first = (root.logits.copy(), root.hidden.copy())
+        features = None if root.features is None else root.features.copy()
         rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:])
-        return widened(
+        scores = widened(
             np.concatenate([first[0], rest.logits]), np.concatenate([first[1], rest.hidden])
         )
+        if features is None or rest.features is None:
+            return scores
+        return replace(scores, features=np.concatenate([features, rest.features]))
 
     def prepare_joint(self, rows: int, start: int) -> None:
         """Before a pass that other sessions share: makes room, and nothing can be kept until it has
@@ -185,6 +202,7 @@ class Passes:
         attended = rows if is_stacked or signature.is_attended_once else max(rows, MIN_ATTENDED)
         has_bias = signature.bias is not None and not is_stacked
         mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
+        features = FeatureBuffers(self._layers, rows, config.hidden_size) if self._layers else None
         bound = _Bound(
             binding=binding,
             input_ids=np.zeros((1, rows), np.int64),
@@ -193,6 +211,7 @@ class Passes:
             mask=mask,
             logits=self._logits[: len(scored)],
             hidden=self._hidden[: len(scored)],
+            features=None if features is None else features.rows,
         )
         binding.bind_cpu_input("input_ids", bound.input_ids)
         if not signature.is_attended_once:
@@ -215,6 +234,8 @@ class Passes:
                 binding.bind_cpu_input(f"runs.{sublayer}", self.runs[sublayer : sublayer + 1])
         bind_output(binding, "logits", bound.logits)
         bind_output(binding, "hidden", bound.hidden)
+        if features is not None:
+            features.bind(binding, config.num_layers)
         return bound
 
     def _score(
@@ -272,7 +293,3 @@ def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
         return DeviceMemoryError(what, remedy=remedy)
     remedy = "Try fewer rows (--draft-n-max) or another --device."
     return SessionError(what, remedy=remedy)
-
-
-def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
-    binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
@@ -20,10 +21,13 @@ from edge_spec.runtimes.ort.signature import Signature
 from edge_spec.runtimes.ort.source import Encode
 from edge_spec.runtimes.ort.stacked import has_stacked
 
+OpenFeatures = Callable[[Sequence[int]], onnxruntime.InferenceSession]
+
 
 class OrtSession:
     """open_partial: loads the graph in which every sublayer is optional, or returns it again.
-    encode: reads a source, where an encoder stands before the model.
+    encode: reads a source, where an encoder stands before the model. open_features: loads the graph
+    that gives these features, or returns it again.
 
     Whatever this session does, its parts have then committed exactly what it has.
     """
@@ -35,6 +39,7 @@ class OrtSession:
         open_partial: Callable[[], onnxruntime.InferenceSession],
         fewer: FewerThreads | None = None,
         encode: Encode | None = None,
+        open_features: OpenFeatures | None = None,
     ) -> None:
         self.length = 0
         self._config = config
@@ -44,11 +49,16 @@ class OrtSession:
         self._parts: list[PartialSession] = []
         self._fewer = fewer
         self._encode = encode
+        self._open_features = open_features
+        self._on_prefilled: OnPrefilled | None = None  # while features are collected
         self._threads = None if fewer is None else fewer.governor()
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        for length in self._passes.prefill(tokens, self.length):
+        for length, features in self._passes.prefill(tokens, self.length):
+            start = self.length
             self._move(length)
+            if self._on_prefilled is not None and features is not None:
+                self._on_prefilled(start, features)
 
     def forward(self, tree: TokenTree) -> Forward:
         self._move(self.length)
@@ -57,8 +67,8 @@ class OrtSession:
         if self._fewer is not None and self._threads is not None:
             before = self._threads.threads
             threads = self._threads.observe(len(tree), time.perf_counter() - started_s)
-            if threads != before:
-                self._passes.use(self._fewer.inference(threads))
+            if threads != before and (inference := self._fewer.inference(threads)) is not None:
+                self._passes.use(inference)
         return out
 
     @property
@@ -75,6 +85,21 @@ class OrtSession:
         require_rollback(self.length, length)
         self._cache.shrink(length)
         self._move(length)
+
+    @property
+    def collects(self) -> bool:
+        return self._on_prefilled is not None
+
+    def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
+        """See `edge_spec.core.features.GivesFeatures`. The first call loads the graph again, and
+        sessions that are opened from then on use it, too. Raises BundleError for a bundle whose
+        graph is not known."""
+        require_layers(layers, self._config.num_layers)
+        if not layers and not self.collects:
+            return
+        assert self._open_features is not None
+        self._passes.collect(self._open_features(layers), layers)
+        self._on_prefilled = on_prefilled if layers else None
 
     def attend_to(self, source: Sequence[int]) -> None:
         """See `edge_spec.core.source_session.DecoderSession`."""

@@ -50,6 +50,10 @@ class ReferenceSession:
         require_rollback(self.length, length)
         self.length = length
 
+    @property
+    def collects(self) -> bool:
+        return bool(self._features)
+
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """See `edge_spec.core.features.GivesFeatures`."""
         require_layers(layers, self._model.config.num_layers)

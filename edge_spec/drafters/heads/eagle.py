@@ -41,7 +41,7 @@ class EagleDrafter(DraftModelDrafter):
                 "runtime does not give",
                 remedy="Use another --runtime, or another drafter.",
             )
-        session.collect_features(self._network.feature_layers, self._read)
+        session.collect_features(self._network.feature_layers, self._take)
         self._collecting = session
         self._features.clear()
 
@@ -81,7 +81,7 @@ class EagleDrafter(DraftModelDrafter):
         self._collecting = None
         super().close()
 
-    def _read(self, position: int, found: np.ndarray) -> None:
+    def _take(self, position: int, found: np.ndarray) -> None:
         self._features.put(position, self._network.features(found))
 
 

@@ -1,0 +1,184 @@
+"""What a model's layers compute is the same in every runtime that gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edge_spec.core.features import GivesFeatures
+from edge_spec.core.model import RuntimeOptions, Session
+from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.tree import TokenTree
+from edge_spec.core.watchdog import WatchedModel
+from edge_spec.errors import BundleError, SessionError, UnsupportedModelError
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime
+from edge_spec.runtimes.ort.feature_graph import feature_graph
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.testing import check_features
+
+Tokens = Callable[..., list[int]]
+LAYERS = (0, 1, 2)  # of a model of two layers: all
+TOLERANCE = 1e-4  # of streams of a size of about 1 in float32, summed in another order
+
+
+def nothing(position: int, features: np.ndarray) -> None:
+    """Takes nothing."""
+
+
+def collecting(session: Session, layers: tuple[int, ...] = LAYERS) -> Session:
+    assert isinstance(session, GivesFeatures)
+    session.collect_features(layers, nothing)
+    return session
+
+
+@pytest.fixture(scope="module")
+def expected(hf: Callable[..., Path]) -> Callable[[str], np.ndarray]:
+    def features(variant: str) -> np.ndarray:
+        return check_features(ReferenceModel(open_checkpoint(hf(variant))), LAYERS, TOLERANCE)
+
+    return features
+
+
+def opened(bundle: Bundle) -> OrtModel:
+    return OrtRuntime().open(bundle, RuntimeOptions(threads=1))
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_onnxruntime_gives_what_the_reference_computes(
+    variant: str, exported: Callable[..., Bundle], expected: Callable[[str], np.ndarray]
+) -> None:
+    model = opened(exported(variant))
+    found = check_features(model, LAYERS, TOLERANCE)
+    np.testing.assert_allclose(found, expected(variant), atol=TOLERANCE, rtol=0)
+    model.close()
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_llamacpp_gives_what_the_reference_computes(
+    variant: str,
+    gguf: Callable[..., Path],
+    open_llama: Callable[..., Any],
+    expected: Callable[[str], np.ndarray],
+) -> None:
+    plain = {"kv_type": "f32", "flash_attention": False}
+    model = open_llama("llamacpp", gguf(variant), **plain)
+    found = check_features(model, LAYERS, 3 * TOLERANCE)  # its tolerance in side_by_side.py
+    np.testing.assert_allclose(found, expected(variant), atol=3 * TOLERANCE, rtol=0)
+    assert check_features(model, (1,), 3 * TOLERANCE).shape == (20, 1, 64)  # prompts unscored
+    model.close()
+
+
+def test_llamacpp_collects_on_in_a_larger_cache(
+    gguf: Callable[..., Path],
+    open_llama: Callable[..., Any],
+    tokens: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.session.FIRST_TOKENS", 32)
+    session = collecting(open_llama("llamacpp", gguf("llama")).open_session(), (0, 2))
+    session.prefill(tokens(90))
+    assert session.forward(TokenTree.chain(*tokens(1))).features is not None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "variant", "reason"),
+    [("llamacpp", "qwen2", "'qwen2'"), ("ik", "llama", "in this build")],
+)
+def test_what_a_library_does_not_give_is_refused(
+    runtime: str,
+    variant: str,
+    reason: str,
+    gguf: Callable[..., Path],
+    open_llama: Callable[..., Any],
+) -> None:
+    """llama.cpp would abort the process."""
+    if runtime == "ik":
+        pytest.importorskip("ik_llama_cpp")
+    session = open_llama(runtime, gguf(variant)).open_session()
+    with pytest.raises(UnsupportedModelError, match=reason):
+        collecting(session, (1,))
+    session.forward(TokenTree.chain(5))  # goes on as before
+
+
+@pytest.mark.parametrize("layers", [(2, 1), (1, 1), (-1,), (3,)])
+def test_layers_that_a_model_does_not_have(
+    layers: tuple[int, ...], exported: Callable[..., Bundle]
+) -> None:
+    with pytest.raises(ValueError, match=r"order|no feature 3"):
+        collecting(opened(exported("llama")).open_session(), layers)
+
+
+@pytest.mark.parametrize("quantization", ["fp32", "int4"])
+def test_scores_stay_the_same_bit_for_bit_while_features_are_collected(
+    quantization: str, exported: Callable[..., Bundle], tokens: Tokens
+) -> None:
+    """So that drafting from them changes no text: of the same threads, by the same kernels."""
+    model, text = opened(exported("llama", quantization)), tokens(30)
+    before, after = model.open_session(), collecting(model.open_session())
+    other = model.open_session()  # of the graph that has the outputs, and binds none
+    for each in (before, after, other):
+        each.prefill(text)
+    tree = TokenTree(
+        np.array([3, 4, 5], np.int32), np.array([-1, 0, 0], np.int32), np.ones(3, np.float32)
+    )
+    scores = [each.forward(tree) for each in (before, after, other)]
+    for score in scores[1:]:
+        np.testing.assert_array_equal(score.logits, scores[0].logits)
+    assert [score.features is None for score in scores] == [True, False, True]
+
+
+def test_a_prompt_of_several_passes_in_onnxruntime(
+    tiny: ModuleType, exported: Callable[..., Bundle], tokens: Tokens, hf: Callable[..., Path]
+) -> None:
+    """What is told is that of each block, though the buffers are bound again."""
+    found: list[np.ndarray] = []
+    session = opened(exported("llama")).open_session()
+    session.collect_features((1,), lambda at, rows: found.append(rows.copy()))
+    text = tokens(100)
+    session.prefill(text[:40])
+    session.prefill(text[40:])
+    whole: list[np.ndarray] = []
+    reference = ReferenceModel(open_checkpoint(hf("llama"))).open_session()
+    reference.collect_features((1,), lambda at, rows: whole.append(rows.copy()))
+    reference.prefill(text)
+    np.testing.assert_allclose(np.concatenate(found), whole[0], atol=TOLERANCE, rtol=0)
+
+
+def test_a_bundle_whose_streams_have_other_names_is_to_be_exported_again(
+    exported: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    bundle = exported("llama")
+    graph = onnx.load(str(bundle.file("model.onnx")), load_external_data=False)
+    for node in graph.graph.node:
+        names = [name.replace(".sum", ".other") for name in node.output]
+        node.output[:] = names
+    (tmp_path / "model.onnx").write_bytes(graph.SerializeToString())
+    with pytest.raises(BundleError, match="features") as error:
+        feature_graph(tmp_path / "model.onnx", bundle.config, (1,))
+    assert error.value.remedy == "Export the model again."
+
+
+def test_a_watched_session_gives_features(hf: Callable[..., Path]) -> None:
+    watched = WatchedModel(ReferenceModel(open_checkpoint(hf("llama"))))
+    check_features(watched, LAYERS, TOLERANCE)
+
+
+def test_a_session_that_collects_shares_no_pass(exported: Callable[..., Bundle]) -> None:
+    model = opened(exported("llama"))
+    assert model.prepare_sharing(2) > 1
+    sessions = [collecting(model.open_session()), model.open_session()]
+    parts = [PassPart(session, TokenTree.chain(5)) for session in sessions]
+    for session in sessions:
+        session.prefill([1, 2, 3])
+    with pytest.raises(SessionError, match="shares no pass"):
+        model.forward_together(parts, 2)
+    assert sessions[0].forward(TokenTree.chain(5)).features is not None
+    model.close()
