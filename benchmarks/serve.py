@@ -14,9 +14,10 @@ medians over prompts and rounds, and their ratio.
 `table`: tokens a second of 1, 2, 4 and 8 clients together, from the first request to the last text,
 time to the first text, peak memory, and how many texts equal those that a server writes for one
 client alone: ours `auto` (drafting) and `plain`, both held against plain texts, and others against
-their own. Servers take turns in each row. A long prompt is asked once of each, so that no cache
-knows it. Prints the table as Markdown. Rows that are chosen by --clients and --kinds can be
-measured by themselves.
+their own. Servers take turns in each row, another one first in each of --repeats. A long prompt is
+asked once of each, so that no cache knows it. Prints the table as Markdown, and how many times as
+fast ours is. Rows that are chosen by --clients, --long-clients and --kinds can be measured by
+themselves; --quick leaves out what takes longest, about 5 minutes with --repeats 2.
 
 `hostile`: clients with short prompts, first by themselves, then beside one with prompts of 4,000
 tokens alone, then for --minutes also beside one that never reads, one that leaves in the middle of
@@ -84,8 +85,11 @@ def table(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     arms |= peers(arguments)
     alone_as = {arm: "plain" if arm in DRAFTERS else arm for arm in arms}
+    if arguments.quick:
+        del alone_as["plain"]
     plan = serve_table.Plan(
-        sorted(int(count) for count in arguments.clients.split(",")),
+        counts(arguments.clients),
+        counts(arguments.long_clients or ("1,4" if arguments.quick else arguments.clients)),
         arguments.kinds.split(","),
         arguments.repeats,
         arguments.tokens,
@@ -96,7 +100,12 @@ def table(arguments: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"--kinds knows {', '.join(serve_table.KINDS)}, not {unknown.pop()}")
     found = serve_table.measure(arms, alone_as, plan)
     print(serve_table.markdown(found["cells"], "auto"))
+    print(serve_table.ratios(found["cells"], "auto"), flush=True)
     return {"table": found}
+
+
+def counts(text: str) -> list[int]:
+    return sorted(int(count) for count in text.split(","))
 
 
 def hostile(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -162,8 +171,12 @@ def main() -> None:
     of_alone, of_table, of_hostile = (commands.choices[name] for name in commands.choices)
     of_alone.add_argument("--rounds", type=int, default=3)
     of_table.add_argument("--clients", default="1,2,4,8")
+    of_table.add_argument("--long-clients", help="as --clients, of long prompts")
+    of_table.add_argument(
+        "--quick", action="store_true", help="without plain, long prompts of 1 and 4 clients"
+    )
     of_table.add_argument("--kinds", default=",".join(serve_table.KINDS))
-    of_table.add_argument("--repeats", type=int, default=1)
+    of_table.add_argument("--repeats", type=int, default=1, help="of rows of short prompts")
     of_table.add_argument("--answers", type=int, default=16, help="short ones of all clients")
     of_table.add_argument("--long-tokens", type=int, default=1500)
     of_table.add_argument("--peer", action="append", default=[], help="a command with {port}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import cycle, islice, product
@@ -24,19 +24,29 @@ Cell = tuple[str, int, str]  # kind of prompt, clients, arm
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked. answers: short ones of one client, shared out where there are more of them."""
+    """What is asked. answers: short ones of one client, shared out where there are more of them.
+    Rows of long prompts are measured once, whatever `repeats` is."""
 
     clients: Sequence[int]
+    long_clients: Sequence[int]
     kinds: Sequence[str]
     repeats: int
     tokens: int  # of an answer
     answers: int
     long_tokens: int  # of a long prompt
 
-    def prompts_of(self, kind: str, clients: int, repeat: int) -> list[list[str]]:
+    def rows(self) -> Iterator[tuple[int, str, int]]:
+        """Turn, kind of prompts and clients of each, in their order."""
+        for repeat, kind in product(range(self.repeats), self.kinds):
+            if kind == "short":
+                yield from ((repeat, kind, clients) for clients in self.clients)
+            elif repeat == 0:
+                yield from ((repeat, kind, clients) for clients in self.long_clients)
+
+    def prompts_of(self, kind: str, clients: int) -> list[list[str]]:
         """Of each client, in its order. A long prompt is asked once by each arm."""
         if kind == "long":
-            first = repeat * sum(self.clients) + sum(c for c in self.clients if c < clients)
+            first = sum(count for count in self.long_clients if count < clients)
             return [[long_prompt(first + each, self.long_tokens)] for each in range(clients)]
         prompts = short_prompts(self.answers)
         each = max(_LEAST_EACH, self.answers // clients)
@@ -47,25 +57,23 @@ class Plan:
     def all_prompts(self) -> list[str]:
         found = [
             prompt
-            for repeat in range(self.repeats)
-            for kind in self.kinds
-            for clients in self.clients
-            for prompts in self.prompts_of(kind, clients, repeat)
+            for _, kind, clients in self.rows()
+            for prompts in self.prompts_of(kind, clients)
             for prompt in prompts
         ]
         return list(dict.fromkeys(found))
 
 
-def measure(arms: dict[str, Opens], alone_as: dict[str, str], plan: Plan) -> dict[str, Any]:
-    """alone_as: whose texts, decoded alone, an arm's are compared with; a server of it is started
-    for them, so that no cache of the others knows a prompt."""
-    alone = {arm: _alone(arms[arm], plan) for arm in dict.fromkeys(alone_as.values())}
+def measure(opens: dict[str, Opens], alone_as: dict[str, str], plan: Plan) -> dict[str, Any]:
+    """alone_as: of each that is measured, whose texts, decoded alone, its own are compared with; a
+    server of it is started for them, so that no cache of the others knows a prompt."""
+    alone = {arm: _alone(opens[arm], plan) for arm in dict.fromkeys(alone_as.values())}
     runs: dict[Cell, list[Seen]] = {}
     with ExitStack() as opened:
-        servers = {arm: opened.enter_context(opens()) for arm, opens in arms.items()}
-        for repeat, kind, clients in product(range(plan.repeats), plan.kinds, plan.clients):
-            prompts = plan.prompts_of(kind, clients, repeat)
-            for arm, server in servers.items():
+        servers = {arm: opened.enter_context(opens[arm]()) for arm in alone_as}
+        for repeat, kind, clients in plan.rows():
+            prompts = plan.prompts_of(kind, clients)
+            for arm, server in in_turns(list(servers.items()), repeat):
                 if repeat == 0 and kind == plan.kinds[0]:  # so many for the first time
                     warm_up = [[text] for text in short_prompts(clients)]
                     asyncio.run(_run(server, warm_up, {}, _WARM_UP_TOKENS))
@@ -79,6 +87,12 @@ def measure(arms: dict[str, Opens], alone_as: dict[str, str], plan: Plan) -> dic
             for (kind, clients, arm), seen in runs.items()
         ]
     }
+
+
+def in_turns(servers: list[tuple[str, Server]], repeat: int) -> list[tuple[str, Server]]:
+    """Another one first in each turn: what slows a machine down slows down all of them alike."""
+    first = repeat % len(servers)
+    return servers[first:] + servers[:first]
 
 
 def _alone(opens: Opens, plan: Plan) -> dict[str, str]:
@@ -148,6 +162,25 @@ def markdown(cells: Sequence[dict[str, Any]], ours: str) -> str:
         )
         if cell["errors"]:
             lines[-1] += f" {len(cell['errors'])} errors, such as {cell['errors'][0]} |"
+    return "\n".join(lines)
+
+
+def ratios(cells: Sequence[dict[str, Any]], ours: str) -> str:
+    """One line for each other server and kind of prompts, as Markdown."""
+    by_row = {(cell["kind"], cell["server"], cell["clients"]): cell for cell in cells}
+    rows = dict.fromkeys((kind, server) for kind, server, _ in by_row if server != ours)
+    lines = [
+        f"| prompts | {ours} over | clients: tokens/s | clients: first text, median, p95 |",
+        "|---|---|---|---|",
+    ]
+    for kind, server in rows:
+        rates, firsts = [], []
+        for clients in sorted({each for k, s, each in by_row if (k, s) == (kind, server)}):
+            own, other = (by_row[kind, each, clients] for each in (ours, server))
+            rates.append(f"{clients}: {own['tokens_per_s'] / other['tokens_per_s']:.2f}")
+            waits = [f"{own[key] / other[key]:.2f}" for key in ("first_ms", "first_p95_ms")]
+            firsts.append(f"{clients}: {', '.join(waits)}")
+        lines.append(f"| {kind} | {server} | {'; '.join(rates)} | {'; '.join(firsts)} |")
     return "\n".join(lines)
 
 

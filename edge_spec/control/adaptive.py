@@ -192,7 +192,9 @@ class AdaptivePolicy:
             reach[1:] = sorted(reach[1:], reverse=True)
         num_rows = self._best_rows(reach[: limits.num_rows])
         if tree.is_chain and not tree.required:  # most rounds
-            return RoundPlan(tree.first_rows(num_rows), None) if num_rows > 1 else None
+            if num_rows == 1:
+                return None
+            return RoundPlan(tree.first_rows(num_rows), None, values=tuple(reach[:num_rows]))
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
 
     def _rate(self, drafter: Drafter, tree: TokenTree) -> float:

@@ -4,7 +4,8 @@ Rows that are spare in a pass of one conversation are not spare when others need
 speculation wins less as a batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving
 Large Language Models Using Goodput). Row costs that are corrected by every round show that by
 themselves; an upper bound on the rows of all holds before anything was measured. Another one is
-what fits a pass that they share: who does not fit it would have to wait for the next one.
+what fits a pass that they share: who does not fit it would have to wait for the next one. Rows
+that the pass itself deals out to all, by what they are worth, need no equal parts (row_dealing.py).
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from threading import Lock
 
 from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.metrics import PlainReason, RoundStats
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.protocol import Budget, Cost, Drafter
 
 
 class Concurrency:
     """How many generations are decoding on one target now. Any thread may use it.
 
     rows_each: how many rows each may have in a pass that all share; None where there is none.
+    rows_most: how many one may have where all others have one.
     """
 
     def __init__(self) -> None:
         self.active = 0
         self.rows_each: Callable[[], int | None] = lambda: None
+        self.rows_most: Callable[[], int | None] = lambda: None
         self._lock = Lock()
 
     @contextmanager
@@ -50,12 +53,13 @@ class SharedPolicy:
         self._policy = policy
         self._load = load
         self._num_rows = num_rows
+        self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         rows = budget.num_rows
         if self._num_rows is not None:
             rows = min(rows, max(1, self._num_rows // max(1, self._load.active)))
-        if (fitting := self._load.rows_each()) is not None:
+        if (fitting := self._fitting(drafters)) is not None:
             rows = min(rows, fitting)
         own = replace(
             budget,
@@ -63,9 +67,17 @@ class SharedPolicy:
             num_draft_tokens=min(budget.num_draft_tokens, rows - 1),
         )
         plan = self._policy.choose(drafters, pending, own)
+        if len(plan.tree) > 1:
+            self._is_divisible = bool(plan.values)
         if plan.plain_reason is PlainReason.BUDGET and budget.num_draft_tokens > 0:
             return plan._replace(plain_reason=PlainReason.SHARED)
         return plan
+
+    def _fitting(self, drafters: Sequence[Drafter]) -> int | None:
+        """More than an equal part only where it costs nothing to draft what is not scored then."""
+        if self._is_divisible and all(each.traits.cost is not Cost.PASS for each in drafters):
+            return self._load.rows_most()
+        return self._load.rows_each()
 
     def wants(self, drafter: Drafter) -> bool:
         return self._policy.wants(drafter)

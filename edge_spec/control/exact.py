@@ -44,7 +44,8 @@ class ExactPolicy:
         if not limits.probes:
             tree = tree.first_rows(verified)
         width = min(width for width in widths if width >= len(tree))
-        return RoundPlan(tree, plan.plain_reason, width, verified)
+        values = plan.values[: len(tree)] if tree.is_chain and verified == len(tree) else ()
+        return RoundPlan(tree, plan.plain_reason, width, verified, values)
 
     def wants(self, drafter: Drafter) -> bool:
         return self._policy.wants(drafter)

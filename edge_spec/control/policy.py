@@ -18,6 +18,9 @@ class RoundPlan(NamedTuple):
     plain_reason: PlainReason | None  # set exactly where the tree holds no draft token
     num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
     num_verified: int | None = None  # leading rows that may be accepted, if fewer than the tree's
+    # Of each row of a chain, the chance that it and all above it are right: a pass that others
+    # share may score its first rows only. Empty: it is scored as a whole.
+    values: tuple[float, ...] = ()
 
 
 class Policy(Protocol):

@@ -21,7 +21,7 @@ class PlainReason(StrEnum):
     BELOW_BREAK_EVEN = "below_break_even"
     COOLDOWN = "cooldown"
     UNSUPPORTED = "unsupported"
-    SHARED = "shared"  # other conversations on the same target take all rows there may be
+    SHARED = "shared"  # rows of other conversations on the same target take all room, or bring more
     DRAFT_FAILED = "draft_failed"  # every drafter has, and is not asked again in this answer
     DRAFT_FULL = "draft_full"  # the text is longer than the draft's context
     BUDGET = "budget"  # no token or cache position left to draft for

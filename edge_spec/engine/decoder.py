@@ -190,7 +190,8 @@ class Decoder:
         plan = self._propose(start)
         proposed_s = self.clock()
         with self.anticipation.meanwhile() if self.anticipation else nullcontext():
-            scored = self._forward(plan.tree, plan.num_rows or 0)
+            scored = self._forward(plan)
+        plan = _as_scored(plan, scored)
         out, scored_s = scored.out, self.clock()
         verified = plan.tree.first_rows(plan.num_verified or len(plan.tree))
         verdict = _cut(verify(verified, out, sampler), stop_ids, start.left)
@@ -245,12 +246,21 @@ class Decoder:
         if self.anticipation:
             self.anticipation.observe(stats)
 
-    def _forward(self, tree: TokenTree, num_rows: int) -> Scored:
+    def _forward(self, plan: RoundPlan) -> Scored:
         """Raises EdgeSpecError where the target fails or gives scores of another shape."""
         with translate_errors:
-            scored = self.passes.forward(self.target, tree, num_rows)
+            scored = self.passes.forward(self.target, plan.tree, plan.num_rows or 0, plan.values)
             require_scores(scored.out, scored.num_rows, self.vocab_size)
         return scored
+
+
+def _as_scored(plan: RoundPlan, scored: Scored) -> RoundPlan:
+    """Returns the part of the plan for which others left room in the pass."""
+    tree = scored.tree
+    if tree is None or len(tree) == len(plan.tree):
+        return plan
+    reason = plan.plain_reason if len(tree) > 1 else PlainReason.SHARED
+    return plan._replace(tree=tree, plain_reason=reason, num_verified=len(tree))
 
 
 def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from edge_spec.control.row_dealing import Wish, deal_rows
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -48,11 +49,12 @@ class Arrivals:
 
 class Request:
     """One session's wish. is_done: it has what it wanted, or an error; alone: only a pass of its
-    own is left to it; num_sharing: conversations in its last pass."""
+    own is left to it; num_sharing: conversations in its last pass. arrived_s, ready_s: since when
+    it waits at all, and for its next pass."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.arrived_s = 0.0
+        self.arrived_s = self.ready_s = 0.0
         self.is_done = False
         self.alone = False
         self.num_sharing = 1
@@ -108,16 +110,32 @@ class Request:
 
 
 class TreeRequest(Request):
-    def __init__(self, session: Session, tree: TokenTree, width: int) -> None:
-        """width: of a pass of its own, if more than the tree's rows."""
+    """A tree to score: all of it, or its first rows where its `wish` leaves that open."""
+
+    def __init__(
+        self,
+        session: Session,
+        tree: TokenTree,
+        width: int,
+        values: Sequence[float] = (),
+        least: int = 1,
+    ) -> None:
+        """width: of a pass of its own, if more than the tree's rows. values: of the rows of a tree
+        of which at least the first `least` are to be scored; empty where it is not divided."""
         super().__init__(session)
+        self.wish = Wish(values, min(least, len(tree))) if values else Wish((1.0,), len(tree))
         self._tree = tree
         self._width = width
+        self._num_dealt = len(tree)
         self._scored: Scored | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self._tree)
+        return self._num_dealt
+
+    def deal(self, num_rows: int | None) -> None:
+        """So many of its rows, into the next pass; None: all."""
+        self._num_dealt = len(self._tree) if num_rows is None else num_rows
 
     @property
     def can_join(self) -> bool:
@@ -125,10 +143,11 @@ class TreeRequest(Request):
         return self.session.length > 0 or self._tree.is_chain
 
     def part(self) -> PassPart:
-        return PassPart(self.session, self._tree)
+        return PassPart(self.session, self._tree.first_rows(self._num_dealt))
 
     def _finish(self, out: Forward) -> None:
-        self._scored, self.is_done = Scored(out, len(self._tree)), True
+        tree = self._tree.first_rows(self._num_dealt)
+        self._scored, self.is_done = Scored(out, len(tree), tree=tree), True
 
     def scored(self) -> Scored:
         """Once it is done."""
@@ -138,6 +157,26 @@ class TreeRequest(Request):
     def _run(self, passes: Passes) -> None:
         self._scored = passes.forward(self.session, self._tree, self._width)
         self.is_done = True
+
+
+def dealt(
+    waiting: Sequence[TreeRequest],
+    room: int,
+    most: int,
+    seconds: Callable[[int], float] | None,
+) -> list[TreeRequest]:
+    """Returns the oldest `most` that fit a pass of so many rows, and deals out its rows to them by
+    what these are worth over all. seconds: of a pass by its rows, if known."""
+    chosen: list[TreeRequest] = []
+    rows = 0
+    for request in waiting:
+        if len(chosen) < most and rows + request.wish.least <= room:
+            chosen.append(request)
+            rows += request.wish.least
+    counts = deal_rows([request.wish for request in chosen], room, seconds)
+    for request, num_rows in zip(chosen, counts, strict=True):
+        request.deal(num_rows)
+    return chosen
 
 
 class PromptRequest(Request):

@@ -12,19 +12,24 @@ from edge_spec.core.tree import TokenTree
 class Scored(NamedTuple):
     """num_rows: that `out` should have. charged_s: what of a pass that others shared is this
     conversation's part, without the time that it waited for its turn; None where it need not.
-    num_sharing: conversations in the pass."""
+    num_sharing: conversations in the pass. tree: what was scored of the one that was asked for,
+    where that is not all of it."""
 
     out: Forward
     num_rows: int
     charged_s: float | None = None
     num_sharing: int = 1
+    tree: TokenTree | None = None
 
 
 class Passes(Protocol):
     """What passes over the target go through."""
 
-    def forward(self, session: Session, tree: TokenTree, num_rows: int) -> Scored:
-        """Scores every row of the tree, at least. num_rows: of a pass of its own, if more."""
+    def forward(
+        self, session: Session, tree: TokenTree, num_rows: int, values: Sequence[float] = ()
+    ) -> Scored:
+        """Scores every row of the tree, at least; or its first ones, if it comes with `values` of
+        its rows (`RoundPlan`). num_rows: of a pass of its own, if more."""
 
     def prefill(self, session: Session, tokens: Sequence[int]) -> None:
         """Commits `tokens` without returning scores."""
@@ -36,7 +41,9 @@ class Passes(Protocol):
 class OwnPasses:
     """Each pass is of one session."""
 
-    def forward(self, session: Session, tree: TokenTree, num_rows: int) -> Scored:
+    def forward(
+        self, session: Session, tree: TokenTree, num_rows: int, values: Sequence[float] = ()
+    ) -> Scored:
         padded = tree.padded(num_rows)
         return Scored(session.forward(padded), len(padded))
 

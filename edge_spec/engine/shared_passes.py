@@ -27,7 +27,7 @@ from edge_spec.core.features import collects
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest
+from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, TreeRequest, dealt
 from edge_spec.engine.passes import OwnPasses, Scored
 from edge_spec.engine.prompt_slices import LEAST_SLICE, MOST_ALONE, PromptSlices
 from edge_spec.engine.sharing_setup import SharingSetup
@@ -66,6 +66,7 @@ class SharedPasses:
         self._crowded = 0.0  # share of the last rounds that had all the rows they may
         self._arrivals: WeakKeyDictionary[Session, Arrivals] = WeakKeyDictionary()
         load.rows_each = self.rows_each
+        load.rows_most = self.rows_most
 
     @property
     def most(self) -> int:
@@ -77,9 +78,23 @@ class SharedPasses:
         turns."""
         if self.most < 2 or self._times.rests:
             return None
+        return max(1, self._free_rows() // self._num_active)
+
+    def rows_most(self) -> int | None:
+        """Rows that a conversation may have now where all others have one. None where they take
+        turns."""
+        if self.most < 2 or self._times.rests:
+            return None
+        return max(1, self._free_rows() - self._num_active + 1)
+
+    def _free_rows(self) -> int:
+        """Of a pass, beside the slice of a prompt."""
         is_read = any(isinstance(request, PromptRequest) for request in list(self._queue))
-        rows = self._setup.widest - is_read * LEAST_SLICE
-        return max(1, rows // max(1, min(self._load.active, self.most)))
+        return self._setup.widest - is_read * LEAST_SLICE
+
+    @property
+    def _num_active(self) -> int:
+        return max(1, min(self._load.active, self.most))
 
     def prepare_for(self, num_conversations: int) -> None:
         """Begins to make ready for so many conversations, in another thread."""
@@ -89,7 +104,9 @@ class SharedPasses:
         """Returns when nothing is being prepared."""
         self._setup.settle()
 
-    def forward(self, session: Session, tree: TokenTree, num_rows: int) -> Scored:
+    def forward(
+        self, session: Session, tree: TokenTree, num_rows: int, values: Sequence[float] = ()
+    ) -> Scored:
         self.prepare_for(self._load.active)
         if self.most < 2:
             return self._own.forward(session, tree, num_rows)
@@ -97,7 +114,9 @@ class SharedPasses:
             self._crowded += _WEIGHT * ((len(tree) >= most_rows) - self._crowded)
             if self._crowded > _CROWDED:
                 self._setup.widen()
-        request = TreeRequest(session, tree, num_rows)
+        # A single row of several would be taken for a plain step, which decides near ties.
+        least = 2 if self._lossless.replays else 1
+        request = TreeRequest(session, tree, num_rows, values, least)
         self._submit(request)
         return request.scored()
 
@@ -125,7 +144,7 @@ class SharedPasses:
         """Returns when the request is done; raises what it failed with."""
         with self._turn:
             self._arrivals_of(request.session).arrived(self._clock())
-            request.arrived_s = self._clock()
+            request.arrived_s = request.ready_s = self._clock()
             self._queue.append(request)
             self._turn.notify_all()  # who waits for company may go
             try:
@@ -163,7 +182,10 @@ class SharedPasses:
                     self._arrivals_of(request.session).left(now)
             left = [request for request in chosen if not request.is_done]
             read: list[Request] = [each for each in left if isinstance(each, PromptRequest)]
-            # A prompt has just had its slice: others are first now.
+            # A prompt has just had its slice: others are first now, and those who had theirs beside
+            # it are about to come again.
+            for prompt in read:
+                prompt.ready_s = now
             self._queue = [each for each in left if each not in read] + self._queue + read
             self._turn.notify_all()
 
@@ -179,6 +201,8 @@ class SharedPasses:
             chosen = [first]
             if isinstance(first, PromptRequest):
                 self._take_alone(first)
+            elif isinstance(first, TreeRequest):
+                first.deal(None)
         for request in chosen:
             self._queue.remove(request)
         return chosen
@@ -197,14 +221,10 @@ class SharedPasses:
         waiting = [request for request in self._queue if self._joins(request)]
         prompts = [request for request in waiting if isinstance(request, PromptRequest)]
         limit = self._setup.widest - (LEAST_SLICE if prompts else 0)
+        trees = [request for request in waiting if isinstance(request, TreeRequest)]
         most = self.most - bool(prompts)
-        chosen: list[Request] = []
-        rows = 0
-        for request in waiting:
-            if request in prompts or len(chosen) == most or rows + request.num_rows > limit:
-                continue
-            chosen.append(request)
-            rows += request.num_rows
+        chosen: list[Request] = [*dealt(trees, limit, most, self._pass_s())]
+        rows = sum(request.num_rows for request in chosen)
         if chosen and prompts and not (self._slices.pauses() and chosen[0] is self._queue[0]):
             prompts = prompts[: self.most - len(chosen)]
             room = self._setup.widest - rows
@@ -213,6 +233,13 @@ class SharedPasses:
             if is_short:
                 self._setup.widen()
         return chosen if self._queue[0] in chosen else []
+
+    def _pass_s(self) -> Callable[[int], float] | None:
+        """What shared passes take by their rows, widened as they are. None before that is known."""
+        times, widths = self._times.all, self._setup.sharing.widths
+        if times.num_observed < 2 or times.at(1) <= 0:
+            return None
+        return lambda rows: times.at(wider(rows, widths) or rows)
 
     def _joins(self, request: Request) -> bool:
         """Near ties that plain steps decide are left to passes of a single row, which are
@@ -238,7 +265,7 @@ class SharedPasses:
         if self._times.rests or len(self._queue) >= self.most or not self._joins(first):
             return 0.0
         now = self._clock()
-        deadline = first.arrived_s + self._times.all.fixed_s
+        deadline = first.ready_s + self._times.all.fixed_s
         waiting = {id(request.session) for request in self._queue}
         expected = [
             arrivals.due_s

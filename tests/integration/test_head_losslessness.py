@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,14 @@ from edge_spec.core.verify import verify
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import Growth
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads
 from fixtures import text_distribution as text
 
@@ -43,12 +47,28 @@ def head(tmp_path: Path) -> Path:
     return heads.draw(LAYERS, VOCAB, "safeailab").write(tmp_path / "head")
 
 
+@pytest.fixture(params=["reference", "ort", "llamacpp"])
+def opened(
+    request: pytest.FixtureRequest, tiny: ModuleType, target: Path, tmp_path: Path
+) -> Callable[..., Engine]:
+    """opened(drafter, ...): the target, by a runtime."""
+    options: dict[str, Any] = {"runtime": request.param, "threads": 1}
+    path = target
+    if request.param == "llamacpp":
+        path = tiny.write_gguf(tiny.build("llama", num_hidden_layers=LAYERS), tmp_path / "t.gguf")
+    return partial(edge_spec.load, str(path), **options)
+
+
 @pytest.fixture
-def obliging(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+def plain(opened: Callable[..., Engine]) -> list[int]:
+    with opened(drafter="none") as engine:
+        return [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
+
+
+@pytest.fixture
+def obliging(monkeypatch: pytest.MonkeyPatch, plain: list[int]) -> None:
     """Every second chain of a head begins as plain decoding goes on, as a trained head's would."""
-    with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
-        plain = [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
-    proposed = EagleDrafter.propose
+    proposed, observed = EagleDrafter.propose, EagleDrafter.observe
 
     def propose(self: EagleDrafter, pending: int, budget: Budget) -> TokenTree:
         tree, at = proposed(self, pending, budget), len(self._text_tokens) - len(PROMPT)
@@ -57,28 +77,33 @@ def obliging(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
         return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)
 
     def observe(self: EagleDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth = self._growth.__class__(tree, (None,) * len(tree))
+        self._growth = Growth(tree, (None,) * len(tree))
         observed(self, tree, out, verdict)
 
-    observed = EagleDrafter.observe
     monkeypatch.setattr(EagleDrafter, "propose", propose)
     monkeypatch.setattr(EagleDrafter, "observe", observe)
 
 
 @pytest.mark.parametrize("drafter", ["auto", "eagle"])
 @pytest.mark.usefixtures("fixed_policy", "obliging")
-def test_greedy_texts_are_those_of_plain_decoding(drafter: str, target: Path, head: Path) -> None:
-    with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
-        expected = [token.id for token in engine.generate(PROMPT, max_tokens=60).tokens]
-    with edge_spec.load(
-        str(target), runtime="reference", drafter=drafter, draft=str(head)
-    ) as engine:
+def test_greedy_texts_are_those_of_plain_decoding(
+    drafter: str, plain: list[int], opened: Callable[..., Engine], head: Path
+) -> None:
+    with opened(drafter=drafter, draft=str(head)) as engine:
         result = engine.generate(PROMPT, max_tokens=60)
-        assert [token.id for token in result.tokens] == expected
+        assert [token.id for token in result.tokens] == plain
         counts = result.stats.drafters["eagle"]
         assert 0 < counts.draft_n_accepted < counts.draft_n
         again = engine.generate(PROMPT[:4], max_tokens=20)  # on a part of the old text
         assert again.stats.predicted_n == 20
+
+
+def test_a_target_that_gives_no_features_has_no_head(
+    monkeypatch: pytest.MonkeyPatch, target: Path, head: Path
+) -> None:
+    monkeypatch.delattr(ReferenceSession, "collect_features")
+    with pytest.raises(EdgeSpecError, match="which this runtime does not give"):
+        edge_spec.load(str(target), runtime="reference", draft=str(head))
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ to, bit for bit, on the real runtimes."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,6 +24,7 @@ from edge_spec.engine.snapshot_file import Snapshot, read_snapshot, write_snapsh
 from edge_spec.errors import UsageError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.reference.session import ReferenceSession
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 RUNTIMES: dict[str, dict[str, Any]] = {
@@ -189,6 +190,29 @@ def test_what_two_prompts_share_is_kept_for_a_third(
     found = once(reference, tmp_path, third)
     assert found.stats.cached_n == 2 * PREFILL_TOKENS
     assert bits(found) == bits(once(reference, None, third))
+
+
+def test_four_conversations_read_their_common_beginning_once(
+    reference: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where the model reads: one beginning, as far as whole passes go, and four ends."""
+    system, read = DOCUMENT[:600], [0]
+    prefill = ReferenceSession.prefill
+
+    def counting(session: ReferenceSession, tokens: Sequence[int]) -> None:
+        read[0] += len(tokens)
+        prefill(session, tokens)
+
+    with reference(tmp_path) as engine, ExitStack() as opened:
+        engines = [engine, *(opened.enter_context(engine.fork()) for _ in range(3))]
+        monkeypatch.setattr(ReferenceSession, "prefill", counting)
+        for number, each in enumerate(engines):
+            answer(each, system + tokens(number, 40))
+            prompts = engine._conversation.prompts
+            assert prompts is not None
+            prompts.flush()
+    beginning, prompt = 2 * PREFILL_TOKENS, 640 - 1  # the last token is scored
+    assert read[0] == beginning + 4 * (prompt - beginning)
 
 
 def test_another_model_or_way_of_computing_does_not_take_it(

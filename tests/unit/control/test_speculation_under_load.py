@@ -18,6 +18,8 @@ from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.pass_times import SharingTimes
+from edge_spec.control.policy import RoundPlan
+from edge_spec.control.row_dealing import Wish, deal_rows
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -98,15 +100,23 @@ def conversation(machine: Machine, load: Concurrency, seed: int) -> Conversation
 
 
 @cache
-def rate(machine: Machine, num: int, drafts: bool) -> tuple[float, list[Conversation]]:
-    """Tokens a millisecond of all together, after a warm-up."""
+def rate(
+    machine: Machine, num: int, drafts: bool, equal_parts: bool = False
+) -> tuple[float, list[Conversation]]:
+    """Tokens a millisecond of all together, after a warm-up. equal_parts: nobody has more rows of a
+    pass than another one may have."""
     load, times = Concurrency(), SharingTimes()
     load.active = num
     load.rows_each = lambda: machine.widest_shared // num if num > 1 else None
+    load.rows_most = lambda: machine.widest_shared - num + 1 if num > 1 else None
+    if equal_parts:
+        load.rows_most = load.rows_each
     talks = [conversation(machine, load, seed) for seed in range(num)]
     tokens, spent_ms = 0, 0.0
     for number in range(ROUNDS):
         plans = [talk.policy.choose([talk.drafter] if drafts else [], 0, BUDGET) for talk in talks]
+        if num > 1 and not equal_parts:
+            plans = dealt(plans, machine, times)
         rows = [len(plan.tree) for plan in plans]
         assert sum(rows) <= machine.widest_shared  # or somebody waits for another pass
         width = rows if num > 1 else [plans[0].num_rows or 1]
@@ -122,6 +132,20 @@ def rate(machine: Machine, num: int, drafts: bool) -> tuple[float, list[Conversa
                 talk.reasons[plan.plain_reason] += 1
         spent_ms += pass_ms if number >= WARM_UP else 0.0
     return tokens / spent_ms, talks
+
+
+def dealt(plans: list[RoundPlan], machine: Machine, times: SharingTimes) -> list[RoundPlan]:
+    """As shared passes deal their rows out."""
+    wishes = [Wish(plan.values) if plan.values else Wish((1.0,), len(plan.tree)) for plan in plans]
+    known = times.all.num_observed > 1
+    counts = deal_rows(wishes, machine.widest_shared, times.all.at if known else None)
+    return [
+        plan._replace(
+            tree=plan.tree.first_rows(count),
+            plain_reason=PlainReason.SHARED if plan.values and count == 1 else plan.plain_reason,
+        )
+        for plan, count in zip(plans, counts, strict=True)
+    ]
 
 
 def round_stats(
@@ -170,6 +194,15 @@ def test_where_rows_are_free_drafting_goes_on() -> None:
         drafted, _ = rate(GPU, num, drafts=True)
         plain, _ = rate(GPU, num, drafts=False)
         assert drafted > 1.5 * plain
+
+
+@pytest.mark.parametrize(("machine", "num", "more"), [(GPU, 16, 1.25), (AVX512, 8, 1.05)])
+def test_rows_go_where_they_bring_most(machine: Machine, num: int, more: float) -> None:
+    """Over all conversations, against an equal part for each."""
+    by_value, talks = rate(machine, num, drafts=True)
+    equally, _ = rate(machine, num, drafts=True, equal_parts=True)
+    assert by_value > more * equally
+    assert sum(talk.reasons[PlainReason.SHARED] for talk in talks) > 0
 
 
 def test_rows_that_plain_steps_fill_anyway_are_free_only_alone() -> None:

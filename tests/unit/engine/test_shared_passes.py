@@ -86,9 +86,16 @@ class Served:
         session.committed += range(held)  # type: ignore[attr-defined]
         return session
 
-    def ask(self, name: str, session: Session, rows: int, width: int = 0) -> None:
+    def ask(
+        self,
+        name: str,
+        session: Session,
+        rows: int,
+        width: int = 0,
+        values: Sequence[float] = (),
+    ) -> None:
         tree = TokenTree.chain(rows, range(1, rows))
-        self._start(name, lambda: self.passes.forward(session, tree, width))
+        self._start(name, lambda: self.passes.forward(session, tree, width, values))
 
     def read(self, name: str, session: Session, count: int) -> None:
         self._start(name, lambda: self.passes.prefill(session, list(range(count))))
@@ -142,7 +149,7 @@ def test_who_comes_during_a_pass_shares_the_next_one() -> None:
     released.set()
     assert served.end() == [[(1, True), (3, True), (2, True)]]
     for name, session, rows in zip("abc", sessions, (1, 3, 2), strict=True):
-        out, num_rows, charged_s, num_sharing = served.found[name]
+        out, num_rows, charged_s, num_sharing, _ = served.found[name]
         assert num_rows == rows and charged_s > 0 and num_sharing == 3
         assert np.array_equal(out.logits, logits(session, rows))
 
@@ -168,6 +175,69 @@ def test_passes_keep_to_widths_whose_rows_agree() -> None:
     passes = served.end()
     assert passes == [[(1, True), (2, True)], [(4, True)]]
     assert served.model.widths[1:] == [4, 4]
+
+
+LIKELY, UNLIKELY = (1.0, 0.9, 0.8, 0.7), (1.0, 0.3, 0.2, 0.1)
+
+
+def test_the_rows_of_a_pass_go_where_they_are_likely_to_be_right() -> None:
+    """And each conversation is told which of its rows were scored."""
+    lossless = Losslessness(LosslessMode.AUTO, widths=tuple(range(1, 7)))
+    served = Served(lossless)
+    sessions = [served.session(held) for held in (3, 4)]
+    released = served.hold()
+    served.ask("unlikely", sessions[0], 4, values=UNLIKELY)
+    served.ask("likely", sessions[1], 4, values=LIKELY)
+    released.set()
+    assert served.end() == [[(2, True), (4, True)]]  # 6 rows fit
+    for name, session, rows in zip(("unlikely", "likely"), sessions, (2, 4), strict=True):
+        scored = served.found[name]
+        assert scored.num_rows == len(scored.tree) == rows
+        assert np.array_equal(scored.out.logits, logits(session, 4)[:rows])
+
+
+@pytest.mark.parametrize("row_s, counts", [(1e-4, [4, 4]), (4e-3, [1, 4]), (0.1, [1, 1])])
+def test_rows_that_do_not_pay_for_everybodys_time_are_not_scored(
+    row_s: float, counts: list[int]
+) -> None:
+    served = Served()
+    released = served.hold()
+    times = served.passes._times.all
+    for rows in (2, 4, 8) * 40:
+        times.observe(rows, 8e-3 + rows * row_s)
+    served.ask("unlikely", served.session(), 4, values=UNLIKELY)
+    served.ask("likely", served.session(), 4, values=LIKELY)
+    with served.passes._turn:
+        asked = served.passes._fitting()
+        found = [request.num_rows for request in asked]
+    released.set()
+    served.end()
+    assert found == counts
+
+
+def test_a_conversation_that_is_left_alone_has_all_its_rows_scored() -> None:
+    """After a pass that failed, in which it had fewer."""
+    served = Served(Losslessness(LosslessMode.AUTO, widths=tuple(range(1, 7))))
+    served.model.fails = SessionError("lost", remedy="Ask again.")
+    released = served.hold()
+    served.ask("a", served.session(), 4, values=UNLIKELY)
+    served.ask("b", served.session(), 4, values=LIKELY)
+    released.set()
+    assert served.end() == [[(2, True), (4, True)], [(4, True)], [(4, True)]]
+    assert len(served.found["a"].out.logits) == len(served.found["b"].out.logits) == 4
+
+
+def test_where_near_ties_are_replayed_no_draft_is_cut_to_a_plain_row() -> None:
+    """Which would be believed at a near tie."""
+    lossless = Losslessness(LosslessMode.AUTO, replays=True, tie_margin=0.1)
+    served = Served(lossless)
+    served.passes._times.all.observe(1, 0.1)
+    served.passes._times.all.observe(8, 9.0)
+    released = served.hold()
+    for name in "ab":
+        served.ask(name, served.session(), 4, values=UNLIKELY)
+    released.set()
+    assert served.end() == [[(2, True), (2, True)]]
 
 
 def test_a_near_tie_is_decided_in_a_pass_of_its_own() -> None:
@@ -394,7 +464,7 @@ def test_nobody_waits_longer_than_it_wins(due_s: float, waits: bool) -> None:
     arrivals.left(now[0])
     with passes._turn:
         request = TreeRequest(served.session(), TokenTree.chain(1), 0)
-        request.arrived_s = now[0]
+        request.ready_s = now[0]
         passes._queue.append(request)
         waited_s = passes._worth_waiting_s()
         assert (waited_s > 0) == waits and waited_s <= 4e-3

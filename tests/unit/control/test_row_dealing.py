@@ -1,0 +1,73 @@
+"""Rows of a shared pass by what they bring: against all ways to deal them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+
+from edge_spec.control.row_dealing import Wish, deal_rows
+
+
+def linear(rows: int) -> float:
+    return 8.0 + 0.9 * rows
+
+
+def stepped(rows: int) -> float:
+    """As of a kernel that takes rows by fours."""
+    return 8.0 + 4.0 * -(-rows // 4)
+
+
+def drawn_wishes(seed: int) -> list[Wish]:
+    rng = np.random.default_rng(seed)
+    chances = [np.cumprod([1.0, *rng.random(rng.integers(0, 5))]) for _ in range(3)]
+    return [Wish(tuple(each), min(len(each), int(rng.integers(1, 3)))) for each in chances]
+
+
+def tokens_per_s(
+    wishes: list[Wish], counts: tuple[int, ...], seconds: Callable[[int], float]
+) -> float:
+    tokens = sum(sum(wish.values[:count]) for wish, count in zip(wishes, counts, strict=True))
+    return tokens / seconds(sum(counts))
+
+
+def all_ways(wishes: list[Wish], room: int) -> Iterator[tuple[int, ...]]:
+    for counts in product(*(range(wish.least, len(wish.values) + 1) for wish in wishes)):
+        if sum(counts) <= room:
+            yield counts
+
+
+@pytest.mark.parametrize("seconds", [linear, stepped])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_way_commits_more_tokens_a_second(
+    seed: int, seconds: Callable[[int], float]
+) -> None:
+    wishes = drawn_wishes(seed)
+    for room in range(sum(wish.least for wish in wishes), 14):
+        dealt = tuple(deal_rows(wishes, room, seconds))
+        assert dealt in all_ways(wishes, room)
+        best = max(tokens_per_s(wishes, counts, seconds) for counts in all_ways(wishes, room))
+        assert tokens_per_s(wishes, dealt, seconds) == pytest.approx(best)
+
+
+def test_before_times_are_known_the_likeliest_rows_fill_the_pass() -> None:
+    wishes = [Wish((1.0, 0.2, 0.1)), Wish((1.0, 0.9, 0.8, 0.7)), Wish((1.0,), 2)]
+    assert deal_rows(wishes, 7, None) == [1, 4, 2]
+    assert deal_rows(wishes, 3, None) == [1, 1, 2]  # what each has in any case
+
+
+def test_equal_rows_are_dealt_by_depth_and_then_in_order() -> None:
+    wishes = [Wish((1.0, 0.5, 0.5))] * 3
+    assert [deal_rows(wishes, room, None) for room in (4, 6, 7)] == [
+        [2, 1, 1],
+        [2, 2, 2],
+        [3, 2, 2],
+    ]
+
+
+def test_no_row_comes_before_those_above_it() -> None:
+    """Whatever rounding has made of the chances."""
+    wishes = [Wish((1.0, 0.1, 0.9)), Wish((1.0, 0.2))]
+    assert deal_rows(wishes, 3, None) == [1, 2]
