@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
@@ -32,7 +30,11 @@ def is_head(path: Path) -> bool:
         return False
     try:
         values = read_json(path / "config.json")
-        return any(mark in values for mark in _MARKS) or "fc.weight" in _tensors(path, values)
+        if any(mark in values for mark in _MARKS):
+            return True
+        if values.get("num_hidden_layers") == 1 and _only_pickled(path):
+            return True  # EAGLE-1 as it was published at first; `open_head` says what to do
+        return "fc.weight" in _tensors(path)
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
 
@@ -47,16 +49,21 @@ def open_head(path: Path, target: ModelConfig) -> EagleHead:
                 f"{path} is a drafter of the kind {kind}, which is not computed",
                 remedy="Use a head of the kind EAGLE, or another drafter.",
             )
-    return eagle_head(path, values, _tensors(path, values), target)
+    return eagle_head(path, values, _tensors(path), target)
 
 
-def _tensors(path: Path, values: Mapping[str, Any]) -> dict[str, StoredTensor]:
+def _only_pickled(path: Path) -> bool:
+    stored = next(path.glob("*.safetensors"), None)
+    return stored is None and any(next(path.glob(kind), None) for kind in _PICKLED)
+
+
+def _tensors(path: Path) -> dict[str, StoredTensor]:
     files = (
         shards(path)
         if (path / INDEX).exists()
         else sorted(p.name for p in path.glob("*.safetensors"))
     )
-    if not files and any(next(path.glob(kind), None) for kind in _PICKLED):
+    if not files and _only_pickled(path):
         raise UnsupportedModelError(
             f"the weights in {path} are pickled, which may run any code when it is opened",
             remedy="Convert them by the command in docs/drafters.md, which runs none.",

@@ -37,6 +37,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "normed residual": ("speculators", {"norm_before_residual": True}),
     "norm before fc": ("speculators", {"norm_before_fc": True}),
     "norm of each": ("speculators", {"fc_norm": True, "norm_output": True}),
+    "stretched": ("speculators", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "magnified": (
+        "safeailab",
+        {"rope_scaling": {"type": "yarn", "factor": 1.0, "attention_factor": 1.5}},
+    ),
     "eagle-1": ("eagle-1", {}),
 }
 

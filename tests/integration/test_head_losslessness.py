@@ -14,6 +14,7 @@ import pytest
 
 import edge_spec
 from edge_spec.core.model import Forward
+from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
@@ -172,18 +173,55 @@ def _set(name: str, *shape: int) -> Broken:
     return lambda head: head.tensors.update({name: np.zeros(shape, np.float32)})
 
 
+def _narrow(head: heads.Head) -> None:
+    """All that has the head's own width, but for what shares the target's tables."""
+    for name, values in head.tensors.items():
+        own = [32 if size == 64 else size for size in values.shape]
+        head.tensors[name] = np.zeros(own, np.float32)
+
+
+def _nothing(head: heads.Head) -> None:
+    """Leaves it as it is."""
+
+
 REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
-    "missing": (_drop("self_attn.q_proj.weight"), {}, "layers.0.q.weight is missing"),
+    "missing": (
+        _drop("self_attn.q_proj.weight"),
+        {},
+        "layers.0.self_attn.q_proj.weight is missing",
+    ),
     "too many": (_set("mlp.extra.weight", 2, 2), {}, "no known head has"),
-    "shape": (_set("norm.weight", 3), {}, "norm has the shape [3], expected [64]"),
+    "shape": (_set("norm.weight", 3), {}, "norm.weight has the shape [3], expected [64]"),
     "vocabulary": (_shift(200), {}, "d2t names a token twice, or one beyond"),
     "width": (_set("fc.weight", 64, 96), {}, "a head for another target"),
-    "layers": (lambda head: None, {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "[1, 3, 9]"),
-    "activation": (lambda head: None, {"hidden_act": "gelu"}, "'gelu'"),
-    "dflash": (lambda head: None, {"dflash_config": {}}, "DFlash"),
-    "medusa": (lambda head: None, {"medusa_num_heads": 5}, "Medusa"),
-    "rope": (lambda head: None, {"rope_scaling": {"rope_type": "yarn"}}, "rotary frequencies"),
-    "count": (lambda head: None, {"hidden_size": -1}, "no usable hidden_size"),
+    "layers": (_nothing, {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "[1, 3, 9]"),
+    "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
+    "dflash": (_nothing, {"dflash_config": {}}, "DFlash"),
+    "medusa": (_nothing, {"medusa_num_heads": 5}, "Medusa"),
+    "rope": (_nothing, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
+    "hidden norm": (_drop("hidden_norm.weight"), {}, "layers.0.hidden_norm.weight is missing"),
+    "stated norm": (_nothing, {"norm_before_fc": True}, "input_norm.weight is missing"),
+    "stated norms": (_nothing, {"fc_norm": True}, "fc_norm.0.weight is missing"),
+    "half": (_set("self_attn.k_norm.weight", 16), {}, "self_attn.q_norm.weight is missing"),
+    "one of three": (
+        _set("fc_norm.0.weight", 64),
+        {"fc_norm": True},
+        "fc_norm.1.weight is missing",
+    ),
+    "no layers": (lambda head: head.tensors.clear(), {}, "fc.weight is missing"),
+    "narrow": (
+        _narrow,
+        {"hidden_size": 32, "head_dim": 16},
+        "it shares tables of 32 numbers a row",
+    ),
+    "other tokens": (_nothing, {"vocab_size": 32000}, "its vocabulary has 32000 tokens"),
+    "ids of no numbers": (_nothing, {"eagle_aux_hidden_state_layer_ids": "123"}, "no layers"),
+    "theta": (_nothing, {"rope_theta": [1]}, "no valid value"),
+    "epsilon": (_nothing, {"rms_norm_eps": float("nan")}, "no usable rms_norm_eps"),
+    "groups": (_nothing, {"num_key_value_heads": 3}, "no usable num_key_value_heads"),
+    "odd": (_nothing, {"head_dim": 15}, "no usable head_dim"),
+    "rotated": (_nothing, {"partial_rotary_factor": 0.5}, "rotated in part"),
+    "count": (_nothing, {"hidden_size": -1}, "no usable hidden_size"),
 }
 
 
@@ -200,11 +238,42 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     assert told in caught.value.message and "\n" not in str(caught.value)
 
 
-def test_pickled_weights_are_not_opened(target: Path, head: Path) -> None:
+@pytest.mark.parametrize("form", ["safeailab", "eagle-1"])  # config.json of the latter has no mark
+def test_pickled_weights_are_not_opened(form: str, target: Path, tmp_path: Path) -> None:
+    head = heads.draw(LAYERS, VOCAB, form).write(tmp_path / "head")
     (head / "model.safetensors").rename(head / "pytorch_model.bin")
     with pytest.raises(EdgeSpecError, match="pickled") as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(head))
     assert "docs/drafters.md" in caught.value.remedy
+
+
+def test_tokens_that_are_no_list_of_numbers_are_refused(target: Path, tmp_path: Path) -> None:
+    head = heads.draw(LAYERS, VOCAB, "safeailab")
+    tensors = head.stored()
+    head.stored = lambda: tensors | {"d2t": tensors["t2d"]}  # type: ignore[method-assign]
+    with pytest.raises(EdgeSpecError, match="d2t is no list of 64-bit numbers"):
+        open_head(head.write(tmp_path / "head"), open_checkpoint(target).config)
+
+
+@pytest.mark.parametrize("room", ["rope_scaling", "rope_parameters"])
+def test_rotary_frequencies_are_scaled_as_is_stated(
+    room: str, target: Path, tmp_path: Path
+) -> None:
+    """Heads for Llama 3.1 have its scaling; transformers 5 states it beside the base."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_theta": 5e5,
+    }
+    head = heads.draw(LAYERS, VOCAB, "safeailab").write(
+        tmp_path / "head", **{"rope_theta": 5e5, room: scaling}
+    )
+    config = open_head(head, open_checkpoint(target).config).config
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize(

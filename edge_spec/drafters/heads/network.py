@@ -30,9 +30,9 @@ class EagleNetwork:
         self._output = (
             head.tensors["head"] if "head" in head.tensors else tables.output_rows(head.token_ids)
         )
-        self._frequencies = Rope(head.config.rope_theta, head.config.rope_scaling).frequencies(
-            head.config.head_dim
-        )
+        scaling = head.config.rope_scaling
+        self._frequencies = Rope(head.config.rope_theta, scaling).frequencies(head.config.head_dim)
+        self._magnitude = 1.0 if scaling is None else scaling.magnitude
 
     def features(self, found: np.ndarray) -> np.ndarray:
         """Makes one row [hidden_size] of the features [features, feature_size] of each token."""
@@ -115,7 +115,8 @@ class EagleNetwork:
     def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """x: [heads, rows, head_dim], halves paired (Su et al. 2021)."""
         angles = positions[:, None] * self._frequencies[None]
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        cos = (np.cos(angles) * self._magnitude).astype(np.float32)
+        sin = (np.sin(angles) * self._magnitude).astype(np.float32)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 

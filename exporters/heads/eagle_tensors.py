@@ -1,0 +1,158 @@
+"""The names and shapes of an EAGLE head's tensors: as they are published, and as `EagleHead` has
+them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from edge_spec.core.heads import EagleHead
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+Shapes = dict[str, tuple[int, ...]]
+
+# Theirs -> ours, without the names of layers.
+_WHOLE = MappingProxyType(
+    {
+        "fc.weight": "fc.weight",
+        "fc.bias": "fc.bias",
+        "input_norm.weight": "fc_norm",
+        "embed_tokens.weight": "embed",
+        "lm_head.weight": "head",
+        "norm.weight": "norm",
+    }
+)
+_OF_LAYERS = MappingProxyType(
+    {
+        "hidden_norm.weight": "hidden_norm",
+        "input_layernorm.weight": "input_norm",
+        "post_attention_layernorm.weight": "post_norm",
+        "self_attn.q_norm.weight": "q_norm",
+        "self_attn.k_norm.weight": "k_norm",
+    }
+)
+_PROJECTION = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)")
+_LAYER = re.compile(r"(?:midlayer|layers\.(\d{1,3}))\.(.+)")
+VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
+_SHOWN = 200  # characters of a name in a message
+
+
+def named_as_ours(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Raises UnsupportedModelError for a tensor that no format has, or that stands twice."""
+    named: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        if name in VOCABULARY or name.endswith("rotary_emb.inv_freq"):
+            continue
+        ours = _our_name(name.removeprefix("model."))
+        if ours is None or ours in named:
+            what = "weights that no known head has, such as" if ours is None else "two of"
+            raise UnsupportedModelError(
+                f"{path} has {what} {name[:_SHOWN]}",
+                remedy="Use a head of a kind that docs/drafters.md lists.",
+            )
+        named[ours] = tensor
+    return named
+
+
+def _our_name(name: str) -> str | None:
+    if name in _WHOLE:
+        return _WHOLE[name]
+    if match := re.fullmatch(r"fc_norm\.(\d)\.weight", name):
+        return f"feature_norm.{match[1]}"
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
+        return None
+    prefix = f"layers.{int(layer[1] or 0)}."
+    if layer[2] in _OF_LAYERS:
+        return prefix + _OF_LAYERS[layer[2]]
+    projection = _PROJECTION.fullmatch(layer[2])
+    return projection and f"{prefix}{projection[1]}.{projection[2]}"
+
+
+def _published_name(ours: str) -> str:
+    """The inverse of `_our_name`, for messages."""
+    whole = {own: theirs for theirs, own in _WHOLE.items()}
+    of_layers = {own: theirs for theirs, own in _OF_LAYERS.items()}
+    if ours in whole:
+        return whole[ours]
+    kind, index, *rest = ours.split(".")
+    if kind == "feature_norm":
+        return f"fc_norm.{index}.weight"
+    name = of_layers.get(rest[0])
+    if name is None:
+        room = "self_attn" if rest[0] in "qkvo" else "mlp"
+        name = f"{room}.{rest[0]}_proj.{rest[1]}"
+    return f"layers.{index}.{name}"
+
+
+def require_shapes(
+    head: EagleHead, named: Mapping[str, StoredTensor], scored: int, stated: frozenset[str]
+) -> None:
+    """scored: tokens. stated: names of which config.json says that the head has them.
+
+    Raises ModelFileError for a tensor that is missing or of another shape, UnsupportedModelError
+    for one too many."""
+    shapes = _required_shapes(head)
+    for group in _optional_groups(head, scored):
+        if not group.keys().isdisjoint(named.keys() | stated):
+            shapes |= group
+    for name in [*shapes, *named]:
+        if name not in shapes:
+            raise UnsupportedModelError(
+                f"{head.path} has a tensor {_published_name(name)}, which a head of the kind "
+                f"{head.kind} has not",
+                remedy="Use a head of a kind that docs/drafters.md lists.",
+            )
+        if name not in named or named[name].shape != shapes[name]:
+            found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
+            raise ModelFileError(
+                f"{head.path}: tensor {_published_name(name)} {found}, expected "
+                f"{list(shapes[name])}",
+                remedy="Download the head again, or use it with its own target.",
+            )
+
+
+def _required_shapes(head: EagleHead) -> Shapes:
+    config, hidden = head.config, head.config.hidden_size
+    joined = 2 * hidden if head.joins_embedding else len(head.feature_layers) * head.feature_size
+    shapes: Shapes = {"fc.weight": (hidden, joined)}
+    if not head.joins_embedding:
+        shapes |= {"norm": (hidden,), "layers.0.hidden_norm": (hidden,)}
+    for layer in range(config.num_layers):
+        beside = layer == 0 and not head.joins_embedding
+        read = 2 * hidden if beside else hidden
+        own = {
+            "q.weight": (config.query_size, read),
+            "k.weight": (config.kv_size, read),
+            "v.weight": (config.kv_size, read),
+            "o.weight": (hidden, config.query_size),
+            "gate.weight": (config.intermediate_size, hidden),
+            "up.weight": (config.intermediate_size, hidden),
+            "down.weight": (hidden, config.intermediate_size),
+            "post_norm": (hidden,),
+        }
+        if layer or beside:  # what EAGLE-1's first layer reads is not normed
+            own["input_norm"] = (hidden,)
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+    return shapes
+
+
+def _optional_groups(head: EagleHead, scored: int) -> Iterator[Shapes]:
+    """Yields what a head has all of, or nothing."""
+    config, hidden = head.config, head.config.hidden_size
+    yield {"fc.bias": (hidden,)}
+    yield {"embed": (config.vocab_size, hidden)}
+    yield {"head": (scored, hidden)}
+    if not head.joins_embedding:
+        yield {"fc_norm": (len(head.feature_layers) * head.feature_size,)}
+        yield {
+            f"feature_norm.{each}": (head.feature_size,) for each in range(len(head.feature_layers))
+        }
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        yield {prefix + f"{name}_norm": (config.head_dim,) for name in "qk"}
+        sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
+        yield {prefix + f"{name}.bias": (size,) for name, size in sizes.items()}
