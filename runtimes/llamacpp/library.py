@@ -94,6 +94,7 @@ class ContextChoices:
     on_device: bool  # whether attention may leave the CPU
     steady_rows: bool = False  # whether a single row is scored as those of wider passes are
     num_sequences: int | None = None  # None: max_rows
+    num_outputs: int | None = None  # rows of a pass that may be scored; None: max_rows
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
 
 

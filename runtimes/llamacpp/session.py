@@ -60,11 +60,9 @@ class LlamaCppSession:
         is_scored = features is not None and features.has_final
         self._want_hidden(is_scored)  # for which every token is scored
         self._want_steady(False)
-        batch, step = self._batch.prefill, PREFILL_TOKENS
-        if is_scored:
-            batch, step = self._batch.chain, MAX_ROWS
-        for start in range(0, len(tokens), step):
-            chunk = tokens[start : start + step]
+        batch = self._batch.chain if is_scored else self._batch.prefill
+        for start in range(0, len(tokens), PREFILL_TOKENS):
+            chunk = tokens[start : start + PREFILL_TOKENS]
             self._decode(batch(chunk, self.length))
             self.length += len(chunk)
             if features is not None:
@@ -128,9 +126,14 @@ class LlamaCppSession:
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
-        which llama.cpp does not give them without."""
+        without which llama.cpp gives none, and a context that holds these."""
         require_layers(layers, self._weights.num_layers)
         wanted = Features(self._weights, layers, on_prefilled) if layers else None
+        if wanted is not None and wanted.has_final and self._choices.num_outputs is None:
+            self._reserve(0)
+            # Prompts are read in the passes in which they always are: others, of fewer rows, could
+            # leave other last bits in the cache.
+            self._grow(self._choices.num_tokens, PREFILL_TOKENS)
         if self._features is not None:
             self._features.want(self._context(), False)
         self._features = wanted
@@ -191,10 +194,10 @@ class LlamaCppSession:
         room = self._choices.num_tokens
         return min(max(length, 2 * room), self._context_length) if length > room else room
 
-    def _grow(self, num_tokens: int) -> None:
+    def _grow(self, num_tokens: int, num_outputs: int | None = None) -> None:
         """Moves the cache into a larger context. Where that fails the old one stays."""
         try:
-            self._move_to(num_tokens, self._read_sequence(), self.length)
+            self._move_to(num_tokens, self._read_sequence(), self.length, num_outputs)
         except ValueError:
             raise SessionError(
                 f"{self._library.name} could not move {self.length} tokens to a larger cache",
@@ -205,11 +208,14 @@ class LlamaCppSession:
         """[bytes] uint8, in the library's own form."""
         return read_sequence(self._library, self._context(), 0)
 
-    def _move_to(self, num_tokens: int, sequence: np.ndarray, length: int) -> None:
-        """Another context, of num_tokens, which holds this sequence. Raises ValueError where the
-        library does not take it; the old context stays then."""
+    def _move_to(
+        self, num_tokens: int, sequence: np.ndarray, length: int, num_outputs: int | None = None
+    ) -> None:
+        """Another context, of num_tokens, which holds this sequence; num_outputs: if others than
+        before. Raises ValueError where the library does not take it; the old context stays then."""
         library, before = self._library, self._opened
-        choices = replace(self._choices, num_tokens=num_tokens)
+        num_outputs = num_outputs or self._choices.num_outputs
+        choices = replace(self._choices, num_tokens=num_tokens, num_outputs=num_outputs)
         if self._threads is not None:
             choices = replace(choices, threads=self._threads.threads)
         after = self._weights.open_context(self, choices)

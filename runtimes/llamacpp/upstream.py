@@ -153,7 +153,7 @@ def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
     params.n_ctx = choices.num_tokens
     params.n_batch = params.n_ubatch = choices.batch_tokens
     params.n_seq_max = choices.num_sequences or choices.max_rows
-    params.n_outputs_max = max(params.n_seq_max, choices.max_rows)
+    params.n_outputs_max = max(params.n_seq_max, choices.num_outputs or choices.max_rows)
     params.n_rs_seq = choices.kept_states
     params.n_outputs_max_per_seq = 0  # all of them
     params.n_threads = params.n_threads_batch = choices.threads

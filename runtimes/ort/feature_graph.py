@@ -42,10 +42,11 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
     graph = model.graph
     for layer in sorted(layers):
         name = feature_name(layer)
+        shape: list[int | str] = ["rows", config.hidden_size]
         if layer == config.num_layers:
-            node, shape = _final_norm(graph, path, name), ["rows", config.hidden_size]
+            node = _final_norm(graph, path, name)
         else:
-            node, shape = _stream(graph, path, layer, name), [1, "rows", config.hidden_size]
+            node, shape = _stream(graph, path, layer, name), [1, *shape]
         graph.node.append(node)
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     return bytes(model.SerializeToString())
