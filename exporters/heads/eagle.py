@@ -130,7 +130,7 @@ def _token_ids(
 ) -> np.ndarray | None:
     """The target's id of each token that the head scores: `d2t` has how much larger it is."""
     scored = values.get("draft_vocab_size")
-    if offsets is None:
+    if offsets is None or scored == target.vocab_size:  # then the published code maps nothing
         if scored is not None and scored != target.vocab_size:
             raise ModelFileError(
                 f"{path} scores {scored} tokens, but does not say which: tensor d2t is missing",

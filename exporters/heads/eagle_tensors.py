@@ -37,6 +37,7 @@ _OF_LAYERS = MappingProxyType(
 _PROJECTION = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)")
 _LAYER = re.compile(r"(?:midlayer|layers\.(\d{1,3}))\.(.+)")
 VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
+_TARGETS = ("verifier_norm.weight", "verifier_lm_head.weight")  # what training compares with
 _SHOWN = 200  # characters of a name in a message
 
 
@@ -44,7 +45,7 @@ def named_as_ours(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     """Raises UnsupportedModelError for a tensor that no format has, or that stands twice."""
     named: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
-        if name in VOCABULARY or name.endswith("rotary_emb.inv_freq"):
+        if name in (*VOCABULARY, *_TARGETS) or name.endswith("rotary_emb.inv_freq"):
             continue
         ours = _our_name(name.removeprefix("model."))
         if ours is None or ours in named:

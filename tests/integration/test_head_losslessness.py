@@ -255,6 +255,19 @@ def test_tokens_that_are_no_list_of_numbers_are_refused(target: Path, tmp_path: 
         open_head(head.write(tmp_path / "head"), open_checkpoint(target).config)
 
 
+def test_a_head_of_all_tokens_maps_none_and_its_targets_tables_stay_unread(
+    target: Path, tmp_path: Path
+) -> None:
+    head = heads.draw(LAYERS, VOCAB, "speculators")
+    head.num_scored, head.ids = VOCAB, np.zeros(VOCAB, np.int64)
+    head.tensors["lm_head.weight"] = np.ones((VOCAB, 64), np.float32)
+    tensors = head.stored()
+    tables = {"verifier_lm_head.weight": head.tensors["lm_head.weight"]}
+    head.stored = lambda: tensors | tables  # type: ignore[method-assign]
+    found = open_head(head.write(tmp_path / "head"), open_checkpoint(target).config)
+    assert found.token_ids is None and "verifier_lm_head" not in found.tensors
+
+
 @pytest.mark.parametrize("room", ["rope_scaling", "rope_parameters"])
 def test_rotary_frequencies_are_scaled_as_is_stated(
     room: str, target: Path, tmp_path: Path
