@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import edge_spec
+from edge_spec.core.features import collects
 from edge_spec.core.model import Forward
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -96,6 +97,17 @@ def test_greedy_texts_are_those_of_plain_decoding(
         assert 0 < counts.draft_n_accepted < counts.draft_n
         again = engine.generate(PROMPT[:4], max_tokens=20)  # on a part of the old text
         assert again.stats.predicted_n == 20
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_a_drafter_in_the_place_of_another_goes_on_with_features(target: Path, head: Path) -> None:
+    with edge_spec.load(str(target), runtime="reference", draft=str(head)) as engine:
+        engine.generate(PROMPT, max_tokens=8)
+        engine.set_drafter("eagle")
+        assert engine.generate(PROMPT, max_tokens=8).stats.drafters["eagle"].draft_n > 0
+        engine.set_drafter("suffix")
+        engine.generate(PROMPT, max_tokens=8)
+        assert not collects(engine._session)
 
 
 def test_a_target_that_gives_no_features_has_no_head(

@@ -6,6 +6,8 @@ Trees, samples and how sure the head must be are those of `DraftModelDrafter`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,6 +20,10 @@ from edge_spec.drafters.heads.feature_store import FeatureStore
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
+
+# Who reads a session's features: the drafter that was attached last. One that takes its place is
+# attached before it is closed.
+_readers: WeakKeyDictionary[Any, EagleDrafter] = WeakKeyDictionary()
 
 
 class EagleDrafter(DraftModelDrafter):
@@ -42,7 +48,7 @@ class EagleDrafter(DraftModelDrafter):
                 remedy="Use another --runtime, or another drafter.",
             )
         session.collect_features(self._network.feature_layers, self._take)
-        self._collecting = session
+        self._collecting, _readers[session] = session, self
         self._features.clear()
 
     def prepare(self, prompt: Sequence[int]) -> None:
@@ -76,9 +82,9 @@ class EagleDrafter(DraftModelDrafter):
         self._text_tokens = []
 
     def close(self) -> None:
-        if self._collecting is not None:
-            self._collecting.collect_features((), _ignore)
-        self._collecting = None
+        session, self._collecting = self._collecting, None
+        if session is not None and _readers.get(session) is self:
+            session.collect_features((), _ignore)
         super().close()
 
     def _take(self, position: int, found: np.ndarray) -> None:
