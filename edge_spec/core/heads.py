@@ -52,3 +52,22 @@ class EagleHead:
     adds_to_normed: bool = False  # the first layer adds to the normed feature
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+
+
+@dataclass(frozen=True, eq=False)
+class MedusaHead:
+    """Heads that each predict one token, further and further ahead, from the target's final state
+    (Cai et al. 2024, Medusa-1): the first the token after the next one.
+
+    blocks: of each head, weight [hidden_size, hidden_size] and bias of its residual blocks.
+    outputs: of each head, its own output matrix [vocab, hidden_size], float32.
+    """
+
+    path: Path
+    hidden_size: int
+    vocab_size: int  # the target's
+    blocks: tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]
+    outputs: tuple[np.ndarray, ...]
+
+
+TrainedHead = EagleHead | MedusaHead

@@ -18,6 +18,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
@@ -64,7 +65,7 @@ class DrafterContext:
     # the target, by their names
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
-    head: EagleNetwork | None = None  # a trained one
+    head: EagleNetwork | MedusaNetwork | None = None  # a trained one
 
 
 @declares(SuffixDrafter.traits)
@@ -124,9 +125,16 @@ def cascade(context: DrafterContext) -> Drafter:
 
 @declares(replace(EagleDrafter.traits, auto=True))
 def eagle(context: DrafterContext) -> Drafter:
-    if context.head is None:
+    if not isinstance(context.head, EagleNetwork):
         raise missing_head("eagle")
     return EagleDrafter(context.head)
+
+
+@declares(replace(MedusaDrafter.traits, auto=True))
+def medusa(context: DrafterContext) -> Drafter:
+    if not isinstance(context.head, MedusaNetwork):
+        raise missing_head("medusa")
+    return MedusaDrafter(context.head)
 
 
 def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
@@ -163,7 +171,8 @@ def missing_draft(name: str) -> UsageError:
 
 def missing_head(name: str) -> UsageError:
     return UsageError(
-        f"the drafter {name} needs a trained head", remedy="Name its directory with --draft DIR."
+        f"the drafter {name} needs a trained head of its kind",
+        remedy="Name its directory with --draft DIR.",
     )
 
 
@@ -198,17 +207,17 @@ def installed_traits() -> dict[str, DrafterTraits]:
     return found
 
 
-def auto_drafters(*, drafts: bool, corpora: bool, head: bool = False) -> list[str]:
-    """The names that "auto" stands for, where there are drafts, corpora and a trained head or not:
+def auto_drafters(*, drafts: bool, corpora: bool, head: str = "") -> list[str]:
+    """The names that "auto" stands for, where there are drafts, corpora and a head of a kind:
     those that declare it and need nothing else. Where there is a draft, those that draft with it
     stand in the place of those that look up the text; a head drafts beside these."""
     found = {name: each for name, each in installed_traits().items() if each.auto}
     by_text = [name for name, each in found.items() if each.needs_text_alone]
     by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
     by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
-    by_head = [name for name, each in found.items() if each.head]
+    by_head = [name for name, each in found.items() if head and each.head == head]
     by_model = by_draft if drafts else by_text
-    return [*by_model, *(by_head if head else []), *(by_corpora if corpora else [])]
+    return [*by_model, *by_head, *(by_corpora if corpora else [])]
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
@@ -223,7 +232,7 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
         wanted = auto_drafters(
             drafts=bool(context.drafts),
             corpora=bool(context.corpora),
-            head=context.head is not None,
+            head="" if context.head is None else context.head.kind,
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
@@ -235,7 +244,7 @@ def _made(name: str, make: Callable[[DrafterContext], Any], context: DrafterCont
     declared = _traits(make)
     if declared.draft_model and not context.drafts:
         raise missing_draft(name)
-    if declared.head and context.head is None:
+    if declared.head and (context.head is None or context.head.kind != declared.head):
         raise missing_head(name)
     if declared.corpora and not context.corpora:
         raise UsageError(

@@ -57,7 +57,7 @@ class DrafterTraits:
     target_session: bool = False  # it needs the target's own session: `Drafter.attach`
     target_layers: bool = False  # it needs a target that can be run in part
     hidden_states: bool = False  # it needs the hidden states of the rows that are scored
-    head: bool = False  # it needs a trained head
+    head: str = ""  # the kind of trained head that it needs
     options: frozenset[str] = frozenset()  # of `LoadOptions`, that few drafters understand
     planned_with: tuple[str, ...] = ()  # drafters that `edge-spec plan` tries it together with
 
@@ -69,7 +69,7 @@ class DrafterTraits:
             or self.target_session
             or self.target_layers
             or self.hidden_states
-            or self.head
+            or bool(self.head)
         )
 
     @property
@@ -80,7 +80,7 @@ class DrafterTraits:
 
     def uses(self, option: str) -> bool:
         """Whether this option of `LoadOptions` is for such a drafter."""
-        needs = {"draft": self.draft_model, "head": self.head, "corpora": self.corpora}
+        needs = {"draft": self.draft_model, "head": bool(self.head), "corpora": self.corpora}
         return option in self.options or needs.get(option, False)
 
 

@@ -54,7 +54,7 @@ class DrafterSwitch:
         return not (
             (traits.draft_model and not context.drafts)
             or (traits.corpora and not context.corpora)
-            or (traits.head and context.head is None)
+            or (traits.head and (context.head is None or context.head.kind != traits.head))
             or (traits.target_layers and not isinstance(self._session, SelfDrafting))
             or (traits.hidden_states and not speculation_factory.capabilities.hidden_states)
         )

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_spec.core.heads import MedusaHead
 from edge_spec.core.model import TensorRows
+from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
@@ -32,10 +34,14 @@ class StoredTables:
         return self._tensors.float32_rows(name, tokens)
 
 
-def open_trained_head(path: Path, source: Source, target: ResolvedModel) -> EagleNetwork:
+def open_trained_head(
+    path: Path, source: Source, target: ResolvedModel
+) -> EagleNetwork | MedusaNetwork:
     """Raises as `runtimes.open_head` does, and UsageError for a target without the weights that a
     head shares."""
     head = runtimes.open_head(path, target.config)
+    if isinstance(head, MedusaHead):
+        return MedusaNetwork(head)
     try:
         tensors = runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
-from edge_spec.core.heads import EagleHead
+from edge_spec.core.heads import TrainedHead
 from edge_spec.core.model import Checkpoint, ModelInfo, ReadsMoreFormats, Runtime, TensorRows
 from edge_spec.errors import UnknownArchitectureError
 
@@ -179,9 +179,9 @@ def is_head(path: Path) -> bool:
     return found
 
 
-def open_head(path: Path, target: ModelConfig) -> EagleHead:
+def open_head(path: Path, target: ModelConfig) -> TrainedHead:
     """Raises ModelFileError, UnsupportedModelError, and UsageError for another target's."""
-    head: EagleHead = load_plugin("checkpoints", "head").open_head(path, target)
+    head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target)
     return head
 
 

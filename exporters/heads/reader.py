@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import EagleHead
+from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.heads.eagle import eagle_head
+from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
 from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -39,16 +40,17 @@ def is_head(path: Path) -> bool:
         return False  # whoever opens it as a model says what is wrong
 
 
-def open_head(path: Path, target: ModelConfig) -> EagleHead:
+def open_head(path: Path, target: ModelConfig) -> TrainedHead:
     """Raises ModelFileError for a damaged head, UnsupportedModelError for a kind that is not
     computed, UsageError for the head of another target."""
     values = read_json(path / "config.json")
-    for mark, kind in (("dflash_config", "DFlash"), ("medusa_num_heads", "Medusa")):
-        if mark in values:
-            raise UnsupportedModelError(
-                f"{path} is a drafter of the kind {kind}, which is not computed",
-                remedy="Use a head of the kind EAGLE, or another drafter.",
-            )
+    if "dflash_config" in values:
+        raise UnsupportedModelError(
+            f"{path} is a drafter of the kind DFlash, which is not computed",
+            remedy="Use a head of a kind that docs/drafters.md lists, or another drafter.",
+        )
+    if "medusa_num_heads" in values:
+        return medusa_head(path, _tensors(path), target)
     return eagle_head(path, values, _tensors(path), target)
 
 

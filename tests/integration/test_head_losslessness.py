@@ -14,12 +14,14 @@ import pytest
 
 import edge_spec
 from edge_spec.core.features import collects
+from edge_spec.core.heads import MedusaHead
 from edge_spec.core.model import Forward
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
@@ -118,6 +120,66 @@ def test_a_target_that_gives_no_features_has_no_head(
         edge_spec.load(str(target), runtime="reference", draft=str(head))
 
 
+@pytest.fixture
+def by_heart(opened: Callable[..., Engine], plain: list[int], tmp_path: Path) -> Path:
+    """Medusa heads that know the target's text after PROMPT, but for every third token."""
+    with opened(drafter="none") as engine:
+        session = engine.parts.model.open_session()
+        session.prefill(PROMPT[:-1])
+        out = session.forward(TokenTree.chain(PROMPT[-1], plain[:49]))
+        assert out.hidden is not None
+        states = out.hidden.copy()  # fewer than their width: they can be told apart
+        session.close()
+    return heads.write_medusa(tmp_path / "medusa", states, np.array(plain[:50]), VOCAB)
+
+
+@pytest.mark.usefixtures("fixed_policy")
+@pytest.mark.parametrize("drafter", ["auto", "medusa"])
+def test_medusa_heads_draft_what_they_were_made_for(
+    drafter: str, plain: list[int], opened: Callable[..., Engine], by_heart: Path
+) -> None:
+    with opened(drafter=drafter, draft=str(by_heart)) as engine:
+        result = engine.generate(PROMPT, max_tokens=50)
+        assert [token.id for token in result.tokens] == plain[:50]
+        counts = result.stats.drafters["medusa"]
+        assert counts.draft_n_accepted >= 20  # none, were they off by one
+        assert counts.draft_n_accepted < counts.draft_n
+
+
+def test_medusa_heads_draft_by_their_formula(target: Path, tmp_path: Path) -> None:
+    source = open_checkpoint(target)
+    random = np.random.default_rng(0)
+    states = random.standard_normal((40, source.config.hidden_size)).astype(np.float32)
+    path = heads.write_medusa(tmp_path / "head", states, random.integers(0, VOCAB, 40), VOCAB)
+    read = open_head(path, source.config)
+    assert isinstance(read, MedusaHead)
+    network = MedusaNetwork(read)
+    for index in range(2):
+        (weight, bias), state = read.blocks[index][0], states[3].astype(np.float64)
+        inner = np.array([row @ state for row in weight]) + bias
+        state = state + inner * (1 / (1 + np.exp(-inner)))
+        expected = np.array([row @ state for row in read.outputs[index]])
+        np.testing.assert_allclose(network.logits(states[3], index), expected, atol=1e-4)
+
+
+MEDUSA_REFUSED: dict[str, tuple[dict[str, np.ndarray], str]] = {
+    "too many": ({"0__extra": np.zeros(3, np.float32)}, "no Medusa head has"),
+    "another block": ({"1__2__linear__bias": np.zeros(64, np.float32)}, "end before it"),
+    "width": ({"0__0__linear__bias": np.zeros(63, np.float32)}, "another target"),
+    "gap": ({"3__1__weight": np.zeros((VOCAB, 64), np.float32)}, "2.0.linear.weight is missing"),
+}
+
+
+@pytest.mark.parametrize("case", MEDUSA_REFUSED)
+def test_medusa_heads_that_do_not_fit_are_refused(case: str, target: Path, tmp_path: Path) -> None:
+    changes, told = MEDUSA_REFUSED[case]
+    states = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    path = heads.write_medusa(tmp_path / "head", states, np.arange(40), VOCAB, **changes)
+    with pytest.raises(EdgeSpecError) as caught:
+        edge_spec.load(str(target), runtime="reference", draft=str(path))
+    assert told in caught.value.message
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("branches", [False, True])
 def test_samples_have_the_distribution_of_the_target(
@@ -209,7 +271,7 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "layers": (_nothing, {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "[1, 3, 9]"),
     "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
     "dflash": (_nothing, {"dflash_config": {}}, "DFlash"),
-    "medusa": (_nothing, {"medusa_num_heads": 5}, "Medusa"),
+    "medusa": (_nothing, {"medusa_num_heads": 5}, "no Medusa head has"),
     "rope": (_nothing, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
     "hidden norm": (_drop("hidden_norm.weight"), {}, "layers.0.hidden_norm.weight is missing"),
     "stated norm": (_nothing, {"norm_before_fc": True}, "input_norm.weight is missing"),
@@ -304,7 +366,7 @@ def test_rotary_frequencies_are_scaled_as_is_stated(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"drafter": "eagle"}, "needs a trained head"),
+        ({"drafter": "eagle"}, "needs a trained head of its kind"),
         ({"drafter": "suffix", "draft": "HEAD"}, "would not be used"),
         ({"draft": ["HEAD", "HEAD"]}, "two heads"),
         ({"draft": ["HEAD", "TARGET"]}, "without other drafts"),

@@ -29,7 +29,7 @@ _readers: WeakKeyDictionary[Any, EagleDrafter] = WeakKeyDictionary()
 class EagleDrafter(DraftModelDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, head=True)
+    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, head="eagle")
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         self._network = network

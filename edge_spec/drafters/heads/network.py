@@ -21,6 +21,8 @@ class Heads(NamedTuple):
 class EagleNetwork:
     """Weights and formulas; it keeps no text. tables: the target's."""
 
+    kind = "eagle"
+
     def __init__(self, head: EagleHead, tables: TargetTables) -> None:
         self.config = head.config
         self.feature_layers = head.feature_layers

@@ -1,0 +1,75 @@
+"""Medusa-1 heads as FasterDecoding publishes them, once their weights are safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import MedusaHead
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+# Head, then residual block, or the output matrix after the last one.
+_BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
+_OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
+
+
+def medusa_head(path: Path, tensors: Mapping[str, StoredTensor], target: ModelConfig) -> MedusaHead:
+    """How many heads and blocks there are is told by the tensors: published code ignores what
+    config.json says of it. Raises as `open_head` does."""
+    for name in tensors:
+        if not (_BLOCK.fullmatch(name) or _OUTPUT.fullmatch(name)):
+            raise UnsupportedModelError(
+                f"{path} has a tensor {name[:200]}, which no Medusa head has",
+                remedy="Use a head of a kind that docs/drafters.md lists.",
+            )
+    outputs = [match for match in map(_OUTPUT.fullmatch, tensors) if match]
+    if not outputs:
+        raise ModelFileError(f"{path}: tensor 0.1.weight is missing", remedy=_AGAIN)
+    num_heads = 1 + max(int(match[1]) for match in outputs)
+    num_blocks = max(int(match[2]) for match in outputs)
+    hidden, vocab = target.hidden_size, target.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            shapes[f"{head}.{block}.linear.weight"] = (hidden, hidden)
+            shapes[f"{head}.{block}.linear.bias"] = (hidden,)
+        shapes[f"{head}.{num_blocks}.weight"] = (vocab, hidden)
+    _require_shapes(path, tensors, shapes)
+    read = {name: tensor.float32() for name, tensor in tensors.items()}
+    return MedusaHead(
+        path=path,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        blocks=tuple(
+            tuple(
+                (read[f"{head}.{block}.linear.weight"], read[f"{head}.{block}.linear.bias"])
+                for block in range(num_blocks)
+            )
+            for head in range(num_heads)
+        ),
+        outputs=tuple(read[f"{head}.{num_blocks}.weight"] for head in range(num_heads)),
+    )
+
+
+_AGAIN = "Download the head again."
+
+
+def _require_shapes(
+    path: Path, tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    for name in [*shapes, *tensors]:
+        if name not in shapes:
+            raise UnsupportedModelError(
+                f"{path} has a tensor {name}, but its heads end before it", remedy=_AGAIN
+            )
+        if name not in tensors:
+            raise ModelFileError(f"{path}: tensor {name} is missing", remedy=_AGAIN)
+        if tensors[name].shape != shapes[name]:
+            raise UsageError(
+                f"{path} is a head for another target: tensor {name} has the shape "
+                f"{list(tensors[name].shape)}, this target needs {list(shapes[name])}",
+                remedy="Use the head with the model that it was trained for.",
+            )
