@@ -104,13 +104,13 @@ def measure(engine: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     source = Source(arguments.model, lambda what, fraction: None)
     head = random_head(model.config, arguments.scored)
     network = EagleNetwork(head, StoredTables(runtimes.open_checkpoint(source.path)))
-    store = FeatureStore(head.config.hidden_size, WINDOW)
+    store = FeatureStore(network.features_size, WINDOW)
     drafting = EagleModel(network, store).open_session()
     text = np.random.default_rng(1).integers(100, 5000, arguments.context).tolist()
     plain, telling = model.open_session(), model.open_session()
     assert isinstance(telling, GivesFeatures)
     telling.collect_features(
-        head.feature_layers, lambda at, rows: store.put(at, network.features(rows))
+        head.feature_layers, lambda at, rows: store.put(at, rows.reshape(len(rows), -1))
     )
     for session in (plain, telling, drafting):
         session.prefill(text)

@@ -33,7 +33,7 @@ class EagleDrafter(DraftModelDrafter):
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         self._network = network
-        self._features = FeatureStore(network.config.hidden_size, WINDOW)
+        self._features = FeatureStore(network.features_size, WINDOW)
         self._collecting: GivesFeatures | None = None
         self._text_tokens: list[int] = []
         model = EagleModel(network, self._features)
@@ -72,7 +72,7 @@ class EagleDrafter(DraftModelDrafter):
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         if out.features is not None and verdict.tokens:
             rows = out.features[np.asarray(verdict.kept)]
-            self._features.put(len(self._text_tokens) - 1, self._network.features(rows))
+            self._take(len(self._text_tokens) - 1, rows)
         self._text_tokens += verdict.tokens
         super().observe(tree, out, verdict)
 
@@ -88,7 +88,7 @@ class EagleDrafter(DraftModelDrafter):
         super().close()
 
     def _take(self, position: int, found: np.ndarray) -> None:
-        self._features.put(position, self._network.features(found))
+        self._features.put(position, found.reshape(len(found), -1))
 
 
 def _ignore(position: int, found: np.ndarray) -> None:

@@ -161,7 +161,8 @@ class EagleSession:
         the feature, or what takes its place; nothing where nothing does."""
         is_final = self._features.available(positions - 1)
         inputs = np.zeros((len(positions), self._states.shape[1]), np.float32)
-        inputs[is_final] = self._features.get(positions[is_final] - 1)
+        if is_final.any():
+            inputs[is_final] = self._network.entered(self._features.get(positions[is_final] - 1))
         own = ~is_final & (before >= 0)
         own[own] = self._is_known[before[own]]
         inputs[own] = self._states[before[own]]

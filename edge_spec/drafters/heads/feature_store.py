@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+_GROWTH = 256  # rows that are made room for at once
+
 
 class FeatureStore:
     """Keeps rows [size] float32 of positions without a gap, the last `capacity` of them at least.
@@ -13,13 +15,13 @@ class FeatureStore:
 
     def __init__(self, size: int, capacity: int) -> None:
         self._capacity = capacity
-        self._first = 0
-        self._rows = np.empty((0, size), np.float32)
+        self._first = self._count = 0
+        self._rows = np.empty((0, size), np.float32)  # of which the first `_count` are kept
         self._written: int | None = None  # the lowest position since the last `begin`
 
     @property
     def end(self) -> int:
-        return self._first + len(self._rows)
+        return self._first + self._count
 
     def has(self, position: int) -> bool:
         return self._first <= position < self.end
@@ -38,12 +40,15 @@ class FeatureStore:
         """rows: [tokens, size] of the tokens from `position` on."""
         self._written = position if self._written is None else min(self._written, position)
         if not self._first <= position <= self.end:  # nothing is known of those in between
-            self._first, self._rows = position, self._rows[:0]
-        kept = self._rows[: position - self._first]
-        self._rows = np.concatenate([kept, rows.astype(np.float32, copy=False)])
-        if len(self._rows) > 2 * self._capacity:
+            self._first, self._count = position, 0
+        start = position - self._first
+        end = start + len(rows)
+        if end > len(self._rows):
+            self._rows = np.pad(self._rows[:start], [(0, len(rows) + _GROWTH), (0, 0)])
+        self._rows[start:end] = rows
+        self._count = end
+        if end > 2 * self._capacity:
             self._keep(self.end - self._capacity, self.end)
-            self._rows = self._rows.copy()  # without the others
 
     def begin(self, agreed: int, length: int) -> None:
         """A text begins of which the target has read `length` tokens; its first `agreed` tokens are
@@ -57,11 +62,13 @@ class FeatureStore:
         self._keep(self._first, length)
 
     def clear(self) -> None:
-        self._first, self._rows, self._written = 0, self._rows[:0], None
+        self._first = self._count = 0
+        self._written = None
 
     def _keep(self, first: int, end: int) -> None:
         """Forgets what is not from `first` to before `end`."""
         end = min(max(end, self._first), self.end)
         first = min(max(first, self._first), end)
-        self._rows = self._rows[first - self._first : end - self._first]
-        self._first = first
+        if first > self._first:
+            self._rows = self._rows[first - self._first : end - self._first].copy()
+        self._first, self._count = first, end - first

@@ -36,12 +36,18 @@ class EagleNetwork:
         self._frequencies = Rope(head.config.rope_theta, scaling).frequencies(head.config.head_dim)
         self._magnitude = 1.0 if scaling is None else scaling.magnitude
 
-    def features(self, found: np.ndarray) -> np.ndarray:
-        """Makes one row [hidden_size] of the features [features, feature_size] of each token."""
+    @property
+    def features_size(self) -> int:
+        """Of all features of a token beside each other."""
+        return len(self.feature_layers) * self._head.feature_size
+
+    def entered(self, found: np.ndarray) -> np.ndarray:
+        """found: [rows, features_size] -> [rows, hidden_size], what a token's features enter as."""
         if self._head.joins_embedding:
-            return found[:, 0]
+            return found
         parts = [
-            self._normed(found[:, each], f"feature_norm.{each}") for each in range(found.shape[1])
+            self._normed(each, f"feature_norm.{index}")
+            for index, each in enumerate(np.split(found, len(self.feature_layers), axis=1))
         ]
         return self._linear(self._normed(np.concatenate(parts, axis=1), "fc_norm"), "fc")
 
