@@ -53,6 +53,12 @@ class EagleHead:
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
 
+    def __str__(self) -> str:
+        inputs = ", ".join(map(str, self.feature_layers))
+        all_tokens = self.config.vocab_size
+        scored = all_tokens if self.token_ids is None else len(self.token_ids)
+        return f"{self.kind} from features {inputs}, scores {scored} of {all_tokens} tokens"
+
 
 @dataclass(frozen=True, eq=False)
 class MedusaHead:
@@ -66,8 +72,12 @@ class MedusaHead:
     path: Path
     hidden_size: int
     vocab_size: int  # the target's
+    num_heads: int
     blocks: tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]
     outputs: tuple[np.ndarray, ...]
+
+    def __str__(self) -> str:
+        return f"Medusa with {self.num_heads} heads"
 
 
 TrainedHead = EagleHead | MedusaHead

@@ -179,9 +179,10 @@ def is_head(path: Path) -> bool:
     return found
 
 
-def open_head(path: Path, target: ModelConfig) -> TrainedHead:
-    """Raises ModelFileError, UnsupportedModelError, and UsageError for another target's."""
-    head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target)
+def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
+    """has_weights: else they stay unread. Raises ModelFileError, UnsupportedModelError, and
+    UsageError for another target's."""
+    head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target, has_weights)
     return head
 
 

@@ -25,7 +25,11 @@ _PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
 
 
 def eagle_head(
-    path: Path, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor], target: ModelConfig
+    path: Path,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    target: ModelConfig,
+    has_weights: bool,
 ) -> EagleHead:
     """values: of config.json. Raises as `open_head` does."""
     sizes = {**values, **_mapping(values, "transformer_layer_config")}
@@ -50,6 +54,8 @@ def eagle_head(
     )
     _require_target(head, named, sizes, target)
     require_shapes(head, named, scored, _stated_names(values))
+    if not has_weights:
+        return head
     return replace(head, tensors={name: tensor.float32() for name, tensor in named.items()})
 
 

@@ -16,7 +16,9 @@ _BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
 
 
-def medusa_head(path: Path, tensors: Mapping[str, StoredTensor], target: ModelConfig) -> MedusaHead:
+def medusa_head(
+    path: Path, tensors: Mapping[str, StoredTensor], target: ModelConfig, has_weights: bool
+) -> MedusaHead:
     """How many heads and blocks there are is told by the tensors: published code ignores what
     config.json says of it. Raises as `open_head` does."""
     for name in tensors:
@@ -38,11 +40,14 @@ def medusa_head(path: Path, tensors: Mapping[str, StoredTensor], target: ModelCo
             shapes[f"{head}.{block}.linear.bias"] = (hidden,)
         shapes[f"{head}.{num_blocks}.weight"] = (vocab, hidden)
     _require_shapes(path, tensors, shapes)
+    if not has_weights:
+        return MedusaHead(path, hidden, vocab, num_heads, (), ())
     read = {name: tensor.float32() for name, tensor in tensors.items()}
     return MedusaHead(
         path=path,
         hidden_size=hidden,
         vocab_size=vocab,
+        num_heads=num_heads,
         blocks=tuple(
             tuple(
                 (read[f"{head}.{block}.linear.weight"], read[f"{head}.{block}.linear.bias"])

@@ -40,9 +40,10 @@ def is_head(path: Path) -> bool:
         return False  # whoever opens it as a model says what is wrong
 
 
-def open_head(path: Path, target: ModelConfig) -> TrainedHead:
-    """Raises ModelFileError for a damaged head, UnsupportedModelError for a kind that is not
-    computed, UsageError for the head of another target."""
+def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
+    """has_weights: else they stay unread, for a look at the head alone. Raises ModelFileError for a
+    damaged head, UnsupportedModelError for a kind that is not computed, UsageError for the head of
+    another target."""
     values = read_json(path / "config.json")
     if "dflash_config" in values:
         raise UnsupportedModelError(
@@ -50,8 +51,8 @@ def open_head(path: Path, target: ModelConfig) -> TrainedHead:
             remedy="Use a head of a kind that docs/drafters.md lists, or another drafter.",
         )
     if "medusa_num_heads" in values:
-        return medusa_head(path, _tensors(path), target)
-    return eagle_head(path, values, _tensors(path), target)
+        return medusa_head(path, _tensors(path), target, has_weights)
+    return eagle_head(path, values, _tensors(path), target, has_weights)
 
 
 def _only_pickled(path: Path) -> bool:

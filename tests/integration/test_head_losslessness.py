@@ -20,6 +20,8 @@ from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
@@ -225,6 +227,23 @@ def test_samples_have_the_distribution_of_the_target(
         counts[tuple(written[: text.LENGTH])] += 1
     assert accepted > 500  # otherwise nothing was tried
     assert text.p_value(counts, text.joint(logits, prompt, params)) > text.SMALLEST_P
+
+
+def test_doctor_says_what_a_head_is_and_whether_it_fits(
+    target: Path, head: Path, tmp_path: Path
+) -> None:
+    def found(draft: Path) -> Finding:
+        request = DiagnosisRequest(str(target), str(draft), runtime="reference")
+        report = diagnose(request, lambda what, fraction: None, list)
+        return next(each for each in report.findings if each.check == "head")
+
+    fits = found(head)
+    assert fits.level is Severity.OK
+    assert fits.found == "EAGLE-3 from features 2, 3, 4, scores 132 of 265 tokens"
+    other = heads.draw(LAYERS, VOCAB, "safeailab")
+    _set("fc.weight", 64, 96)(other)
+    refused = found(other.write(tmp_path / "other"))
+    assert refused.level is Severity.FAULT and "another target" in refused.found
 
 
 def test_heads_are_told_from_models_by_content(target: Path, head: Path, tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.caches import check_caches
 from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
 from edge_spec.diagnostics.doctor.examine import examine, problem, settled
-from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note
+from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok
 from edge_spec.diagnostics.doctor.machine import (
     CACHE_REMEDY,
     check_devices,
@@ -27,12 +29,13 @@ from edge_spec.diagnostics.doctor.places import check_runtimes
 from edge_spec.diagnostics.doctor.speed import check_speed
 from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.errors import EdgeSpecError
+from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device, list_devices
 from edge_spec.placement.machine import describe_machine
-from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.atomic import cache_directory, expanded
 
 _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
@@ -106,6 +109,9 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     except (EdgeSpecError, OSError) as error:
         report.add(ROLES[1], [problem("model", error)])
         return
+    if drafts and runtimes.is_head(path := expanded(Path(drafts[0]))):
+        report.add(ROLES[1], settled("head", check_head(path, target.variants[0].config)))
+        drafts = ()
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:
@@ -138,6 +144,11 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         report.add("pair", check_pair(target.variants[0], drafting, tokens, report.numbers))
     report.add("memory", settled("forecast", check_memory(chosen, report.numbers)))
     report.add("speed", settled("break-even", check_speed(chosen, report.numbers)))
+
+
+def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
+    """Raises an EdgeSpecError for a head that is damaged, not computed, or another target's."""
+    yield ok("head", str(runtimes.open_head(path, target, has_weights=False)))
 
 
 def _unconvertible(chosen: Chosen) -> Iterator[Finding]:

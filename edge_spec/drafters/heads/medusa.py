@@ -28,7 +28,7 @@ class MedusaNetwork:
     kind = "medusa"
 
     def __init__(self, head: MedusaHead) -> None:
-        self.num_heads = len(head.outputs)
+        self.num_heads = head.num_heads
         self._head = head
 
     def logits(self, state: np.ndarray, index: int) -> np.ndarray:
