@@ -10,6 +10,7 @@ _REMEMBERED = 1 - 1 / 32  # weight of the passes before
 _OUTLIER = 4.0  # times what was expected, beyond which something else was going on
 _PRIOR_ROWS = 4.0  # of a first pass, half of which is taken for fixed
 _FAMILIARITY = 0.5  # passes that this counts for
+_LASTING = 0.05  # passes that it counts for ever after: widths may not differ for thousands
 _REST = 64  # passes without sharing, after sharing lost or failed; twice as many each time
 _PATIENCE = 8  # shared passes, before they are held against others
 _WEIGHT = 0.1  # of the last shared pass, in how they compare
@@ -26,6 +27,7 @@ class PassTimes:
         self.fixed_s = self.row_s = 0.0
         self.num_observed = 0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, rows, rows^2, seconds and rows * seconds
+        self._first_rows = 0
 
     def at(self, rows: float) -> float:
         return self.fixed_s + self.row_s * rows
@@ -38,6 +40,7 @@ class PassTimes:
 
     def observe(self, rows: int, seconds: float) -> None:
         if not self.num_observed:  # until widths differ, nothing tells the two parts apart
+            self._first_rows = rows
             self._add(0, seconds / 2, _FAMILIARITY)
             self._add(_PRIOR_ROWS * rows, seconds / 2 * (1 + _PRIOR_ROWS), _FAMILIARITY)
         elif self.num_observed > 1:
@@ -45,10 +48,12 @@ class PassTimes:
         self.num_observed += 1
         self._add(rows, seconds, 1.0)
         count, x, xx, y, xy = self._sums
-        determinant = count * xx - x * x
-        if determinant > 0:
-            self.row_s = max(0.0, (count * xy - x * y) / determinant)
-            self.fixed_s = max(0.0, (y - self.row_s * x) / count)
+        # A pass of 0 seconds at minus the first one's rows: there half of it fixed has its root.
+        count += _LASTING
+        x -= _LASTING * self._first_rows
+        xx += _LASTING * self._first_rows**2
+        self.row_s = max(0.0, (count * xy - x * y) / (count * xx - x * x))
+        self.fixed_s = max(0.0, (y - self.row_s * x) / count)
 
     def _add(self, rows: float, seconds: float, weight: float) -> None:
         new = (1.0, rows, rows * rows, seconds, rows * seconds)

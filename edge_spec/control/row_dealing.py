@@ -32,6 +32,8 @@ def deal_rows(
 
     seconds: of a pass by its rows; None where that is not known, and all that fits is scored.
     """
+    if not wishes:
+        return []
     dealt = [wish.least for wish in wishes]
     rows = sum(dealt)
     ordered = sorted(

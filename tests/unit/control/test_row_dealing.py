@@ -71,3 +71,8 @@ def test_no_row_comes_before_those_above_it() -> None:
     """Whatever rounding has made of the chances."""
     wishes = [Wish((1.0, 0.1, 0.9)), Wish((1.0, 0.2))]
     assert deal_rows(wishes, 3, None) == [1, 2]
+
+
+def test_where_nobody_wishes_nothing_is_dealt() -> None:
+    """Whatever a pass without rows takes: only prompts may be waiting."""
+    assert deal_rows([], 8, lambda rows: 0.5 * rows) == []
