@@ -200,6 +200,10 @@ class PromptRequest(Request):
         return len(self._left)
 
     @property
+    def is_begun(self) -> bool:
+        return self.session.length > self._start
+
+    @property
     def is_timed(self) -> bool:
         return False  # the head does not score its rows
 

@@ -1,7 +1,8 @@
 """Which prompt is read next beside the rounds of others, and how many of its tokens at once.
 
 A slice makes a pass at most so many times as long as it usually is for those who write (Agrawal et
-al. 2024, Sarathi-Serve). What is usual is learnt from passes without slices, of which there is one
+al. 2024, Sarathi-Serve); a short prompt is read at once, which holds them up only once and less
+than its slices would, since fewer passes read the weights. What is usual is learnt from passes without slices, of which there is one
 now and then; what a token of a prompt takes from its own slices, since it attends to all before it.
 """
 
@@ -15,6 +16,7 @@ from edge_spec.engine.pass_requests import PromptRequest, Request
 LEAST_SLICE = 4  # tokens, that others leave room for
 MOST_ALONE = 256  # tokens at once, where nobody writes: so long those wait who come then
 _LONGER = 2.0  # how many times as long a slice may make the passes of others
+_LONGER_WHOLE = 4.0  # likewise, where it is a whole prompt
 _PAUSE = 16  # passes of others, of which one has no slice
 
 
@@ -54,12 +56,17 @@ class PromptSlices:
         """Takes slices of these prompts for a pass with so many `rows` of others, the first one's
         in any case. Returns whose, and whether more than `room` tokens would have been right."""
         times = self._times.all
-        left_s = _LONGER * times.at(max(rows, usual_rows)) - times.at(rows)
+        usual_s = times.at(max(rows, usual_rows))
+        left_s = _LONGER * usual_s - times.at(rows)
+        whole_s = _LONGER_WHOLE * usual_s - times.at(rows)
         taken: list[PromptRequest] = []
         for prompt in prompts:
             token_s = prompt.token_s or self._token_s or times.row_s
             fitting = int(left_s / token_s) if token_s > 0 else 0
-            fitting = fitting if taken else max(LEAST_SLICE, fitting)
+            if not taken:
+                fitting = max(LEAST_SLICE, fitting)
+                if not prompt.is_begun and 0 < prompt.num_left * token_s <= whole_s:
+                    fitting = prompt.num_left
             if fitting <= 0 or room <= 0:
                 break
             prompt.take(min(fitting, room))

@@ -45,6 +45,19 @@ def test_a_slice_makes_a_pass_twice_as_long_at_most_however_dear_its_tokens() ->
     assert abs(times.all.at(4) - usual_s) < 0.1 * usual_s
 
 
+def test_a_short_prompt_is_read_at_once_and_the_end_of_a_long_one_is_not() -> None:
+    """At 1 ms a token, passes of 12 ms have slices of 12 tokens, and room for 36 at most."""
+    made, _ = slices()
+    for num_tokens, num_read in ((30, 30), (34, 34), (38, 12)):
+        short = prompt(num_tokens)
+        short.token_s = 1e-3
+        made.take([short], 4, USUAL_ROWS, room=60)
+        assert abs(short.num_rows - num_read) <= 1
+    short.session.prefill([1] * 12)
+    made.take([short], 4, USUAL_ROWS, room=60)
+    assert short.num_left == 26 and abs(short.num_rows - 12) <= 1
+
+
 def test_the_least_slice_is_read_in_any_case_and_a_room_that_is_too_small_is_told() -> None:
     made, _ = slices()
     long, other = prompt(1000), prompt(1000)
