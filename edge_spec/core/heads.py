@@ -66,7 +66,8 @@ class MedusaHead:
     (Cai et al. 2024, Medusa-1): the first the token after the next one.
 
     blocks: of each head, weight [hidden_size, hidden_size] and bias of its residual blocks.
-    outputs: of each head, its own output matrix [vocab, hidden_size], float32.
+    outputs: of each head, its output matrix [scored tokens, hidden_size], float32; heads may share
+    one.
     """
 
     path: Path
@@ -75,9 +76,13 @@ class MedusaHead:
     num_heads: int
     blocks: tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]
     outputs: tuple[np.ndarray, ...]
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
 
     def __str__(self) -> str:
-        return f"Medusa with {self.num_heads} heads"
+        told = f"Medusa with {self.num_heads} heads"
+        if self.token_ids is None:
+            return told
+        return f"{told}, scores {len(self.token_ids)} of {self.vocab_size} tokens"
 
 
 TrainedHead = EagleHead | MedusaHead

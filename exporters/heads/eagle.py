@@ -18,7 +18,7 @@ from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
-from edge_spec.exporters.safetensors_reader import INTEGERS
+from edge_spec.exporters.heads.scored_tokens import scored_tokens
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
@@ -143,18 +143,7 @@ def _token_ids(
                 remedy="Download the head again.",
             )
         return None
-    if offsets.kind is not INTEGERS["I64"][0] or len(offsets.shape) != 1:
-        raise ModelFileError(
-            f"{path}: d2t is no list of 64-bit numbers", remedy="Download the head again."
-        )
-    ids = np.frombuffer(offsets.data.tobytes(), np.int64) + np.arange(offsets.shape[0])
-    if ids.min() < 0 or ids.max() >= target.vocab_size or len(np.unique(ids)) < len(ids):
-        raise UsageError(
-            f"{path}: d2t names a token twice, or one beyond the target's vocabulary of "
-            f"{target.vocab_size}",
-            remedy="Use the head with the model that it was trained for.",
-        )
-    return ids
+    return scored_tokens(path, offsets, target.vocab_size)
 
 
 def _require_target(

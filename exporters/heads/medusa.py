@@ -1,4 +1,5 @@
-"""Medusa-1 heads as FasterDecoding publishes them, once their weights are safetensors."""
+"""Medusa-1 heads as FasterDecoding publishes them, once their weights are safetensors, and heads
+that share one output matrix over a part of the vocabulary: `lm_head.weight` and `d2t`."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import MedusaHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.heads.scored_tokens import scored_tokens
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Head, then residual block, or the output matrix after the last one.
 _BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
+_SHARED, _TOKENS = "lm_head.weight", "d2t"
 
 
 def medusa_head(
@@ -21,6 +26,8 @@ def medusa_head(
 ) -> MedusaHead:
     """How many heads and blocks there are is told by the tensors: published code ignores what
     config.json says of it. Raises as `open_head` does."""
+    if _SHARED in tensors:
+        return _sharing_head(path, tensors, target, has_weights)
     for name in tensors:
         if not (_BLOCK.fullmatch(name) or _OUTPUT.fullmatch(name)):
             raise UnsupportedModelError(
@@ -33,11 +40,8 @@ def medusa_head(
     num_heads = 1 + max(int(match[1]) for match in outputs)
     num_blocks = max(int(match[2]) for match in outputs)
     hidden, vocab = target.hidden_size, target.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes = _block_shapes(num_heads, num_blocks, hidden)
     for head in range(num_heads):
-        for block in range(num_blocks):
-            shapes[f"{head}.{block}.linear.weight"] = (hidden, hidden)
-            shapes[f"{head}.{block}.linear.bias"] = (hidden,)
         shapes[f"{head}.{num_blocks}.weight"] = (vocab, hidden)
     _require_shapes(path, tensors, shapes)
     if not has_weights:
@@ -48,14 +52,51 @@ def medusa_head(
         hidden_size=hidden,
         vocab_size=vocab,
         num_heads=num_heads,
-        blocks=tuple(
-            tuple(
-                (read[f"{head}.{block}.linear.weight"], read[f"{head}.{block}.linear.bias"])
-                for block in range(num_blocks)
-            )
-            for head in range(num_heads)
-        ),
+        blocks=_blocks(read, num_heads, num_blocks),
         outputs=tuple(read[f"{head}.{num_blocks}.weight"] for head in range(num_heads)),
+    )
+
+
+def _sharing_head(
+    path: Path, tensors: Mapping[str, StoredTensor], target: ModelConfig, has_weights: bool
+) -> MedusaHead:
+    found = [match for match in map(_BLOCK.fullmatch, tensors) if match]
+    if not found or _TOKENS not in tensors:
+        missing = _TOKENS if found else "0.0.linear.weight"
+        raise ModelFileError(f"{path}: tensor {missing} is missing", remedy=_AGAIN)
+    num_heads = 1 + max(int(match[1]) for match in found)
+    num_blocks = 1 + max(int(match[2]) for match in found)
+    hidden, vocab = target.hidden_size, target.vocab_size
+    token_ids = scored_tokens(path, tensors[_TOKENS], vocab)
+    shapes = _block_shapes(num_heads, num_blocks, hidden)
+    shapes |= {_SHARED: (len(token_ids), hidden), _TOKENS: (len(token_ids),)}
+    _require_shapes(path, tensors, shapes)
+    if not has_weights:
+        return MedusaHead(path, hidden, vocab, num_heads, (), (), token_ids)
+    read = {name: tensor.float32() for name, tensor in tensors.items() if name != _TOKENS}
+    blocks = _blocks(read, num_heads, num_blocks)
+    outputs = (read[_SHARED],) * num_heads
+    return MedusaHead(path, hidden, vocab, num_heads, blocks, outputs, token_ids)
+
+
+def _block_shapes(num_heads: int, num_blocks: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            shapes[f"{head}.{block}.linear.weight"] = (hidden, hidden)
+            shapes[f"{head}.{block}.linear.bias"] = (hidden,)
+    return shapes
+
+
+def _blocks(
+    read: Mapping[str, np.ndarray], num_heads: int, num_blocks: int
+) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]:
+    return tuple(
+        tuple(
+            (read[f"{head}.{block}.linear.weight"], read[f"{head}.{block}.linear.bias"])
+            for block in range(num_blocks)
+        )
+        for head in range(num_heads)
     )
 
 

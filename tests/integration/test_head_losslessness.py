@@ -34,7 +34,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
-from fixtures import heads
+from fixtures import heads, tiny_models
 from fixtures import text_distribution as text
 
 LAYERS, VOCAB = 7, 265
@@ -162,6 +162,74 @@ def test_medusa_heads_draft_by_their_formula(target: Path, tmp_path: Path) -> No
         state = state + inner * (1 / (1 + np.exp(-inner)))
         expected = np.array([row @ state for row in read.outputs[index]])
         np.testing.assert_allclose(network.logits(states[3], index), expected, atol=1e-4)
+
+
+def _sharing(directory: Path, ids: np.ndarray, **changes: np.ndarray | None) -> Path:
+    """Two heads that share an output matrix over these tokens of the target."""
+    random = np.random.default_rng(0)
+    stored: dict[str, np.ndarray | None] = {
+        "lm_head.weight": random.standard_normal((len(ids), 64))
+    }
+    for index in range(2):
+        stored[f"{index}.0.linear.weight"] = random.standard_normal((64, 64)) * 0.05
+        stored[f"{index}.0.linear.bias"] = random.standard_normal(64) * 0.05
+    stored |= {name.replace("__", "."): each for name, each in changes.items()}
+    kinds = {n: ("F32", each.astype(np.float32)) for n, each in stored.items() if each is not None}
+    if "d2t" not in changes:
+        kinds["d2t"] = ("I64", ids - np.arange(len(ids)))
+    directory.mkdir()
+    (directory / "config.json").write_text('{"medusa_num_heads": 2}')
+    (directory / "model.safetensors").write_bytes(tiny_models.safetensors(kinds))
+    return directory
+
+
+def test_medusa_heads_that_share_a_matrix_score_its_tokens_alone(
+    target: Path, tmp_path: Path
+) -> None:
+    ids = np.array([3, 4, 90, 264])
+    read = open_head(_sharing(tmp_path / "head", ids), open_checkpoint(target).config)
+    assert isinstance(read, MedusaHead)
+    assert "scores 4 of 265 tokens" in str(read)
+    assert read.outputs[0] is read.outputs[1]
+    state = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    for index in range(2):
+        weight, bias = read.blocks[index][0]
+        inner = weight @ state + bias
+        expected = read.outputs[0] @ (state + inner / (1 + np.exp(-inner)))
+        scores = MedusaNetwork(read).logits(state, index)
+        np.testing.assert_allclose(scores[ids], expected, atol=1e-4)
+        assert np.isneginf(np.delete(scores, ids)).all()
+
+
+def test_medusa_heads_that_share_a_matrix_keep_the_text(
+    plain: list[int], opened: Callable[..., Engine], tmp_path: Path
+) -> None:
+    path = _sharing(tmp_path / "head", np.unique(plain))
+    with opened(drafter="medusa", draft=str(path)) as engine:
+        result = engine.generate(PROMPT, max_tokens=20)
+    assert [token.id for token in result.tokens] == plain[:20]
+    assert result.stats.drafters["medusa"].draft_n > 0
+
+
+SHARING_REFUSED: dict[str, tuple[dict[str, np.ndarray | None], list[int], str]] = {
+    "no ids": ({"d2t": None}, [1, 2], "tensor d2t is missing"),
+    "floats": ({"d2t": np.zeros(2)}, [1, 2], "d2t is no list of 64-bit numbers"),
+    "beyond": ({}, [1, VOCAB], "one beyond the target's vocabulary"),
+    "twice": ({}, [5, 5], "d2t names a token twice"),
+    "rows": ({"lm_head__weight": np.zeros((3, 64))}, [1, 2], "another target"),
+    "gap": ({"0__0__linear__bias": None}, [1, 2], "0.0.linear.bias is missing"),
+}
+
+
+@pytest.mark.parametrize("case", SHARING_REFUSED)
+def test_medusa_heads_that_share_a_wrong_matrix_are_refused(
+    case: str, target: Path, tmp_path: Path
+) -> None:
+    changes, ids, told = SHARING_REFUSED[case]
+    path = _sharing(tmp_path / "head", np.array(ids), **changes)
+    with pytest.raises(EdgeSpecError) as caught:
+        open_head(path, open_checkpoint(target).config)
+    assert told in caught.value.message
 
 
 MEDUSA_REFUSED: dict[str, tuple[dict[str, np.ndarray], str]] = {

@@ -32,12 +32,17 @@ class MedusaNetwork:
         self._head = head
 
     def logits(self, state: np.ndarray, index: int) -> np.ndarray:
-        """[vocab] float32 of a head. state: [hidden_size] after the target's final norm."""
+        """[vocab] float32 of a head, -inf for tokens that it does not score. state: [hidden_size]
+        after the target's final norm."""
         for weight, bias in self._head.blocks[index]:
             inner = weight @ state + bias
             state = state + inner / (1 + np.exp(-np.clip(inner, -80, None)))
         scores: np.ndarray = self._head.outputs[index] @ state
-        return scores
+        if self._head.token_ids is None:
+            return scores
+        spread = np.full(self._head.vocab_size, -np.inf, np.float32)
+        spread[self._head.token_ids] = scores
+        return spread
 
 
 class MedusaDrafter(Drafter):
