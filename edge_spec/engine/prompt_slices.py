@@ -2,8 +2,9 @@
 
 A slice makes a pass at most so many times as long as it usually is for those who write (Agrawal et
 al. 2024, Sarathi-Serve); a short prompt is read at once, which holds them up only once and less
-than its slices would, since fewer passes read the weights. What is usual is learnt from passes without slices, of which there is one
-now and then; what a token of a prompt takes from its own slices, since it attends to all before it.
+than its slices would, since fewer passes read the weights. What is usual is learnt from passes
+without slices, of which there is one now and then; what a token of a prompt takes from its own
+slices, since it attends to all before it.
 """
 
 from __future__ import annotations
