@@ -26,14 +26,16 @@ def medusa_head(
 ) -> MedusaHead:
     """How many heads and blocks there are is told by the tensors: published code ignores what
     config.json says of it. Raises as `open_head` does."""
-    if _SHARED in tensors:
-        return _sharing_head(path, tensors, target, has_weights)
+    is_sharing = _SHARED in tensors
     for name in tensors:
-        if not (_BLOCK.fullmatch(name) or _OUTPUT.fullmatch(name)):
+        is_output = name in (_SHARED, _TOKENS) if is_sharing else _OUTPUT.fullmatch(name)
+        if not (_BLOCK.fullmatch(name) or is_output):
             raise UnsupportedModelError(
                 f"{path} has a tensor {name[:200]}, which no Medusa head has",
                 remedy="Use a head of a kind that docs/drafters.md lists.",
             )
+    if is_sharing:
+        return _sharing_head(path, tensors, target, has_weights)
     outputs = [match for match in map(_OUTPUT.fullmatch, tensors) if match]
     if not outputs:
         raise ModelFileError(f"{path}: tensor 0.1.weight is missing", remedy=_AGAIN)
