@@ -12,6 +12,7 @@ from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
+from edge_spec.engine.prompt_sharing import PromptSharing
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.text.chat_format import ChatFormat
@@ -44,6 +45,7 @@ class TargetComponents:
     identity: str = ""  # changes with the model's files
     computing: str = ""  # changes with whatever may change a bit of the cache
     passes: Passes = field(default_factory=OwnPasses)  # of all conversations on the model
+    sharing: PromptSharing = field(default_factory=PromptSharing)  # likewise
 
 
 @dataclass(frozen=True, kw_only=True)

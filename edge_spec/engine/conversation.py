@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.core.energy import AnswerMeter
@@ -10,6 +10,7 @@ from edge_spec.core.metrics import PlainRate
 from edge_spec.core.session_errors import translate_errors
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, PromptReading
+from edge_spec.engine.prompt_sharing import PromptSharing, SharedReading
 from edge_spec.errors import SessionError
 
 
@@ -28,10 +29,12 @@ class Conversation:
         load: Concurrency,
         prompts: PromptCache | None = None,
         energy: AnswerMeter | None = None,
+        sharing: PromptSharing | None = None,
     ) -> None:
         """prompts: where long prompts are kept, if they are. energy: of the machine, if it is
-        measured."""
+        measured. sharing: with other conversations on the model."""
         self.load = load
+        self.sharing = sharing or PromptSharing()
         self.energy = energy or AnswerMeter()
         self.prompts = prompts
         self.num_whole = 0
@@ -64,6 +67,16 @@ class Conversation:
             self.decoder.passes.prefill(target, prompt[start:end])
         if start == self.num_whole and end - start == PREFILL_TOKENS:
             self.num_whole = end
+
+    def recall_shared(self, reading: SharedReading, cancelled: Callable[[], bool]) -> None:
+        """After `reuse`: takes up what other conversations read of the prompt; may wait for one."""
+        try:
+            recalled = reading.recall(self.decoder.target, self.num_whole, cancelled)
+        except BaseException:  # an interrupt, too: what the cache holds is not known
+            self.failed = True
+            raise
+        if recalled is not None:
+            self.num_whole = recalled
 
     def recall(self, reading: PromptReading) -> None:
         """After `reuse`: takes up what is kept of the prompt, or goes back to where it can be."""

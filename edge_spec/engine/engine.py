@@ -56,11 +56,13 @@ class Engine:
             parts.speculation_factory.load,
             parts.prompts,
             parts.energy,
+            parts.sharing,
         )
         self._running: Generation | None = None
         self._answering = False
         self._closed = False
         self._models.acquire()
+        parts.sharing.join()
 
     def __enter__(self) -> Engine:
         return self
@@ -81,6 +83,7 @@ class Engine:
         self._closed = True
         with ExitStack() as rest:  # is done, last one first, whatever is raised before
             rest.callback(self._models.release)
+            rest.callback(self.parts.sharing.leave)
             if self.parts.prompts is not None:
                 rest.callback(self.parts.prompts.flush)
             for draft in self.parts.drafts:

@@ -15,6 +15,7 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS
+from edge_spec.engine.prompt_sharing import SharedReading
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.text.tokenizer import StopCutter
 
@@ -145,11 +146,16 @@ class Generation(Iterator[Chunk]):
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt without its last token; False if cancelled."""
+        with self._conversation.sharing.begin(self._request.prompt) as shared:
+            return self._read(shared)
+
+    def _read(self, shared: SharedReading) -> bool:
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
         self._energy.begin()
         conversation.reuse(prompt)
+        conversation.recall_shared(shared, lambda: self._cancelled)
         if self._reading is not None:
             conversation.recall(self._reading)
         stats.cached_n = target.length
@@ -161,6 +167,7 @@ class Generation(Iterator[Chunk]):
                     return False
                 end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
                 conversation.read(prompt, end)
+                shared.take(target, conversation.num_whole)
                 if self._reading is not None:
                     self._reading.take(target, conversation.num_whole)
                 if is_long and self.progress is not None:

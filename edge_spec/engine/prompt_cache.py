@@ -29,7 +29,7 @@ from edge_spec.storage.json_store import tell_unkept
 PREFILL_TOKENS = 256  # of a pass; between two looks at whether the generation was cancelled
 SUFFIX = ".prompt"
 MAX_BYTES = 4_000_000_000  # of all prompts in a directory
-_TAIL_TOKENS = 64  # at the end of a prompt, which another one with the same beginning may not share
+TAIL_TOKENS = 64  # at the end of a prompt, which another one with the same beginning may not share
 _MAX_SEEN = 10_000  # beginnings that are remembered
 _MAX_WAITING_BYTES = 500_000_000  # of the states that wait for the disk
 
@@ -191,7 +191,7 @@ class PromptReading:
         if not isinstance(target, Restorable):
             return 0
         recalled = self._recall(target, target.length)
-        last = (len(self._prompt) - 1 - _TAIL_TOKENS) // PREFILL_TOKENS * PREFILL_TOKENS
+        last = (len(self._prompt) - 1 - TAIL_TOKENS) // PREFILL_TOKENS * PREFILL_TOKENS
         lengths = {self._shared, last} & self._paths.keys()
         self._wanted = {length for length in lengths if not self._paths[length].is_file()}
         return recalled

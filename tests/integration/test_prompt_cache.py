@@ -26,23 +26,9 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.reference.session import ReferenceSession
 from edge_spec.storage.atomic import CACHE_VARIABLE
+from fixtures.long_prompts import DOCUMENT, MODULES, QUESTIONS, RUNTIMES, answer, bits, tokens
 
-RUNTIMES: dict[str, dict[str, Any]] = {
-    "reference": {},
-    "ort": {"quantization": "fp32"},
-    "llamacpp": {"quantization": "F32"},
-    "ik": {"quantization": "F32"},
-}
-MODULES = {"ort": "onnxruntime", "llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}
 Open = Callable[..., Engine]
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(10, 200, count)]
-
-
-DOCUMENT = tokens(0, 700)
-QUESTIONS = [tokens(seed, 40) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -89,19 +75,10 @@ def reference(model: Path, conversions: Path) -> Open:
     return load
 
 
-def answer(engine: Engine, prompt: list[int]) -> GenerationResult:
-    return engine.generate(prompt, max_tokens=12, logprobs=5)
-
-
 def once(open: Open, directory: Path | None, prompt: list[int], **options: Any) -> GenerationResult:
     """The answer of an engine of its own."""
     with open(directory, **options) as engine:
         return answer(engine, prompt)
-
-
-def bits(result: GenerationResult) -> list[Any]:
-    """The tokens, and the logits that they were chosen from, as far as logprobs tell them."""
-    return [(token.id, token.logprob, token.alternatives) for token in result.tokens]
 
 
 def kept(directory: Path) -> list[Path]:

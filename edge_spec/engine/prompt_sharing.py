@@ -1,0 +1,281 @@
+"""The beginnings that prompts of several conversations on one model share are read once.
+
+As in prompt_cache.py, a state goes from one conversation to another only where a whole pass of
+PREFILL_TOKENS has ended, with nothing but such passes before it: who takes it up goes on with the
+very passes that reading all of its own prompt would have had, so that no bit changes. Nothing of it
+outlives the models; each conversation has a copy of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Condition
+from types import TracebackType
+
+import numpy as np
+
+from edge_spec.core.features import collects
+from edge_spec.core.model import Restorable, Session
+from edge_spec.core.session_errors import TranslatedErrors, translate_errors
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, TAIL_TOKENS
+from edge_spec.errors import SessionError
+
+MAX_BYTES = 256_000_000  # of all states that are kept
+_LOOK_S = 0.05  # between two looks at whether who waits was cancelled
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    tokens: np.ndarray  # [length] int32
+    state: Mapping[str, np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.state.values())
+
+
+class PromptSharing:
+    """What the conversations on one model have read, as long as there are several. Any thread may
+    call. max_bytes: of the states; those that were used last stay."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._changed = Condition()
+        self._num_conversations = 0
+        self._kept: list[_Kept] = []  # the one that was used last is last
+        self._readings: list[SharedReading] = []  # that go on now, the first one first
+        self._is_cut = True  # whether the beginning of a state is of use
+
+    def join(self) -> None:
+        """A conversation is opened."""
+        with self._changed:
+            self._num_conversations += 1
+
+    def leave(self) -> None:
+        """It is closed."""
+        with self._changed:
+            self._num_conversations -= 1
+            if self._num_conversations < 2:
+                self._kept.clear()
+
+    def begin(self, prompt: Sequence[int]) -> SharedReading:
+        """For a prompt that is to be read, within the block that is returned."""
+        return SharedReading(self, np.array(prompt, np.int32))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the states that are kept now."""
+        with self._changed:
+            return sum(each.num_bytes for each in self._kept)
+
+    def add(self, reading: SharedReading) -> None:
+        with self._changed:
+            if self._num_conversations > 1:
+                self._readings.append(reading)
+
+    def remove(self, reading: SharedReading) -> None:
+        with self._changed:
+            if reading in self._readings:
+                self._readings.remove(reading)
+            self._changed.notify_all()
+
+    def longest(self, tokens: np.ndarray) -> tuple[_Kept, int] | None:
+        """Returns what begins like these tokens for longest, and how many tokens long: whole passes
+        that leave at least one token to read. It counts as used."""
+        with self._changed:
+            found = [(self._usable(each, tokens[:-1]), each) for each in self._kept]
+            length, kept = max(found, key=lambda each: each[0], default=(0, None))
+            if kept is None or not length:
+                return None
+            self._kept.remove(kept)
+            self._kept.append(kept)
+            return kept, length
+
+    def has(self, tokens: np.ndarray) -> bool:
+        """Whether what is kept is of use for all of these."""
+        with self._changed:
+            return any(self._usable(each, tokens) == len(tokens) for each in self._kept)
+
+    def _usable(self, kept: _Kept, tokens: np.ndarray) -> int:
+        """How many of these tokens it is of use for."""
+        common = _common(kept.tokens, tokens)
+        return _whole(common) if self._is_cut or common == len(kept.tokens) else 0
+
+    def cut_in_vain(self) -> None:
+        """A sliding window has forgotten what going on within its tokens needs: from now on, each
+        state is for texts that begin with all of them."""
+        with self._changed:
+            self._is_cut = False
+
+    def keep(self, tokens: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
+        """In the place of those that are a beginning of it."""
+        new = _Kept(tokens, state)
+        with self._changed:
+            if self._num_conversations < 2 or new.num_bytes > self._max_bytes:
+                return
+            self._kept = [
+                *(each for each in self._kept if self._usable(new, each.tokens) < len(each.tokens)),
+                new,
+            ]
+            left = sum(each.num_bytes for each in self._kept)
+            while left > self._max_bytes:
+                left -= self._kept.pop(0).num_bytes
+
+    def wait(self, reading: SharedReading, held: int, cancelled: Callable[[], bool]) -> bool:
+        """Waits while another conversation reads more of the same beginning than the `held` tokens:
+        until it has kept them, has ended, or this one is cancelled. Returns whether it has waited.
+
+        Nobody waits for one that waits, so some conversation always reads."""
+        with self._changed:
+            source = next(
+                (each for each in self._readings if each.may_give(reading, held, self._is_cut)),
+                None,
+            )
+            if source is None:
+                return False
+            place = source.want(reading)
+            reading.is_waiting = True
+            try:
+                while source in self._readings and source.length < place and not cancelled():
+                    self._changed.wait(_LOOK_S)
+            finally:
+                reading.is_waiting = False
+                reading.tried.append(source)
+            return True
+
+    def advance(self, reading: SharedReading, length: int, num_whole: int) -> bool:
+        """It holds so many tokens now, and so many by whole passes. Returns whether this state is
+        wanted."""
+        with self._changed:
+            reading.num_whole = num_whole
+            wanted = length == num_whole and length in reading.wanted
+            if not wanted:  # else it may be taken before anybody looks for it
+                self._reach(reading, length)
+            return wanted
+
+    def reach(self, reading: SharedReading, length: int) -> None:
+        """What is wanted there was kept, or cannot be."""
+        with self._changed:
+            self._reach(reading, length)
+
+    def _reach(self, reading: SharedReading, length: int) -> None:
+        reading.length = length
+        self._changed.notify_all()
+
+
+@dataclass(eq=False)
+class SharedReading:
+    """One prompt while it is read, within its block. Where it is, and what others want of it, is
+    changed under the lock of `sharing`."""
+
+    sharing: PromptSharing
+    tokens: np.ndarray  # [length] int32
+    length: int = 0  # tokens that its conversation holds
+    num_whole: int = 0  # of them that whole passes have written
+    is_waiting: bool = False
+    wanted: set[int] = field(default_factory=set)  # lengths at which its state is to be kept
+    tried: list[SharedReading] = field(default_factory=list)  # whom it has waited for
+
+    def __enter__(self) -> SharedReading:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.sharing.remove(self)
+        self.tried.clear()
+
+    def recall(
+        self, target: Session, num_whole: int, cancelled: Callable[[], bool] = lambda: False
+    ) -> int | None:
+        """Gives the target the longest beginning that another conversation has read, or is reading,
+        if that is longer than what it holds. num_whole: of what it holds, by whole passes. Returns
+        how much the target then holds; None where nothing was changed. Raises SessionError."""
+        if not isinstance(target, Restorable) or collects(target):
+            return None
+        self.length, self.num_whole = target.length, num_whole
+        recalled = self._take_over(target)
+        self.sharing.add(self)
+        while not cancelled() and self.sharing.wait(self, target.length, cancelled):
+            found = self._take_over(target)
+            recalled = recalled if found is None else found
+        last = _whole(len(self.tokens) - 1 - TAIL_TOKENS)
+        if last > 0 and not self.sharing.has(self.tokens[:last]):
+            self.wanted.add(last)
+        return recalled
+
+    def take(self, target: Session, num_whole: int) -> None:
+        """Between passes; num_whole: tokens at the beginning that whole passes have written."""
+        length = target.length
+        if not self.sharing.advance(self, length, num_whole):
+            return
+        assert isinstance(target, Restorable)  # else nothing is wanted of it
+        try:
+            with translate_errors:
+                state = target.state()
+            if state:
+                self.sharing.keep(self.tokens[:length], state)
+        finally:
+            self.sharing.reach(self, length)
+
+    def may_give(self, other: SharedReading, held: int, is_cut: bool) -> bool:
+        """Whether the other one, which holds so many tokens, gains by waiting for this one. is_cut:
+        whether the beginning of a state is of use."""
+        if self is other or self.is_waiting or self in other.tried:
+            return False
+        shared = self._shared(other)
+        is_ahead = self.num_whole == self.length >= held
+        place = self._place(shared)
+        return is_ahead and shared > held and place > 0 and (is_cut or place == shared)
+
+    def want(self, other: SharedReading) -> int:
+        """Returns the length at which this one keeps what the other one can use."""
+        place = self._place(self._shared(other))
+        self.wanted.add(place)
+        return place
+
+    def _shared(self, other: SharedReading) -> int:
+        """By whole passes, of which both read more."""
+        return _whole(_common(self.tokens[:-1], other.tokens[:-1]))
+
+    def _place(self, shared: int) -> int:
+        """The next length from `shared` on that it has not reached yet; 0 where it reads no more
+        whole passes."""
+        place = max(shared, self.length + PREFILL_TOKENS)
+        return place if place < len(self.tokens) else 0
+
+    def _take_over(self, target: Session) -> int | None:
+        found = self.sharing.longest(self.tokens)
+        if found is None or found[1] <= target.length:
+            return None
+        kept, length = found
+        assert isinstance(target, Restorable)
+        with suppress(ValueError):
+            with TranslatedErrors(ValueError):
+                target.restore(kept.state, len(kept.tokens))
+            try:
+                with translate_errors:
+                    target.rollback(length)
+            except SessionError:
+                with translate_errors:
+                    target.rollback(0)
+                self.sharing.cut_in_vain()
+            self.length = self.num_whole = target.length
+            return target.length
+        return None
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Returns how many tokens both begin with."""
+    most = min(len(one), len(other))
+    differs = np.flatnonzero(one[:most] != other[:most])
+    return int(differs[0]) if len(differs) else most
+
+
+def _whole(length: int) -> int:
+    return max(0, length) // PREFILL_TOKENS * PREFILL_TOKENS

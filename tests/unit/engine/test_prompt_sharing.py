@@ -1,0 +1,278 @@
+"""What conversations on one model read of the same beginning, on scripted sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS
+from edge_spec.engine.prompt_sharing import PromptSharing, SharedReading
+from edge_spec.errors import SessionError
+from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
+
+BEGINNING = list(range(600))
+WHOLE = 2 * PREFILL_TOKENS  # of it, by whole passes
+STATE_BYTES = 4 * WHOLE  # of a scripted session that holds these
+
+
+def prompt(end: int, count: int = 50) -> list[int]:
+    """Its end differs from those of others."""
+    return [*BEGINNING, *(1000 * end + at for at in range(count))]
+
+
+@pytest.fixture
+def model() -> ScriptedModel:
+    return ScriptedModel(lambda text: np.zeros(8, np.float32), 8, context_length=4096)
+
+
+@pytest.fixture
+def sharing() -> PromptSharing:
+    """Of two conversations."""
+    sharing = PromptSharing()
+    sharing.join()
+    sharing.join()
+    return sharing
+
+
+def read(
+    reading: SharedReading, session: ScriptedSession, end: int | None = None, num_whole: int = 0
+) -> int:
+    """Passes over its prompt, up to `end`; returns how many tokens they had."""
+    start = session.length
+    end = len(reading.tokens) - 1 if end is None else end
+    while session.length < end:
+        before = session.length
+        step = min(PREFILL_TOKENS, end - before)
+        session.prefill(reading.tokens[before : before + step].tolist())
+        if before == num_whole and step == PREFILL_TOKENS:
+            num_whole = session.length
+        reading.take(session, num_whole)
+    return session.length - start
+
+
+def answer(sharing: PromptSharing, session: ScriptedSession, tokens: list[int]) -> int:
+    """How many tokens of the prompt were read."""
+    with sharing.begin(tokens) as reading:
+        reading.recall(session, 0)
+        num_whole = session.length
+        count = read(reading, session, num_whole=num_whole)
+    assert session.committed == tokens[:-1]
+    return count
+
+
+class Waiting:
+    """A conversation that another thread begins; the block is entered once it waits."""
+
+    def __init__(self, sharing: PromptSharing, session: ScriptedSession, tokens: list[int]) -> None:
+        self._waits = Event()
+        self.cancelled = False
+        self._threads = ThreadPoolExecutor(1)
+        self.recalled = self._threads.submit(self._recall, sharing, session, tokens)
+
+    def _recall(
+        self, sharing: PromptSharing, session: ScriptedSession, tokens: list[int]
+    ) -> int | None:
+        asked = 0
+
+        def cancelled() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked > 1:  # before it looks for somebody, and then while it waits
+                self._waits.set()
+            return self.cancelled
+
+        with sharing.begin(tokens) as reading:
+            return reading.recall(session, 0, cancelled)
+
+    def __enter__(self) -> Waiting:
+        assert self._waits.wait(30)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._threads.shutdown()
+
+
+@pytest.mark.parametrize("count", [50, 300, 900])
+def test_the_second_reads_what_differs(
+    sharing: PromptSharing, model: ScriptedModel, count: int
+) -> None:
+    """Also where the first one went on for long after what they share."""
+    assert answer(sharing, model.open_session(), prompt(1, count)) == 600 + count - 1
+    assert answer(sharing, model.open_session(), prompt(2)) == 650 - 1 - WHOLE
+
+
+def test_one_conversation_alone_keeps_nothing(model: ScriptedModel) -> None:
+    sharing = PromptSharing()
+    sharing.join()
+    answer(sharing, model.open_session(), prompt(1))
+    assert sharing.num_bytes == 0
+    sharing.join()
+    answer(sharing, model.open_session(), prompt(1))
+    assert sharing.num_bytes == STATE_BYTES
+    sharing.leave()
+    assert sharing.num_bytes == 0
+
+
+def test_what_is_the_beginning_of_another_one_is_dropped(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    answer(sharing, model.open_session(), prompt(1))
+    answer(sharing, model.open_session(), prompt(1, 500))
+    assert sharing.num_bytes == 4 * 4 * PREFILL_TOKENS  # one of four passes
+    answer(sharing, model.open_session(), prompt(2))  # is kept as a part of it
+    assert sharing.num_bytes == 4 * 4 * PREFILL_TOKENS
+
+
+def test_those_that_were_not_used_for_longest_go_first(model: ScriptedModel) -> None:
+    sharing = PromptSharing(max_bytes=2 * STATE_BYTES)
+    sharing.join()
+    sharing.join()
+    texts = [[1000 * number + at for at in range(640)] for number in range(4)]
+    for text in texts[:2]:
+        assert answer(sharing, model.open_session(), text) == 639
+    assert answer(sharing, model.open_session(), texts[0]) == 639 - WHOLE  # 1 is next to go
+    assert answer(sharing, model.open_session(), texts[2]) == 639
+    assert sharing.num_bytes == 2 * STATE_BYTES
+    assert answer(sharing, model.open_session(), texts[0]) == 639 - WHOLE
+    assert answer(sharing, model.open_session(), texts[1]) == 639
+
+
+def test_one_that_comes_meanwhile_waits_for_what_they_share(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    first, second = model.open_session(), model.open_session()
+    with sharing.begin(prompt(1, 900)) as reading:
+        reading.recall(first, 0)
+        read(reading, first, PREFILL_TOKENS)
+        with Waiting(sharing, second, prompt(2)) as waiting:
+            assert not waiting.recalled.done()
+            read(reading, first, WHOLE, PREFILL_TOKENS)
+            assert waiting.recalled.result(30) == WHOLE  # though the first one reads on
+    assert second.committed == BEGINNING[:WHOLE]
+
+
+@pytest.mark.parametrize("how", ["ends", "fails", "too large"])
+def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> None:
+    sharing = PromptSharing(max_bytes=STATE_BYTES - (how == "too large"))
+    sharing.join()
+    sharing.join()
+    first, second = model.open_session(), model.open_session()
+    with ExitStack() as rest:
+        reading = rest.enter_context(sharing.begin(prompt(1)))
+        reading.recall(first, 0)
+        waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
+        if how == "ends":
+            reading.__exit__(None, None, None)
+        elif how == "fails":
+            first.state = _failing  # type: ignore[method-assign]
+            with pytest.raises(SessionError, match="disk on fire"):
+                read(reading, first)
+        else:
+            read(reading, first)
+        assert waiting.recalled.result(30) is None
+    assert second.length == 0
+    assert answer(sharing, second, prompt(2)) == 649
+
+
+def _failing() -> dict[str, np.ndarray]:
+    raise RuntimeError("disk on fire")
+
+
+def test_who_waits_can_be_cancelled(sharing: PromptSharing, model: ScriptedModel) -> None:
+    with sharing.begin(prompt(1)) as reading:
+        reading.recall(model.open_session(), 0)
+        with Waiting(sharing, model.open_session(), prompt(2)) as waiting:
+            waiting.cancelled = True
+            assert waiting.recalled.result(30) is None
+
+
+def test_of_those_that_wait_one_goes_on_where_the_first_one_ends(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    """The others then wait for it."""
+    sessions = [model.open_session() for _ in range(3)]
+    with ThreadPoolExecutor(2) as threads, sharing.begin(prompt(0)) as reading:
+        reading.recall(sessions[0], 0)
+        with Waiting(sharing, model.open_session(), prompt(9)) as waiting:
+            counts = [
+                threads.submit(answer, sharing, session, prompt(1 + number))
+                for number, session in enumerate(sessions[1:])
+            ]
+            reading.__exit__(None, None, None)
+            waiting.cancelled = True
+            found = sorted(count.result(30) for count in counts)
+    assert found == [649 - WHOLE, 649]
+
+
+@pytest.mark.parametrize("held", [300, PREFILL_TOKENS + 1])
+def test_what_was_not_read_in_whole_passes_is_for_nobody_else(
+    sharing: PromptSharing, model: ScriptedModel, held: int
+) -> None:
+    """As after an answer: its rows may have been scored in a tree."""
+    session = model.open_session()
+    session.prefill(BEGINNING[:held])
+    with sharing.begin(prompt(1)) as reading:
+        reading.recall(session, 0)
+        assert answer(sharing, model.open_session(), prompt(2)) == 649  # and has not waited
+        read(reading, session)
+    assert session.committed == prompt(1)[:-1]
+
+
+class Forgetful(ScriptedSession):
+    """A sliding window keeps only what the last tokens need."""
+
+    def rollback(self, length: int) -> None:
+        if 0 < length < self.length:
+            raise SessionError("forgotten")
+        super().rollback(length)
+
+
+def test_a_sliding_window_that_has_forgotten_is_read_from_the_beginning(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    assert answer(sharing, Forgetful(model), prompt(1, 900)) == 1499
+    assert answer(sharing, Forgetful(model), prompt(2)) == 649
+    # What the second one has kept is of use, and the state of the first one is not tried again.
+    assert answer(sharing, Forgetful(model), prompt(3)) == 649 - WHOLE
+
+
+class Choosy(ScriptedSession):
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        raise ValueError("no state of mine")
+
+
+def test_a_state_that_is_refused_is_read_again(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    answer(sharing, model.open_session(), prompt(1))
+    assert answer(sharing, Choosy(model), prompt(2)) == 649
+
+
+class Collecting(ScriptedSession):
+    """Its features are needed for each token of the prompt."""
+
+    collects = True
+
+    def collect_features(self, layers: Sequence[int], on_prefilled: Callable[..., Any]) -> None:
+        pass
+
+
+def test_whose_features_are_collected_reads_by_itself(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    answer(sharing, model.open_session(), prompt(1))
+    assert answer(sharing, Collecting(model), prompt(2)) == 649
+
+
+def test_short_prompts_and_other_ones_share_nothing(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    for tokens in (prompt(1)[:PREFILL_TOKENS], [5, *prompt(1)]):
+        answer(sharing, model.open_session(), tokens)
+    assert answer(sharing, model.open_session(), prompt(1)) == 649
