@@ -15,7 +15,8 @@ medians over prompts and rounds, and their ratio.
 time to the first text, peak memory, and how many texts equal those that a server writes for one
 client alone: ours `auto` (drafting) and `plain`, both held against plain texts, and others against
 their own. Servers take turns in each row, another one first in each of --repeats. A long prompt is
-asked once of each, so that no cache knows it. Prints the table as Markdown, and how many times as
+asked once of each, so that no cache knows it; those of kind `alike` are the same but for their last
+sentence. Prints the table as Markdown, and how many times as
 fast ours is. Rows that are chosen by --clients, --long-clients and --kinds can be measured by
 themselves; --quick leaves out what takes longest, about 5 minutes with --repeats 2.
 

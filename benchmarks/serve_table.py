@@ -14,7 +14,8 @@ from typing import Any
 from serve_clients import Seen, ask, long_prompt, quantile, short_prompts, watch_memory
 from servers import Server
 
-KINDS = ("short", "long")
+KINDS = ("short", "long", "alike")
+_FIRST_ALIKE = 100  # number of long prompts, beyond those of other rows
 _LEAST_EACH = 4  # short answers of each client
 _WARM_UP_TOKENS = 48  # in which a server loads what so many clients need
 
@@ -25,7 +26,7 @@ Cell = tuple[str, int, str]  # kind of prompt, clients, arm
 @dataclass(frozen=True)
 class Plan:
     """What is asked. answers: short ones of one client, shared out where there are more of them.
-    Rows of long prompts are measured once, whatever `repeats` is."""
+    Rows of long prompts, and of such that begin alike, are measured once, whatever `repeats` is."""
 
     clients: Sequence[int]
     long_clients: Sequence[int]
@@ -44,10 +45,14 @@ class Plan:
                 yield from ((repeat, kind, clients) for clients in self.long_clients)
 
     def prompts_of(self, kind: str, clients: int) -> list[list[str]]:
-        """Of each client, in its order. A long prompt is asked once by each arm."""
+        """Of each client, in its order. A long prompt is asked once by each arm. Those that begin
+        "alike" differ in their last sentence."""
         if kind == "long":
             first = sum(count for count in self.long_clients if count < clients)
             return [[long_prompt(first + each, self.long_tokens)] for each in range(clients)]
+        if kind == "alike":
+            text = long_prompt(_FIRST_ALIKE + clients, self.long_tokens)
+            return [[f"{text} Begin with note {1 + each}."] for each in range(clients)]
         prompts = short_prompts(self.answers)
         each = max(_LEAST_EACH, self.answers // clients)
         return [

@@ -24,6 +24,7 @@ from edge_spec.errors import SessionError
 
 MAX_BYTES = 256_000_000  # of all states that are kept
 _LOOK_S = 0.05  # between two looks at whether who waits was cancelled
+_AGAIN = 1 / 16  # of what is to be read, that is read again for the sake of others
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,12 @@ class PromptSharing:
         """It is closed."""
         with self._changed:
             self._num_conversations -= 1
-            if self._num_conversations < 2:
+            if not self.is_shared:
                 self._kept.clear()
+
+    @property
+    def is_shared(self) -> bool:
+        return self._num_conversations > 1
 
     def begin(self, prompt: Sequence[int]) -> SharedReading:
         """For a prompt that is to be read, within the block that is returned."""
@@ -72,8 +77,7 @@ class PromptSharing:
 
     def add(self, reading: SharedReading) -> None:
         with self._changed:
-            if self._num_conversations > 1:
-                self._readings.append(reading)
+            self._readings.append(reading)
 
     def remove(self, reading: SharedReading) -> None:
         with self._changed:
@@ -113,7 +117,7 @@ class PromptSharing:
         """In the place of those that are a beginning of it."""
         new = _Kept(tokens, state)
         with self._changed:
-            if self._num_conversations < 2 or new.num_bytes > self._max_bytes:
+            if not self.is_shared or new.num_bytes > self._max_bytes:
                 return
             self._kept = [
                 *(each for each in self._kept if self._usable(new, each.tokens) < len(each.tokens)),
@@ -194,19 +198,26 @@ class SharedReading:
         self, target: Session, num_whole: int, cancelled: Callable[[], bool] = lambda: False
     ) -> int | None:
         """Gives the target the longest beginning that another conversation has read, or is reading,
-        if that is longer than what it holds. num_whole: of what it holds, by whole passes. Returns
-        how much the target then holds; None where nothing was changed. Raises SessionError."""
-        if not isinstance(target, Restorable) or collects(target):
+        if that is longer than what it holds. num_whole: of what it holds, by whole passes; where
+        the rest is little, it is given up, so that others can have what is read now. Returns how
+        much the target then holds, by whole passes; None where nothing was changed. Raises
+        SessionError."""
+        if not isinstance(target, Restorable) or collects(target) or not self.sharing.is_shared:
             return None
         self.length, self.num_whole = target.length, num_whole
         recalled = self._take_over(target)
+        if (
+            recalled is None
+            and num_whole < self._last
+            and self._is_little(target.length, num_whole)
+        ):
+            recalled = self._cut(target, num_whole)
         self.sharing.add(self)
         while not cancelled() and self.sharing.wait(self, target.length, cancelled):
             found = self._take_over(target)
             recalled = recalled if found is None else found
-        last = _whole(len(self.tokens) - 1 - TAIL_TOKENS)
-        if last > 0 and not self.sharing.has(self.tokens[:last]):
-            self.wanted.add(last)
+        if self._last and not self.sharing.has(self.tokens[: self._last]):
+            self.wanted.add(self._last)
         return recalled
 
     def take(self, target: Session, num_whole: int) -> None:
@@ -239,6 +250,14 @@ class SharedReading:
         self.wanted.add(place)
         return place
 
+    @property
+    def _last(self) -> int:
+        """The length after which it is kept for those that come later."""
+        return _whole(len(self.tokens) - 1 - TAIL_TOKENS)
+
+    def _is_little(self, held: int, num_whole: int) -> bool:
+        return num_whole < held <= num_whole + _AGAIN * (len(self.tokens) - held)
+
     def _shared(self, other: SharedReading) -> int:
         """By whole passes, of which both read more."""
         return _whole(_common(self.tokens[:-1], other.tokens[:-1]))
@@ -258,16 +277,22 @@ class SharedReading:
         with suppress(ValueError):
             with TranslatedErrors(ValueError):
                 target.restore(kept.state, len(kept.tokens))
-            try:
-                with translate_errors:
-                    target.rollback(length)
-            except SessionError:
-                with translate_errors:
-                    target.rollback(0)
+            if self._cut(target, length) < length:
                 self.sharing.cut_in_vain()
-            self.length = self.num_whole = target.length
             return target.length
         return None
+
+    def _cut(self, target: Session, length: int) -> int:
+        """Rolls back to so many tokens, all by whole passes, or to none where a sliding window has
+        forgotten what would then be needed; how many are left."""
+        try:
+            with translate_errors:
+                target.rollback(length)
+        except SessionError:
+            with translate_errors:
+                target.rollback(0)
+        self.length = self.num_whole = target.length
+        return target.length
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:

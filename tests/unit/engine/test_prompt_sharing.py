@@ -59,9 +59,7 @@ def read(
 def answer(sharing: PromptSharing, session: ScriptedSession, tokens: list[int]) -> int:
     """How many tokens of the prompt were read."""
     with sharing.begin(tokens) as reading:
-        reading.recall(session, 0)
-        num_whole = session.length
-        count = read(reading, session, num_whole=num_whole)
+        count = read(reading, session, num_whole=reading.recall(session, 0) or 0)
     assert session.committed == tokens[:-1]
     return count
 
@@ -210,7 +208,26 @@ def test_of_those_that_wait_one_goes_on_where_the_first_one_ends(
     assert found == [649 - WHOLE, 649]
 
 
-@pytest.mark.parametrize("held", [300, PREFILL_TOKENS + 1])
+@pytest.mark.parametrize("held", [20, 38])  # up to a sixteenth of what is to be read
+def test_a_little_is_read_again_so_that_others_can_have_it(
+    sharing: PromptSharing, model: ScriptedModel, held: int
+) -> None:
+    """What a slot of a server holds: the beginning that the chat template gives any prompt."""
+    session = model.open_session()
+    session.prefill(BEGINNING[:held])
+    assert answer(sharing, session, prompt(1)) == 649
+    assert answer(sharing, model.open_session(), prompt(2)) == 649 - WHOLE
+
+
+def test_a_prompt_of_which_nothing_can_be_kept_is_not_read_again(
+    sharing: PromptSharing, model: ScriptedModel
+) -> None:
+    session = model.open_session()
+    session.prefill(BEGINNING[:10])
+    assert answer(sharing, session, BEGINNING[:300]) == 299 - 10
+
+
+@pytest.mark.parametrize("held", [50, 300, PREFILL_TOKENS + 40])
 def test_what_was_not_read_in_whole_passes_is_for_nobody_else(
     sharing: PromptSharing, model: ScriptedModel, held: int
 ) -> None:
