@@ -10,8 +10,10 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import httpx
 import pytest
 
+from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.results import GenerationResult
@@ -132,3 +134,27 @@ def test_a_common_beginning_is_read_once(
         together(engines, [SYSTEM + tokens(seed, num_own) for seed in range(4)])
     prompt = len(SYSTEM) + num_own - 1  # the last token is scored
     assert sum(read) == WHOLE + 4 * (prompt - WHOLE)
+
+
+def test_slots_of_a_server_read_a_system_prompt_once(model: Path) -> None:
+    """Whatever a slot holds of the prompt before; what clients ask differs."""
+    system = {"role": "system", "content": " ".join(map(str, tokens(1, 250)))}
+    options = LoadOptions(runtime="reference", drafter="none")
+    with (
+        load_engine(str(model), options, lambda what, part: None) as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=2, grace_s=0.0)) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+
+        def cached(*messages: dict[str, str]) -> int:
+            """Returns how many tokens of the prompt were in the cache."""
+            body = {"messages": messages, "max_tokens": 2}
+            return int(client.post("/v1/chat/completions", json=body).json()["timings"]["cache_n"])
+
+        for _ in range(2):  # each slot has had a short prompt
+            cached({"role": "user", "content": "hello"})
+        found = [
+            cached(system, {"role": "user", "content": " ".join(map(str, tokens(seed, 150)))})
+            for seed in (2, 3)
+        ]
+    assert found[0] < PREFILL_TOKENS <= found[1]
