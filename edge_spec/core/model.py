@@ -225,6 +225,7 @@ class RuntimeOptions:
     flash_attention: bool | None = None
     takes_turns: bool = False  # with other models: threads that wait for work would slow these down
     prefers_cpu: bool = False  # where no device is named, also if there are faster ones
+    may_hold_less: bool = False  # than context_length, where its cache has a fixed size
     # host:port of each, whose devices are added
     rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
@@ -232,7 +233,7 @@ class RuntimeOptions:
         """Raises UsageError if an option is set that the runtime does not know."""
         for option in fields(self):
             if (
-                option.name not in (*known, "takes_turns", "prefers_cpu")
+                option.name not in (*known, "takes_turns", "prefers_cpu", "may_hold_less")
                 and getattr(self, option.name) != option.default
             ):
                 name = option.metadata.get("option", option.name.replace("_", "-"))

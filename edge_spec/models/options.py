@@ -178,6 +178,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
             context_length=self.context_length,
             takes_turns=True,
             prefers_cpu=True,  # beside a target that has the device to itself
+            may_hold_less=True,  # longer texts go on without it
         )
 
 

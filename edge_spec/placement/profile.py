@@ -177,7 +177,7 @@ def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions
 
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
     """Returns those that were set and that a key has no field for."""
-    apart = ("threads", "providers", "context_length", "prefers_cpu")
+    apart = ("threads", "providers", "context_length", "prefers_cpu", "may_hold_less")
     return tuple(
         f"{option.name}={getattr(options, option.name)}"
         for option in fields(options)

@@ -42,9 +42,9 @@ class StaticModel:
 
 def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
     """Returns the configuration with the context that was asked for. Raises UsageError where the
-    cache does not hold it."""
+    cache does not hold it and has to."""
     config, wanted = bundle.config, options.context_length
-    if wanted is None:
+    if wanted is None or (wanted > config.context_length and options.may_hold_less):
         return config
     if wanted > config.context_length:
         raise UsageError(

@@ -266,4 +266,6 @@ def test_options_reach_the_runtime() -> None:
     )
     assert options.runtime_options == RuntimeOptions(3, ("cuda0",), 7, 0, "q8_0", False, False)
     draft = LoadOptions(threads=3, draft_device="cpu", gpu_layers=1).draft_runtime_options
-    assert draft == RuntimeOptions(3, ("cpu",), takes_turns=True, prefers_cpu=True)
+    assert draft == RuntimeOptions(
+        3, ("cpu",), takes_turns=True, prefers_cpu=True, may_hold_less=True
+    )

@@ -190,23 +190,38 @@ def test_the_written_bundle_was_compared_with_the_reference(
     assert runtimes.load_runtime("auto", {"onnx-static"}).name == "ort"
 
 
+@pytest.mark.parametrize("context", [None, 90])
 @pytest.mark.usefixtures("fixed_policy")
 def test_a_static_draft_changes_no_text_and_the_answer_goes_on_without_it(
-    hf: Callable[..., Path], checkpoint: Callable[..., Any], tmp_path: Path, monkeypatch: Any
+    hf: Callable[..., Path],
+    checkpoint: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: Any,
+    caplog: pytest.LogCaptureFixture,
+    context: int | None,
 ) -> None:
-    """Its cache has 40 tokens, the answer has more; target and draft run on ort."""
+    """Its cache has 40 tokens, the answer has more, also where so long a context is asked for;
+    target and draft run on ort."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     bundle = export(checkpoint("llama"), tmp_path / "draft", "fp16", context_length=40)
     answers = []
     for draft in (str(bundle.path), "none"):
         drafter = "none" if draft == "none" else "draft-model"
         with load(
-            str(hf()), runtime="ort", draft=draft, drafter=drafter, exact=True, threads=1
+            str(hf()),
+            runtime="ort",
+            draft=draft,
+            drafter=drafter,
+            exact=True,
+            threads=1,
+            context_length=context,
         ) as llm:
             result = llm.generate("the", max_tokens=80)
         answers.append([token.id for token in result.tokens])
         if draft != "none":
             assert result.stats.drafters["draft-model"].draft_n_accepted > 0
+            told = [line for line in caplog.messages if "context of 40 tokens is full" in line]
+            assert len(told) == 1
     assert len(answers[0]) > 50
     assert answers[0] == answers[1]
 
