@@ -49,6 +49,10 @@ def library() -> Library:
             "compiler and takes minutes).",
         ) from error
     api: Any = llama_cpp
+    # Once: a thread that calls a function while another one binds it reads freed memory.
+    for name, arguments, result in _UNBOUND:
+        function = getattr(libggml, f"ggml_backend_{name}")
+        function.argtypes, function.restype = arguments, result
 
     log = LibraryLog(NAME)
     api.llama_log_set(log.callback, None)
@@ -192,6 +196,7 @@ def _address_of(name: str, api: Any) -> Callable[[int], int | None]:
     return found
 
 
+# Of ggml_backend_*, which llama-cpp-python does not bind.
 _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("dev_count", [], _SIZE),
     ("dev_get", [_SIZE], _HANDLE),
@@ -207,13 +212,7 @@ _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
 
 
 def _devices(ggml: Any, servers: Sequence[str]) -> list[LibraryDevice]:
-    """Those of servers first, as llama.cpp has them: fewer results cross the network.
-
-    llama-cpp-python binds none of these functions.
-    """
-    for name, arguments, result in _UNBOUND:
-        function = getattr(ggml, f"ggml_backend_{name}")
-        function.argtypes, function.restype = arguments, result
+    """Those of servers first, as llama.cpp has them: fewer results cross the network."""
     found = []
     for server in servers:
         registry = _add_server(ggml)(server.encode())

@@ -137,3 +137,13 @@ def test_a_server_that_no_chosen_device_belongs_to_is_refused(
     )
     with pytest.raises(UsageError, match="--device rpc1 leaves nothing for --rpc a:1"):
         open_llama("llamacpp", gguf(), providers=("rpc1",), rpc_servers=("a:1", "b:1"))
+
+
+def test_functions_are_bound_once() -> None:
+    """Threads open sessions at the same time: what one calls, another one must not bind again."""
+    library = pytest.importorskip("llama_cpp._ggml").libggml
+    opened: Library = runtimes.load_runtime("llamacpp")._library()  # type: ignore[attr-defined]
+    before = library.ggml_backend_dev_memory.argtypes
+    assert before
+    opened.devices()
+    assert library.ggml_backend_dev_memory.argtypes is before
