@@ -62,6 +62,11 @@ def is_npu(providers: Sequence[str]) -> bool:
     return [name.lower() for name in providers] == [NPU]
 
 
+def is_stand_in() -> bool:
+    """Whether tests put the processor in the NPU's place."""
+    return bool(os.environ.get(STAND_IN_VARIABLE))
+
+
 def find_npu() -> NpuDevice:
     """Raises DeviceError where there is none, UsageError for a value of STAND_IN_VARIABLE that
     means nothing, MissingDependencyError."""

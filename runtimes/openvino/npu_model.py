@@ -10,14 +10,15 @@ import numpy as np
 
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceError, DeviceMemoryError, UsageError
+from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.openvino.library import last_line
 from edge_spec.runtimes.openvino.npu_cache import CompiledGraphs
 from edge_spec.runtimes.openvino.npu_device import NpuDevice
 from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
+from edge_spec.runtimes.openvino.npu_memory import require_npu_memory
 from edge_spec.runtimes.static.model import StaticModel, config_of
-from edge_spec.runtimes.static.onnx_graphs import DATA_FILE, FORMAT, OpenedGraphs
+from edge_spec.runtimes.static.onnx_graphs import FORMAT, OpenedGraphs
 from edge_spec.runtimes.static.onnx_program import OnnxProgram
 
 _ANOTHER = "Choose another --device, or export another static bundle."
@@ -39,7 +40,7 @@ def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> 
         )
     config = config_of(bundle, options)
     opened = OpenedGraphs.of(bundle)
-    _require_memory(bundle, len(opened.files), device)
+    require_npu_memory(bundle, device)
     kept = CompiledGraphs(bundle, f"npu-{device.runs_on.lower()}", device.key)
     try:
         graphs = _loaded(kept.get(lambda: _compiled(bundle, opened, device)), device)
@@ -48,19 +49,6 @@ def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> 
         graphs = _loaded(kept.get(lambda: _compiled(bundle, opened, device)), device)
     program = OnnxProgram(NpuGraphs(graphs.__getitem__), opened.signatures)
     return StaticModel(program, opened.layout, config)
-
-
-def _require_memory(bundle: Bundle, num_functions: int, device: NpuDevice) -> None:
-    """Each function's compiled graph has its own weights."""
-    weights = bundle.manifest.files[DATA_FILE].num_bytes
-    needed = weights * num_functions
-    if device.total_bytes is not None and needed > device.total_bytes:
-        raise DeviceMemoryError(
-            f"{bundle.path} takes {needed / 1e6:.0f} MB on the NPU ({num_functions} functions with "
-            f"{weights / 1e6:.0f} MB of weights each), which may map "
-            f"{device.total_bytes / 1e6:.0f} MB",
-            remedy="Choose another --device, or a smaller model.",
-        )
 
 
 def _loaded(contents: Mapping[str, bytes], device: NpuDevice) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class OpenVinoRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
+        if source.manifest.format == STATIC:
+            from edge_spec.runtimes.openvino.npu_memory import npu_memory
+
+            return npu_memory(source, options, num_tokens)
         from edge_spec.runtimes.openvino.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)

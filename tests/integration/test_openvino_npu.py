@@ -209,3 +209,18 @@ def test_an_answer_goes_on_without_a_draft_whose_npu_is_gone(
     there = answer(str(hf()), draft_runtime="openvino", draft_device="npu", **draft)
     assert ids(there) == ids(plain)
     assert "the NPU failed to run" in caplog.text
+
+
+def test_the_forecast_counts_the_weights_of_each_function(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = bundle.manifest.files["model.onnx.data"].num_bytes
+    functions = sum(name.endswith(".onnx") for name in bundle.manifest.files)
+    beside_tests = OpenVinoRuntime().memory(bundle, NPU)
+    assert beside_tests.weights >= functions * weights  # the processor has copies of float32
+    assert not beside_tests.on_devices
+    monkeypatch.delenv(STAND_IN_VARIABLE)
+    found = OpenVinoRuntime().memory(bundle, NPU)
+    assert found.weights == 0 and found.on_devices["npu"] >= functions * weights
+    # All slots are there from the beginning.
+    assert found == OpenVinoRuntime().memory(bundle, NPU, 3)
