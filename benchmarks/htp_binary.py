@@ -89,9 +89,9 @@ def cpu_pass(bundle: Bundle) -> tuple[dict[str, np.ndarray], np.ndarray]:
     kept: dict[str, np.ndarray] = {}
     run = OrtGraphs.run
 
-    def keeps(graphs: OrtGraphs, name: str, inputs: Mapping[str, np.ndarray]) -> Any:
+    def keeps(graphs: OrtGraphs, name: str, inputs: Mapping[str, np.ndarray], *rest: Any) -> Any:
         kept.update({each: np.array(value) for each, value in inputs.items()})
-        return run(graphs, name, inputs)
+        return run(graphs, name, inputs, *rest)
 
     session = open_static(bundle, RuntimeOptions()).open_session()
     session.prefill(tokens[:-ROWS])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class EagleHead:
         layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
     """
 
+    drafted_by: ClassVar = "eagle"  # the drafter's name
+
     kind: str  # as it is published, such as "EAGLE-3"
     path: Path
     config: ModelConfig
@@ -69,6 +71,8 @@ class MedusaHead:
     outputs: of each head, its output matrix [scored tokens, hidden_size], float32; heads may share
     one.
     """
+
+    drafted_by: ClassVar = "medusa"  # the drafter's name
 
     path: Path
     hidden_size: int

@@ -10,6 +10,7 @@ import numpy as np
 
 from edge_spec.errors import DeviceError
 from edge_spec.runtimes.openvino.library import import_openvino, last_line
+from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.runtimes.static.onnx_program import PAST
 
 
@@ -25,14 +26,18 @@ class NpuGraphs:
         self._requests: dict[str, _Request] = {}
         self._lock = Lock()  # sessions may be used by threads of their own
 
-    def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Raises DeviceError where the NPU fails or is gone, as after a sleep."""
+    def run(
+        self, function: str, inputs: Mapping[str, np.ndarray], interruption: Interruption
+    ) -> Mapping[str, np.ndarray]:
+        """Raises SessionError for a pass that was interrupted, DeviceError where the NPU fails or
+        is gone, as after a sleep."""
         with self._lock:
             try:
                 if function not in self._requests:
                     self._requests[function] = _Request(self._compiled(function))
-                return self._requests[function].run(inputs)
+                return self._requests[function].run(inputs, interruption)
             except RuntimeError as error:  # OpenVINO's own are of no other class
+                interruption.require_none()
                 self._requests.pop(function, None)
                 raise DeviceError(
                     f"the NPU failed to run {function}: {last_line(error)}",
@@ -49,7 +54,9 @@ class _Request:
         self._outputs = [value.any_name for value in compiled.outputs]
         self._bound: dict[str, np.ndarray] = {}
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: Mapping[str, np.ndarray], interruption: Interruption
+    ) -> dict[str, np.ndarray]:
         """Returns copies: another session's pass writes the request's own."""
         for name, array in inputs.items():
             if name.startswith(PAST):
@@ -59,7 +66,9 @@ class _Request:
                 self._bound[name][...] = array
             else:
                 self._bind(name, array.copy())
-        self._request.infer()
+        with interruption.ended_by(self._request.cancel):
+            self._request.start_async()
+            self._request.wait()
         return {name: self._request.get_tensor(name).data.copy() for name in self._outputs}
 
     def _bind(self, name: str, array: np.ndarray) -> None:

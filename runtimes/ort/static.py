@@ -8,12 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from onnxruntime import RunOptions
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import SessionError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import CPU
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
+from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.runtimes.static.model import StaticModel, config_of
 from edge_spec.runtimes.static.onnx_graphs import OpenedGraphs
 from edge_spec.runtimes.static.onnx_program import OnnxProgram
@@ -39,15 +41,21 @@ class OrtGraphs:
         self._loaded: dict[str, Any] = {}
         self._lock = Lock()  # sessions may be used by threads of their own
 
-    def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def run(
+        self, function: str, inputs: Mapping[str, np.ndarray], interruption: Interruption
+    ) -> Mapping[str, np.ndarray]:
         """Raises BundleError, DeviceError where the function cannot be loaded, too."""
         with self._lock:
             if function not in self._loaded:
                 self._loaded[function] = self._loader.open(self._files[function])
             inference = self._loaded[function]
         names = [value.name for value in inference.get_outputs()]
+        options = RunOptions()
         try:
-            return dict(zip(names, inference.run(names, dict(inputs)), strict=True))
+            with interruption.ended_by(lambda: setattr(options, "terminate", True)):
+                return dict(zip(names, inference.run(names, dict(inputs), options), strict=True))
+        except SessionError:
+            raise
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise SessionError(
                 f"onnxruntime failed to run {function}: {error}",

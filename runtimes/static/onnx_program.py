@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.runtimes.static.layout import SLOT_AXIS, Shape, Signature
 from edge_spec.runtimes.static.slots import MASKED
 
@@ -19,7 +20,13 @@ PAST, NEW = "past.", "new."  # what the names of states start with, and of what 
 _PAST_MASK, _OWN_MASK = "past_mask", "own_mask"
 _FRONT = (slice(None),) * SLOT_AXIS
 
-State = dict[str, np.ndarray]
+
+class State(dict[str, np.ndarray]):
+    """Arrays by the names of their inputs, and how a pass on them is ended."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(arrays)
+        self.interruption = Interruption()
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,9 @@ class GraphSignature:
 class RunsGraphs(Protocol):
     """An engine that has the graphs of a bundle, by their functions' names."""
 
-    def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def run(
+        self, function: str, inputs: Mapping[str, np.ndarray], interruption: Interruption
+    ) -> Mapping[str, np.ndarray]:
         """The outputs of the function's graph. Raises SessionError."""
 
 
@@ -56,7 +65,9 @@ class OnnxProgram:
         self._mask_dtype = inputs[_PAST_MASK].dtype
 
     def make_state(self) -> State:
-        return {name: np.zeros(each.shape, each.dtype) for name, each in self._states.items()}
+        return State(
+            {name: np.zeros(each.shape, each.dtype) for name, each in self._states.items()}
+        )
 
     def predict(
         self, function: str, inputs: Mapping[str, np.ndarray], state: State
@@ -72,10 +83,13 @@ class OnnxProgram:
             _PAST_MASK: past,
             _OWN_MASK: np.ascontiguousarray(mask[..., own], self._mask_dtype),
         }
-        found = dict(self._engine.run(function, given | state))
+        found = dict(self._engine.run(function, given | state, state.interruption))
         for name in self._states:
             state[name][(*_FRONT, own)] = found.pop(NEW + name.removeprefix(PAST))
         return found
+
+    def interrupt(self, state: State) -> None:
+        state.interruption.ask()
 
     def read_state(self, state: State, name: str) -> np.ndarray:
         return state[name].copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,3 +22,11 @@ class Program(Protocol):
     def read_state(self, state: Any, name: str) -> np.ndarray: ...
 
     def write_state(self, state: Any, name: str, value: np.ndarray) -> None: ...
+
+
+@runtime_checkable
+class InterruptibleProgram(Program, Protocol):
+    """One whose engine can end a pass before its end."""
+
+    def interrupt(self, state: Any) -> None:
+        """Ends the pass on this state that runs, and any later one. Any thread may call."""

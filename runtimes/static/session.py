@@ -9,8 +9,9 @@ import numpy as np
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
+from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.runtimes.static.layout import SLOT_AXIS, Layout, PassShape
-from edge_spec.runtimes.static.program import Program
+from edge_spec.runtimes.static.program import InterruptibleProgram, Program
 from edge_spec.runtimes.static.slots import Slots
 
 _FRONT = (slice(None),) * SLOT_AXIS
@@ -29,6 +30,7 @@ class StaticSession:
         self._slots = Slots(layout.slots)
         self._state = program.make_state()
         self._scored = 0  # where the rows of the last forward begin
+        self._interruption = Interruption()
 
     @property
     def length(self) -> int:
@@ -89,6 +91,12 @@ class StaticSession:
         self._slots.forget(0)
         self._slots.take(range(length))
 
+    def interrupt(self) -> None:
+        """The pass that runs goes on where its engine cannot end it."""
+        self._interruption.ask()
+        if isinstance(self._program, InterruptibleProgram) and (state := self._state) is not None:
+            self._program.interrupt(state)
+
     def close(self) -> None:
         self._slots.forget(0)
         self._state = None
@@ -119,6 +127,7 @@ class StaticSession:
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
     ) -> dict[str, np.ndarray]:
         """One pass over rows that stand after the committed tokens."""
+        self._interruption.require_none()
         count = len(tokens)
         ids = np.zeros((1, shape.rows), np.int32)
         ids[0, :count] = tokens

@@ -300,12 +300,14 @@ def test_samples_have_the_distribution_of_the_target(
 def test_doctor_says_what_a_head_is_and_whether_it_fits(
     target: Path, head: Path, tmp_path: Path
 ) -> None:
-    def found(draft: Path) -> Finding:
+    def found(draft: Path, check: str = "head") -> Finding:
         request = DiagnosisRequest(str(target), str(draft), runtime="reference")
         report = diagnose(request, lambda what, fraction: None, list)
-        return next(each for each in report.findings if each.check == "head")
+        return next(each for each in report.findings if each.check == check)
 
     fits = found(head)
+    told = found(head, "drafter").found
+    assert "eagle" in told.partition(":")[0].split(",") and "the head is asked" in told
     assert fits.level is Severity.OK
     assert fits.found == "EAGLE-3 from features 2, 3, 4, scores 132 of 265 tokens"
     other = heads.draw(LAYERS, VOCAB, "safeailab")

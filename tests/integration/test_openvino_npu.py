@@ -18,7 +18,13 @@ from edge_spec import load
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceError, DeviceMemoryError, EdgeSpecError, UsageError
+from edge_spec.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    EdgeSpecError,
+    SessionError,
+    UsageError,
+)
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.openvino import OpenVinoRuntime
@@ -175,16 +181,16 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, compiled: Any) -> None:
             pass
 
-        def run(self, inputs: Any) -> Any:
+        def run(self, inputs: Any, interruption: Any) -> Any:
             raise RuntimeError(
                 "Exception from src/x.cpp:1:\nL0 failed: ZE_RESULT_ERROR_DEVICE_LOST"
             )
 
-    def counted(self: NpuGraphs, function: str, inputs: Any) -> Any:
+    def counted(self: NpuGraphs, function: str, inputs: Any, interruption: Any) -> Any:
         calls[0] += 1
         if calls[0] > 2:
             self._requests[function] = Gone(None)  # type: ignore[assignment]
-        return run(self, function, inputs)
+        return run(self, function, inputs, interruption)
 
     monkeypatch.setattr(NpuGraphs, "run", counted)
 
@@ -202,11 +208,12 @@ def test_an_npu_that_is_gone_is_one_line_for_a_target(bundle: Bundle, request: A
 def test_an_answer_goes_on_without_a_draft_whose_npu_is_gone(
     hf: Callable[..., Path], bundle: Bundle, request: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened(bundle)  # it is compiled and tried before
-    request.getfixturevalue("vanishing")
-    draft = {"draft": str(bundle.path), "drafter": "draft-model"}
+    draft = {"draft": str(bundle.path), "draft_runtime": "openvino", "draft_device": "npu"}
     plain = answer(str(hf()), draft="none", drafter="none")
-    there = answer(str(hf()), draft_runtime="openvino", draft_device="npu", **draft)
+    options: dict[str, Any] = {"runtime": "ort", "exact": True, "threads": 1}
+    with load(str(hf()), drafter="draft-model", **draft, **options) as llm:
+        request.getfixturevalue("vanishing")  # once it is loaded, and its passes are measured
+        there = llm.generate("the", max_tokens=60)
     assert ids(there) == ids(plain)
     assert "the NPU failed to run" in caplog.text
 
@@ -224,3 +231,13 @@ def test_the_forecast_counts_the_weights_of_each_function(
     assert found.weights == 0 and found.on_devices["npu"] >= functions * weights
     # All slots are there from the beginning.
     assert found == OpenVinoRuntime().memory(bundle, NPU, 3)
+
+
+def test_a_session_that_was_interrupted_scores_no_more_and_others_go_on(bundle: Bundle) -> None:
+    model = opened(bundle)
+    interrupted, other = model.open_session(), model.open_session()
+    for session in (interrupted, other):
+        session.prefill([5, 6, 7])
+    interrupted.interrupt()
+    refused(SessionError, lambda: interrupted.forward(TokenTree.chain(8)), "was interrupted")
+    assert len(other.forward(TokenTree.chain(8)).logits) == 1

@@ -3,7 +3,9 @@ for, and sessions on them keep their promises and draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,15 +17,22 @@ from onnx import TensorProto, numpy_helper
 
 from edge_spec import load
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model import Interruptible, RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import BundleError, EdgeSpecError, UnsupportedModelError, UsageError
+from edge_spec.errors import (
+    BundleError,
+    EdgeSpecError,
+    SessionError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.testing import check_session
 from fixtures import families, tiny_models, tolerance
 
@@ -188,6 +197,44 @@ def test_the_written_bundle_was_compared_with_the_reference(
     assert 0 < bundle.manifest.parity["max_logit_difference"] < 1e-3
     assert (bundle.manifest.format, bundle.config.context_length) == ("onnx-static", CONTEXT)
     assert runtimes.load_runtime("auto", {"onnx-static"}).name == "ort"
+
+
+def test_a_session_that_was_interrupted_scores_no_more_and_others_go_on(exported: Export) -> None:
+    model = runtimes.load_runtime("ort").open(exported("fp16"), RuntimeOptions(threads=1))
+    interrupted, other = model.open_session(), model.open_session()
+    for session in (interrupted, other):
+        session.prefill([5, 6, 7])
+    assert isinstance(interrupted, Interruptible)
+    interrupted.interrupt()
+    for call in (partial(interrupted.prefill, [8]), partial(interrupted.forward, chain(8))):
+        with pytest.raises(SessionError, match="was interrupted"):
+            call()
+    assert interrupted.length == 3
+    assert len(other.forward(chain(8)).logits) == 1
+
+
+def test_a_pass_that_runs_is_ended(exported: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By onnxruntime, before its next operation; nothing of it counts."""
+    session = runtimes.load_runtime("ort").open(exported("fp16"), RuntimeOptions()).open_session()
+    session.prefill([5, 6, 7])
+    expected = session.forward(chain(8)).logits
+    ended_by = Interruption.ended_by
+
+    @contextmanager
+    def at_once(own: Interruption, end: Callable[[], None]) -> Iterator[None]:
+        with ended_by(own, end):
+            end()
+            yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Interruption, "ended_by", at_once)
+        with pytest.raises(SessionError, match="failed to run rows_1"):
+            session.forward(chain(8))
+    assert np.array_equal(session.forward(chain(8)).logits, expected)
+
+
+def chain(token: int) -> TokenTree:
+    return TokenTree.chain(token, [])
 
 
 @pytest.mark.parametrize("context", [None, 90])

@@ -38,7 +38,7 @@ class Opening:
 class Chosen:
     """asked: the draft, whether or not a plan leaves it out; options: as that plan completes
     them; tokens: of the pair; plan: in the cache; placement: the one of it that is used;
-    openings: the target, and the draft where it is used."""
+    openings: the target, and the draft where it is used; head: in the place of a draft."""
 
     source: Source
     asked: Source | None
@@ -47,6 +47,7 @@ class Chosen:
     plan: Plan | None = None
     placement: Placement | None = None
     openings: list[Opening] = field(default_factory=list)
+    head: str = ""  # its kind, as drafters declare it
 
     @property
     def prepared(self) -> list[ResolvedModel]:
@@ -87,8 +88,10 @@ def choose(
     tokens: Tokens | None,
     progress: Progress,
     runtime: str = "auto",
+    head: str = "",
 ) -> Chosen:
-    """runtime: of the target. Raises an EdgeSpecError where a runtime cannot have a model."""
+    """runtime: of the target. head: kind of the one that was named as its draft. Raises an
+    EdgeSpecError where a runtime cannot have a model."""
     asked = LoadOptions(draft=() if draft is None else (draft.model,), runtime=runtime)
     options = planned(source, asked, progress)
     plan = _plan(source, draft)
@@ -96,7 +99,7 @@ def choose(
     if plan is not None:
         completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
         placement = next((each for each, found in completed if found == options), None)
-    chosen = Chosen(source, draft, options, tokens, plan, placement)
+    chosen = Chosen(source, draft, options, tokens, plan, placement, head=head)
     places = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
     if draft is not None and options.drafts:
         how = options.draft_runtime_options

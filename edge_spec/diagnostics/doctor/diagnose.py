@@ -109,9 +109,12 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     except (EdgeSpecError, OSError) as error:
         report.add(ROLES[1], [problem("model", error)])
         return
+    head = ""
     if drafts and runtimes.is_head(path := expanded(Path(drafts[0]))):
-        report.add(ROLES[1], settled("head", check_head(path, target.variants[0].config)))
-        drafts = ()
+        config, drafts = target.variants[0].config, ()
+        report.add(ROLES[1], settled("head", check_head(path, config)))
+        if report.verdict != _VERDICTS[Severity.FAULT]:
+            head = runtimes.open_head(path, config, has_weights=False).drafted_by
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:
@@ -124,7 +127,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
-        chosen = choose(source, draft, tokens, progress, request.runtime)
+        chosen = choose(source, draft, tokens, progress, request.runtime, head)
     except EdgeSpecError as error:
         report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
         return

@@ -61,7 +61,9 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
 
 def _drafting(chosen: Chosen) -> Iterator[Finding]:
     """Who drafts, so that no draft is inactive unnoticed."""
-    if chosen.asked is None:
+    if chosen.head:
+        yield ok("drafter", f"{_named(chosen)}: the head is asked in rounds where that pays")
+    elif chosen.asked is None:
         yield ok("drafter", f"{_named(chosen)}; no draft was named")
     elif not chosen.options.drafts:
         yield warning(
@@ -107,7 +109,9 @@ def _own_loop(
 def _named(chosen: Chosen) -> str:
     if chosen.options.drafter != "auto":
         return chosen.options.drafter
-    return ",".join(auto_drafters(drafts=bool(chosen.options.drafts), corpora=False))
+    return ",".join(
+        auto_drafters(drafts=bool(chosen.options.drafts), corpora=False, head=chosen.head)
+    )
 
 
 def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:

@@ -25,7 +25,7 @@ from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 class MedusaNetwork:
     """The formula: W (z + SiLU(A z + b)) for each head's own A, b and W."""
 
-    kind = "medusa"
+    kind = MedusaHead.drafted_by
 
     def __init__(self, head: MedusaHead) -> None:
         self.num_heads = head.num_heads

@@ -21,7 +21,7 @@ class Heads(NamedTuple):
 class EagleNetwork:
     """Weights and formulas; it keeps no text. tables: the target's."""
 
-    kind = "eagle"
+    kind = EagleHead.drafted_by
 
     def __init__(self, head: EagleHead, tables: TargetTables) -> None:
         self.config = head.config
