@@ -16,9 +16,9 @@ time to the first text, peak memory, and how many texts equal those that a serve
 client alone: ours `auto` (drafting) and `plain`, both held against plain texts, and others against
 their own. Servers take turns in each row, another one first in each of --repeats. A long prompt is
 asked once of each, so that no cache knows it; those of kind `alike` are the same but for their last
-sentence. Prints the table as Markdown, and how many times as
-fast ours is. Rows that are chosen by --clients, --long-clients and --kinds can be measured by
-themselves; --quick leaves out what takes longest, about 5 minutes with --repeats 2.
+sentence. Prints the table as Markdown, and how many times as fast ours is. Rows that are chosen by
+--clients, --long-clients and --kinds can be measured by themselves; --quick leaves out what takes
+longest, about 6 minutes with --repeats 2.
 
 `hostile`: clients with short prompts, first by themselves, then beside one with prompts of 4,000
 tokens alone, then for --minutes also beside one that never reads, one that leaves in the middle of

@@ -57,6 +57,18 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
         )
 
 
+def roll_back(session: Session, length: int) -> int:
+    """Rolls back to so many tokens, or to none where a sliding window has forgotten what would then
+    be needed; how many are left. Raises SessionError."""
+    try:
+        with translate_errors:
+            session.rollback(length)
+    except SessionError:
+        with translate_errors:
+            session.rollback(0)
+    return session.length
+
+
 def close_quietly(session: Session) -> None:
     """Closes a session that may have failed, and then may fail here, too."""
     try:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.metrics import PlainRate
-from edge_spec.core.session_errors import translate_errors
+from edge_spec.core.session_errors import roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, PromptReading
 from edge_spec.engine.prompt_sharing import PromptSharing, SharedReading
-from edge_spec.errors import SessionError
 
 
 class Conversation:
@@ -97,12 +96,6 @@ class Conversation:
     def cut(self, length: int) -> int:
         """Rolls back to so many tokens, or to none where a sliding window has forgotten what would
         then be needed; how many are left."""
-        target = self.decoder.target
-        try:
-            with translate_errors:
-                target.rollback(length)
-        except SessionError:
-            with translate_errors:
-                target.rollback(0)
-        self.num_whole = min(self.num_whole, target.length // PREFILL_TOKENS * PREFILL_TOKENS)
-        return target.length
+        left = roll_back(self.decoder.target, length)
+        self.num_whole = min(self.num_whole, left // PREFILL_TOKENS * PREFILL_TOKENS)
+        return left

@@ -8,19 +8,17 @@ outlives the models; each conversation has a copy of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Condition
-from types import TracebackType
 
 import numpy as np
 
 from edge_spec.core.features import collects
 from edge_spec.core.model import Restorable, Session
-from edge_spec.core.session_errors import TranslatedErrors, translate_errors
+from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, TAIL_TOKENS
-from edge_spec.errors import SessionError
 
 MAX_BYTES = 256_000_000  # of all states that are kept
 _LOOK_S = 0.05  # between two looks at whether who waits was cancelled
@@ -47,7 +45,7 @@ class PromptSharing:
         self._num_conversations = 0
         self._kept: list[_Kept] = []  # the one that was used last is last
         self._readings: list[SharedReading] = []  # that go on now, the first one first
-        self._is_cut = True  # whether the beginning of a state is of use
+        self._can_cut = True  # whether the beginning of a state is of use
 
     def join(self) -> None:
         """A conversation is opened."""
@@ -65,9 +63,14 @@ class PromptSharing:
     def is_shared(self) -> bool:
         return self._num_conversations > 1
 
-    def begin(self, prompt: Sequence[int]) -> SharedReading:
-        """For a prompt that is to be read, within the block that is returned."""
-        return SharedReading(self, np.array(prompt, np.int32))
+    @contextmanager
+    def begin(self, prompt: Sequence[int]) -> Iterator[SharedReading]:
+        """For a prompt that is read within the block."""
+        reading = SharedReading(self, np.array(prompt, np.int32))
+        try:
+            yield reading
+        finally:
+            self.remove(reading)
 
     @property
     def num_bytes(self) -> int:
@@ -105,13 +108,13 @@ class PromptSharing:
     def _usable(self, kept: _Kept, tokens: np.ndarray) -> int:
         """How many of these tokens it is of use for."""
         common = _common(kept.tokens, tokens)
-        return _whole(common) if self._is_cut or common == len(kept.tokens) else 0
+        return _whole(common) if self._can_cut or common == len(kept.tokens) else 0
 
     def cut_in_vain(self) -> None:
         """A sliding window has forgotten what going on within its tokens needs: from now on, each
         state is for texts that begin with all of them."""
         with self._changed:
-            self._is_cut = False
+            self._can_cut = False
 
     def keep(self, tokens: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
         """In the place of those that are a beginning of it."""
@@ -134,7 +137,7 @@ class PromptSharing:
         Nobody waits for one that waits, so some conversation always reads."""
         with self._changed:
             source = next(
-                (each for each in self._readings if each.may_give(reading, held, self._is_cut)),
+                (each for each in self._readings if each.may_give(reading, held, self._can_cut)),
                 None,
             )
             if source is None:
@@ -182,18 +185,6 @@ class SharedReading:
     wanted: set[int] = field(default_factory=set)  # lengths at which its state is to be kept
     tried: list[SharedReading] = field(default_factory=list)  # whom it has waited for
 
-    def __enter__(self) -> SharedReading:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.sharing.remove(self)
-        self.tried.clear()
-
     def recall(
         self, target: Session, num_whole: int, cancelled: Callable[[], bool] = lambda: False
     ) -> int | None:
@@ -234,15 +225,15 @@ class SharedReading:
         finally:
             self.sharing.reach(self, length)
 
-    def may_give(self, other: SharedReading, held: int, is_cut: bool) -> bool:
-        """Whether the other one, which holds so many tokens, gains by waiting for this one. is_cut:
-        whether the beginning of a state is of use."""
+    def may_give(self, other: SharedReading, held: int, can_cut: bool) -> bool:
+        """Whether the other one, which holds so many tokens, gains by waiting for this one.
+        can_cut: whether the beginning of a state is of use."""
         if self is other or self.is_waiting or self in other.tried:
             return False
         shared = self._shared(other)
         is_ahead = self.num_whole == self.length >= held
         place = self._place(shared)
-        return is_ahead and shared > held and place > 0 and (is_cut or place == shared)
+        return is_ahead and shared > held and place > 0 and (can_cut or place == shared)
 
     def want(self, other: SharedReading) -> int:
         """Returns the length at which this one keeps what the other one can use."""
@@ -283,16 +274,9 @@ class SharedReading:
         return None
 
     def _cut(self, target: Session, length: int) -> int:
-        """Rolls back to so many tokens, all by whole passes, or to none where a sliding window has
-        forgotten what would then be needed; how many are left."""
-        try:
-            with translate_errors:
-                target.rollback(length)
-        except SessionError:
-            with translate_errors:
-                target.rollback(0)
-        self.length = self.num_whole = target.length
-        return target.length
+        """Rolls back to so many tokens, all by whole passes, or to none; how many are left."""
+        self.length = self.num_whole = roll_back(target, length)
+        return self.length
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:

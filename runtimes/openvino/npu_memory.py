@@ -1,9 +1,9 @@
 """What a static bundle will take on the NPU, from its manifest alone.
 
-Measured with OpenVINO 2026.4 on x86-64, the processor in the NPU's place, with all four functions
-of the demo model: 4.8 GB for float16, 1.5 GB for int8 and 1.2 GB for int4, of which this says 4.4,
-1.5 and 1.1 GB; compiling them took up to twice as much. On an NPU nothing was measured: each
-function has its own copy of the weights there, as `require_npu_memory` counts them, too.
+Measured with OpenVINO 2026.4 on an AMD EPYC (Zen 4), the processor in the NPU's place, with all
+four functions of the demo model: 4.8 GB for float16, 1.5 GB for int8 and 1.2 GB for int4, of which
+this says 4.4, 1.5 and 1.1 GB; compiling them took up to twice as much. On an NPU nothing was
+measured: each function has its own copy of the weights there, as `require_npu_memory` counts them.
 """
 
 from __future__ import annotations

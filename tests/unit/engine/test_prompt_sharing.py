@@ -166,7 +166,7 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
         reading.recall(first, 0)
         waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
         if how == "ends":
-            reading.__exit__(None, None, None)
+            sharing.remove(reading)
         elif how == "fails":
             first.state = _failing  # type: ignore[method-assign]
             with pytest.raises(SessionError, match="disk on fire"):
@@ -202,7 +202,7 @@ def test_of_those_that_wait_one_goes_on_where_the_first_one_ends(
                 threads.submit(answer, sharing, session, prompt(1 + number))
                 for number, session in enumerate(sessions[1:])
             ]
-            reading.__exit__(None, None, None)
+            sharing.remove(reading)
             waiting.cancelled = True
             found = sorted(count.result(30) for count in counts)
     assert found == [649 - WHOLE, 649]
