@@ -20,6 +20,7 @@ from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
+NAMED_RUNTIMES = (("openvino", "openvino"),)  # that nothing chooses but a plan or --runtime
 REFERENCE = "reference"  # reads what exporters read, and computes in float32
 LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
@@ -82,8 +83,8 @@ def installed_runtimes() -> list[str]:
 
 def known_runtimes() -> list[str]:
     """Returns all that a model may be run with in earnest here, and the reference."""
-    own = [runtime for runtime, module in AUTO_RUNTIMES + BUNDLE_RUNTIMES if find_spec(module)]
-    return [*own, REFERENCE]
+    all_known = AUTO_RUNTIMES + BUNDLE_RUNTIMES + NAMED_RUNTIMES
+    return [*(runtime for runtime, module in all_known if find_spec(module)), REFERENCE]
 
 
 def library_version(runtime: str) -> str:

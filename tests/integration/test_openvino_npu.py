@@ -18,6 +18,7 @@ from edge_spec import load
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -27,7 +28,8 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.openvino import OpenVinoRuntime
+from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
 from edge_spec.runtimes.openvino.npu_model import open_for_npu
@@ -237,6 +239,29 @@ def test_a_draft_whose_npu_is_gone_while_it_is_measured_does_not_end_the_command
         there = llm.generate("the", max_tokens=60)
     assert ids(there) == ids(plain)
     assert "could not be measured: the NPU failed to run" in caplog.text
+
+
+def doctors_faults(model: object, **places: Any) -> list[tuple[str, str]]:
+    """The groups and texts of faults; the draft is in `places`."""
+    draft = places.pop("draft", None)
+    request = DiagnosisRequest(str(model), draft, places=LoadOptions(**places))
+    here = [Device("ort", "cpu", "cpu", "the processor")]
+    report = diagnose(request, lambda what, fraction: None, lambda: here)
+    return [(each.group, each.found) for each in report.findings if each.level == "fault"]
+
+
+def test_doctor_knows_whether_a_draft_can_be_on_the_npu(
+    hf: Callable[..., Path], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = hf()
+    draft = {"draft": str(bundle.path), "draft_runtime": "openvino"}
+    assert doctors_faults(target, draft_device="npu", runtime="reference", **draft) == []
+    ((group, found),) = doctors_faults(target, runtime="reference", **draft)
+    assert (group, "on the npu only" in found) == ("memory", True)
+    monkeypatch.delenv(STAND_IN_VARIABLE)
+    monkeypatch.setattr(npu_device, "_own", lambda: None)
+    ((group, found),) = doctors_faults(target, draft_device="npu", **draft)
+    assert (group, found) == ("draft", "openvino finds no NPU on this machine")
 
 
 def test_the_forecast_counts_the_weights_of_each_function(
