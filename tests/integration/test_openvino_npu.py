@@ -29,6 +29,7 @@ from edge_spec.errors import (
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
+from edge_spec.placement.devices import Device
 from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
