@@ -38,6 +38,9 @@ class OpenVinoRuntime:
 
         return OpenVinoModel(source, options, choose(core(), options.providers))
 
+    def format_on(self, providers: Sequence[str]) -> str:
+        return STATIC if is_npu(providers) else self.reads
+
     def require_devices(self, providers: Sequence[str]) -> None:
         """Raises as DeviceScreeningRuntime does."""
         if is_npu(providers):

@@ -29,7 +29,9 @@ from edge_spec.errors import (
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.devices import Device
+from edge_spec.models.source import Source
+from edge_spec.placement.devices import Device, processor
+from edge_spec.placement.planner import Planner
 from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
@@ -263,6 +265,26 @@ def test_doctor_knows_whether_a_draft_can_be_on_the_npu(
     monkeypatch.setattr(npu_device, "_own", lambda: None)
     ((group, found),) = doctors_faults(target, draft_device="npu", **draft)
     assert (group, found) == ("draft", "openvino finds no NPU on this machine")
+
+
+def test_a_plan_puts_models_on_the_npu_in_the_form_that_it_takes(
+    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is converted for each of the two devices, and pairs across them are measured."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    here = [processor("ort"), Device("openvino", "npu", "npu", "in its place")]
+    source = Source(str(hf()), lambda what, fraction: None)
+    planner = Planner(source, source, here, lambda what, fraction: None)
+    plan = planner.make()
+    places = {
+        (each.target.device, each.draft.device)
+        for each in plan.placements
+        if each.draft is not None and each.tokens_per_s is not None
+    }
+    assert {("cpu", "npu"), ("npu", "cpu")} <= places
+    across = [each for each in plan.placements if each.draft and each.draft.device == "npu"]
+    assert all(each.target.weights and each.acceptance is not None for each in across)
+    assert not [note for note in planner.notes if "fixed shapes" in note]
 
 
 def test_the_forecast_counts_the_weights_of_each_function(

@@ -132,7 +132,7 @@ def require_convertible(opening: Opening) -> None:
     """What is not prepared, as far as headers show it. Raises as `prepare` would."""
     runtime = runtimes.load_runtime(opening.runtime)
     try:
-        runtime_choice.require_convertible(opening.source, runtime)
+        runtime_choice.require_convertible(opening.source, runtime, opening.options.providers)
     except UnsupportedModelError as error:
         if runtime.reads == "gguf" or not opening.source.at(runtime.reads).is_file():
             raise
