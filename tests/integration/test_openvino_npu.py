@@ -218,6 +218,24 @@ def test_an_answer_goes_on_without_a_draft_whose_npu_is_gone(
     assert "the NPU failed to run" in caplog.text
 
 
+@pytest.mark.usefixtures("fixed_policy", "vanishing")
+def test_a_draft_whose_npu_is_gone_while_it_is_measured_does_not_end_the_command(
+    hf: Callable[..., Path],
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # where no costs are kept
+    plain = answer(str(hf()), draft="none", drafter="none")
+    draft = {"draft": str(bundle.path), "draft_runtime": "openvino", "draft_device": "npu"}
+    options: dict[str, Any] = {"runtime": "ort", "exact": True, "threads": 1}
+    with load(str(hf()), drafter="draft-model", **draft, **options) as llm:
+        there = llm.generate("the", max_tokens=60)
+    assert ids(there) == ids(plain)
+    assert "could not be measured: the NPU failed to run" in caplog.text
+
+
 def test_the_forecast_counts_the_weights_of_each_function(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
