@@ -17,7 +17,8 @@ total: cached tokens + attended):
     hidden                 [scored, hidden]     after the final norm
 
 Models whose keys are large have a second form of attention, with two more inputs (stacked.py), the
-decoder of an encoder-decoder has those of cross.py.
+decoder of an encoder-decoder has those of cross.py, and layers with a convolution in the place of
+attention those of convolution.py.
 
 In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
 one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
@@ -40,7 +41,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx import convolution, stacked
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.experts import Mixture
@@ -58,7 +59,7 @@ class Sublayer:
 
     nodes: slice  # of the graph's list
     update: str  # what they add, [1, rows, hidden]
-    layer: int | None  # whose keys and values they write; None: an MLP's
+    layer: int | None  # whose part of the cache they write; None: an MLP's
 
 
 class GraphBuilder:
@@ -80,6 +81,8 @@ class GraphBuilder:
             weight = self.checkpoint.float32("model.relative_bias.weight")
             self.biases[None] = relative_bias(nodes, config, weight)
         self.biases |= {window: window_bias(nodes, window) for window in config.windows}
+        ancestors = convolution.nearest_first(nodes, config) if config.convolving else []
+        convolutions = convolution.Convolution(nodes, self.weights, self.checkpoint, ancestors)
         residual = self._embed()
         normed = residual
         if config.norm_places != "after":
@@ -87,7 +90,11 @@ class GraphBuilder:
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             start = len(nodes.protos)
-            attended = self._attention(normed, layer)
+            if config.kind(layer).convolution is None:
+                attended = self._attention(normed, layer)
+            else:
+                update = convolutions.add(normed, layer)
+                attended = self._update(update, prefix + "conv.")
             self._ends_sublayer(start, attended, layer)
             if config.encoder is not None:
                 normed, residual = self._add_and_norm(
@@ -319,6 +326,8 @@ class GraphBuilder:
             inputs += stacked.inputs()
         if config.encoder is not None:
             inputs += source_values(config)
+        if config.convolving:
+            inputs += convolution.inputs(config)
         graph = helper.make_graph(
             self.nodes.protos,
             "edge-spec",
@@ -327,23 +336,26 @@ class GraphBuilder:
             self.nodes.weights.protos,
         )
         opset = stacked.OPSET if self.is_stacked else OPSET
+        opset = convolution.OPSET if config.convolving else opset
         opsets = [helper.make_opsetid("", opset), helper.make_opsetid(CONTRIB, 1)]
         return helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
         )
 
     def _cache(self, when: str) -> list[ValueInfoProto]:
-        shape = cache_shape(self.config)
         return [
             tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
             for layer in range(self.config.num_layers)
-            for part in ("key", "value")
+            for part, shape in cache_shapes(self.config, layer).items()
         ]
 
 
-def cache_shape(config: ModelConfig) -> list[int | str]:
-    """Returns the shape of the keys, or of the values, of one layer."""
-    return [1, config.num_kv_heads, "capacity", config.head_dim]
+def cache_shapes(config: ModelConfig, layer: int) -> dict[str, list[int | str]]:
+    """Returns the shape of each part of a layer's cache, by what ends its name."""
+    if config.kind(layer).convolution is not None:
+        return {"gated": convolution.cache_shape(config)}
+    shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
+    return {"key": shape, "value": shape}
 
 
 def tensor(name: str, kind: int, shape: list[int | str]) -> ValueInfoProto:
