@@ -108,19 +108,20 @@ def texts(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         engines = [stack.enter_context(opened(arguments.model, each)) for each in (ORT[-1], SOURCE)]
         asked = list(prompts(engines[0], arguments.count))
         for number, prompt in asked:
-            both = [
-                [token.id for token in engine.generate(prompt, max_tokens=arguments.tokens).tokens]
-                for engine in engines
-            ]
-            if both[0] == both[1]:
-                continue
-            at = int(np.argmin([a == b for a, b in zip(*both, strict=False)]))
-            before, pair = prompt + both[0][:at], (both[0][at], both[1][at])
-            margins = [margin(engines[0], before, *pair), -margin(engines[1], before, *pair)]
-            partings.append({"id": number, "token": at, "margins": margins})
-            print(f"prompt {number}: part at token {at}, margins {margins}")
+            both = [answered(engine, prompt, arguments.tokens)[0] for engine in engines]
+            if both[0] != both[1]:
+                partings.append({"id": number, **parting(engines, prompt, both)})
+                print(f"prompt {number}: {partings[-1]}")
     print(f"{len(asked) - len(partings)} of {len(asked)} texts equal")
     return partings
+
+
+def parting(engines: list[Engine], prompt: list[int], both: list[list[int]]) -> dict[str, Any]:
+    """Where two texts part, and by how much each engine prefers its own token there."""
+    at = int(np.argmin([a == b for a, b in zip(*both, strict=False)]))
+    before, pair = prompt + both[0][:at], (both[0][at], both[1][at])
+    margins = [margin(engines[0], before, *pair), -margin(engines[1], before, *pair)]
+    return {"token": at, "margins": margins}
 
 
 def prompts(engine: Engine, count: int) -> Iterator[tuple[str, list[int]]]:
@@ -153,7 +154,10 @@ def rates(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
                     taken.setdefault(f"{name} {kind}", []).append(
                         tokens / sum(seconds for _, seconds in found)
                     )
-                equal[name] += sum(a[0] == b[0] for a, b in zip(*answers, strict=True))
+                for (number, prompt), (a, _), (b, _) in zip(asked, *answers, strict=True):
+                    equal[name] += a == b
+                    if a != b:
+                        print(f"{name}, prompt {number}: {parting(pair, prompt, [a, b])}")
     print("| weights | plain tokens/s | default drafting | ratio | texts equal |")
     print("|---|---|---|---|---|")
     results = {}

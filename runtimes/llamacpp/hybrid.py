@@ -22,9 +22,9 @@ from edge_spec.runtimes.llamacpp.transfer import write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 MAX_HYBRID_ROWS = 8  # of a pass: the library keeps so many states of each layer, and one more
-# Whose states llama.cpp keeps as it says. It keeps those of LFM2 and Nemotron-H, too, but after
-# some orders of passes LFM2's scores are wrong (llama-cpp-python 0.3.36); the other was not tried.
-REWINDABLE = frozenset({"qwen35"})
+# Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
+# It keeps those of Nemotron-H, too, which was not tried.
+REWINDABLE = frozenset({"qwen35", "lfm2"})
 _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 
 
