@@ -45,7 +45,10 @@ class HybridSession(LlamaCppSession):
 
     def forward(self, tree: TokenTree) -> Forward:
         if len(tree) > MAX_HYBRID_ROWS or not tree.is_chain:
-            raise ValueError(f"a pass of this model takes a chain of up to {MAX_HYBRID_ROWS} rows")
+            raise ValueError(
+                f"a pass of this model takes a chain of up to {MAX_HYBRID_ROWS} rows: its "
+                "recurrent layers have one state for the text, which branches would share"
+            )
         tokens = tree.tokens.tolist()
         self._reserve(len(tokens))
         self._text[self.length :] = tokens

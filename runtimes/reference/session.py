@@ -78,9 +78,7 @@ class ReferenceSession:
         require_room(self.length, rows, self._model.config.context_length)
         self._cache.reserve(self.length + rows)
 
-    def _hidden(
-        self, tokens: np.ndarray, new: Rows
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    def _hidden(self, tokens: np.ndarray, new: Rows) -> tuple[np.ndarray, np.ndarray | None]:
         """Final normed hidden states [rows, hidden], and the features [rows, features, hidden] that
         are collected; writes to the cache after `length`."""
         model, rows = self._model, self.length + new.depths

@@ -123,7 +123,7 @@ def test_a_tree_is_no_pass_of_it(model: LlamaCppModel) -> None:
     assert isinstance(session, HybridSession)
     session.prefill([1, 2, 3])
     tree = TokenTree(np.array([4, 5, 6]), np.array([-1, 0, 0]), np.ones(3))
-    with pytest.raises(ValueError, match="a chain of up to"):
+    with pytest.raises(ValueError, match="a chain of up to 8 rows: its recurrent layers"):
         session.forward(tree)
     session.close()
 
