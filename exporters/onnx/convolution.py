@@ -30,7 +30,7 @@ ANCESTORS = "ancestors"
 
 
 def inputs(config: ModelConfig) -> list[ValueInfoProto]:
-    counts = [config.num_preceding, "attended"]
+    counts: list[int | str] = [config.num_preceding, "attended"]
     return [
         helper.make_tensor_value_info("cached_tokens", TensorProto.INT64, [1]),
         helper.make_tensor_value_info(ANCESTORS, TensorProto.INT64, counts),
