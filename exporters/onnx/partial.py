@@ -78,9 +78,8 @@ def _optional(
     for node in nodes:
         copy = NodeProto()
         copy.CopyFrom(node)
-        copy.output[:] = [
-            produced[name] + ".run" if name in produced else name for name in node.output
-        ]
+        for names in (copy.output, copy.input):  # a convolution reads the cache that it wrote
+            names[:] = [produced[name] + ".run" if name in produced else name for name in names]
         inner.append(copy)
     passed = [
         helper.make_node("Identity", [source], [output + ".left"])

@@ -129,7 +129,7 @@ def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: O
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan"])
+@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide"])
 def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     name: str, model: Opened
 ) -> None:
@@ -140,7 +140,7 @@ def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     assert check_sharing(opened, bound) <= bound
 
 
-@pytest.mark.parametrize("name", ["gemma3", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2"])
 def test_a_part_of_a_model_drafts_with_its_windows_and_positions(name: str, model: Opened) -> None:
     """With nothing left out, it is the whole model."""
     target = model(name, "ort").open_session()
