@@ -195,6 +195,16 @@ OLDER = {  # how transformers 4 writes the same
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
     },
     "smollm3": {"rope_parameters": None, "rope_theta": None, "no_rope_layers": None},
+    "lfm2": {
+        "rope_parameters": None,
+        "rope_theta": None,
+        "layer_types": None,
+        "full_attn_idxs": [1, 4],
+        "intermediate_size": None,
+        "block_ff_dim": 70,
+        "tie_word_embeddings": None,
+        "tie_embedding": True,
+    },
 }
 
 
