@@ -45,8 +45,8 @@ def open_directory(path: Path) -> StoredCheckpoint:
         raise stated.refuse(lacked)
     stored = named_as_ours(family, _read_tensors(path))
     config = _config(stated, family, stored)
-    if family.of_experts is not None:
-        stored = family.of_experts(config, stored)
+    if family.of_tensors is not None:
+        stored = family.of_tensors(config, stored)
     tensors = apart(config, stored) | whole_norms(family, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)

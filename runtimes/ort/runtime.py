@@ -48,11 +48,7 @@ class OrtRuntime:
         devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
-        if source.config.encoder is not None:
-            raise UsageError(
-                f"{source.path} has an encoder, which {self.name} computes on the CPU alone",
-                remedy="Choose --device cpu.",
-            )
+        _require_known_to_devices(source, self.name)
         from edge_spec.runtimes.ort import graph_forms, trial
 
         on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
@@ -92,6 +88,18 @@ class OrtRuntime:
         chosen = choose(onnxruntime, providers)
         require_driver(onnxruntime, [choice.provider for choice in chosen])
         return chosen
+
+
+def _require_known_to_devices(source: Bundle, runtime: str) -> None:
+    """Raises UsageError for what no other device than the CPU is given."""
+    config = source.config
+    parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
+    for what, found in parts.items():
+        if found:
+            raise UsageError(
+                f"{source.path} has {what}, which {runtime} computes on the CPU alone",
+                remedy="Choose --device cpu.",
+            )
 
 
 def _open(
