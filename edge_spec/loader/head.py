@@ -11,6 +11,7 @@ from edge_spec.core.model import TensorRows
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.loader.head_products import opens_products
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
@@ -35,13 +36,14 @@ class StoredTables:
 
 
 def open_trained_head(
-    path: Path, source: Source, target: ResolvedModel
+    path: Path, source: Source, target: ResolvedModel, threads: int | None = None
 ) -> EagleNetwork | MedusaNetwork:
-    """Raises as `runtimes.open_head` does, and UsageError for a target without the weights that a
+    """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target without the weights that a
     head shares."""
     head = runtimes.open_head(path, target.config)
+    opens = opens_products(path, source.identity, target.config.hidden_size, threads)
     if isinstance(head, MedusaHead):
-        return MedusaNetwork(head)
+        return MedusaNetwork(head, opens)
     try:
         tensors = runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:
@@ -50,4 +52,4 @@ def open_trained_head(
             f"{error.message}",
             remedy="Name the GGUF file or directory that the target was converted from.",
         ) from None
-    return EagleNetwork(head, StoredTables(tensors))
+    return EagleNetwork(head, StoredTables(tensors), opens)

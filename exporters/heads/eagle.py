@@ -19,6 +19,7 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
 from edge_spec.exporters.heads.scored_tokens import scored_tokens
+from edge_spec.exporters.heads.stored_tensors import StoredTensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
@@ -56,7 +57,14 @@ def eagle_head(
     require_shapes(head, named, scored, _stated_names(values))
     if not has_weights:
         return head
-    return replace(head, tensors={name: tensor.float32() for name, tensor in named.items()})
+    return with_weights(head, named)
+
+
+def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHead:
+    """Returns the head with its tensors, which stay in their files until they are asked for."""
+    embed = named.get("embed")
+    rows = None if embed is None else lambda tokens: embed.rows(tokens).float32()
+    return replace(head, tensors=StoredTensors(named), embed_rows=rows)
 
 
 def _stated_names(values: Mapping[str, Any]) -> frozenset[str]:

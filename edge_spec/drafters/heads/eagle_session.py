@@ -15,6 +15,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.heads.blas_threads import one_blas_thread
 from edge_spec.drafters.heads.feature_store import FeatureStore
 from edge_spec.drafters.heads.network import EagleNetwork, Heads, attend
 
@@ -67,6 +68,10 @@ class EagleSession:
             self._refresh()
 
     def forward(self, tree: TokenTree) -> Forward:
+        with one_blas_thread():
+            return self._scored(tree)
+
+    def _scored(self, tree: TokenTree) -> Forward:
         rows = len(tree)
         require_room(self.length, rows, self._network.config.context_length)
         first = self._reserve(rows)

@@ -1,13 +1,20 @@
-"""The arithmetic of an EAGLE head in float32: the formulas as they are published, one line each."""
+"""The arithmetic of an EAGLE head: the formulas as they are published, one line each. Products with
+its matrices are left to `core.heads.Products`, all else is float32."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.core.heads import EagleHead, TargetTables
+from edge_spec.core.heads import EagleHead, HeadMatrix, OpensProducts, TargetTables
 from edge_spec.core.rope import Rope
+from edge_spec.drafters.heads.float_products import FloatProducts
+
+
+_ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
 
 
 class Heads(NamedTuple):
@@ -19,19 +26,20 @@ class Heads(NamedTuple):
 
 
 class EagleNetwork:
-    """Weights and formulas; it keeps no text. tables: the target's."""
+    """Weights and formulas; it keeps no text. tables: the target's. opens: what multiplies with
+    the head's matrices; by default numpy does, in float32."""
 
     kind = EagleHead.drafted_by
 
-    def __init__(self, head: EagleHead, tables: TargetTables) -> None:
+    def __init__(
+        self, head: EagleHead, tables: TargetTables, opens: OpensProducts = FloatProducts
+    ) -> None:
         self.config = head.config
         self.feature_layers = head.feature_layers
         self._head = head
-        self._tensors = head.tensors
         self._tables = tables
-        self._output = (
-            head.tensors["head"] if "head" in head.tensors else tables.output_rows(head.token_ids)
-        )
+        self._products = opens(eagle_matrices(head, tables))
+        self._norms = {name: head.tensors[name] for name in head.tensors if "norm" in name}
         scaling = head.config.rope_scaling
         self._frequencies = Rope(head.config.rope_theta, scaling).frequencies(head.config.head_dim)
         self._magnitude = 1.0 if scaling is None else scaling.magnitude
@@ -49,17 +57,17 @@ class EagleNetwork:
             self._normed(each, f"feature_norm.{index}")
             for index, each in enumerate(np.split(found, len(self.feature_layers), axis=1))
         ]
-        return self._linear(self._normed(np.concatenate(parts, axis=1), "fc_norm"), "fc")
+        return self._products("fc", self._normed(np.concatenate(parts, axis=1), "fc_norm"))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
-        own = self._tensors.get("embed")
-        return self._tables.embed(tokens) if own is None else own[tokens]
+        own = self._head.embed_rows
+        return self._tables.embed(tokens) if own is None else own(tokens)
 
     def enter(self, tokens: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the first layer adds to, [rows, hidden_size], and what its attention reads."""
         embedded = self.embed(tokens)
         if self._head.joins_embedding:
-            stream = self._linear(np.concatenate([embedded, features], axis=1), "fc")
+            stream = self._products("fc", np.concatenate([embedded, features], axis=1))
             return stream, self._normed(stream, "layers.0.input_norm")
         normed = self._normed(features, "layers.0.hidden_norm")
         beside = [self._normed(embedded, "layers.0.input_norm"), normed]
@@ -71,26 +79,24 @@ class EagleNetwork:
 
     def heads(self, read: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
         config, prefix = self.config, f"layers.{layer}."
-
-        def split(name: str, count: int) -> np.ndarray:
-            rows = self._linear(read, prefix + name).reshape(len(read), count, config.head_dim)
-            rows = self._normed(rows, f"{prefix}{name}_norm").swapaxes(0, 1)
-            return rows if name == "v" else self._turned(rows, positions)
-
-        keys, values = (split(name, config.num_kv_heads) for name in "kv")
-        return Heads(split("q", config.num_heads), keys, values)
+        all_heads = self._products(prefix + "qkv", read).reshape(len(read), -1, config.head_dim)
+        ends = [config.num_heads, config.num_heads + config.num_kv_heads]
+        queries, keys, values = np.split(all_heads.swapaxes(0, 1), ends)
+        queries, keys = self._normed(queries, prefix + "q_norm"), self._normed(
+            keys, prefix + "k_norm"
+        )
+        turned = self._turned(np.concatenate([queries, keys]), positions)
+        return Heads(turned[: ends[0]], turned[ends[0] :], values)
 
     def leave(self, stream: np.ndarray, mixed: np.ndarray, layer: int) -> np.ndarray:
         """The stream after a layer whose attention has mixed [query heads, rows, head_dim]."""
         prefix = f"layers.{layer}."
         beside = mixed.swapaxes(0, 1).reshape(len(stream), -1)
-        stream = stream + self._linear(beside, prefix + "o")
+        stream = stream + self._products(prefix + "o", beside)
         read = self._normed(stream, prefix + "post_norm")
-        gate = self._linear(read, prefix + "gate")
-        gate = gate / (1 + np.exp(-np.clip(gate, -80, None)))
-        updated: np.ndarray = stream + self._linear(
-            gate * self._linear(read, prefix + "up"), prefix + "down"
-        )
+        gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
+        gated = gate / (1 + np.exp(-np.clip(gate, -80, None))) * up
+        updated: np.ndarray = stream + self._products(prefix + "down", gated)
         return updated
 
     def goes_on_from(self, stream: np.ndarray) -> np.ndarray:
@@ -99,26 +105,17 @@ class EagleNetwork:
 
     def logits(self, stream: np.ndarray) -> np.ndarray:
         """[rows, vocab of the target] float32; tokens that it does not score have -inf."""
-        scores: np.ndarray = self._normed(stream, "norm") @ self._output.T
+        scores = self._products("head", self._normed(stream, "norm"))
         if self._head.token_ids is None:
             return scores
         spread = np.full((len(stream), self.config.vocab_size), -np.inf, np.float32)
         spread[:, self._head.token_ids] = scores
         return spread
 
-    def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        y: np.ndarray = x @ self._tensors[name + ".weight"].T
-        bias = self._tensors.get(name + ".bias")
-        return y if bias is None else y + bias
-
     def _normed(self, x: np.ndarray, name: str) -> np.ndarray:
         """Root mean square normalization, or nothing where the head has no such norm."""
-        weight = self._tensors.get(name)
-        if weight is None:
-            return x
-        scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon)
-        normed: np.ndarray = x * scale.astype(np.float32) * weight
-        return normed
+        weight = self._norms.get(name)
+        return x if weight is None else rms_normed(x, weight, self.config.norm_epsilon)
 
     def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """x: [heads, rows, head_dim], halves paired (Su et al. 2021)."""
@@ -127,6 +124,47 @@ class EagleNetwork:
         sin = (np.sin(angles) * self._magnitude).astype(np.float32)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:
+    """What a head multiplies with; matrices that read the same are one."""
+    matrices = {"fc": own_matrix(head.tensors, ["fc"])}
+    for layer in range(head.config.num_layers):
+        matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
+    if "head" in head.tensors:
+        parts: tuple[Callable[[], np.ndarray], ...] = (partial(head.tensors.__getitem__, "head"),)
+        return matrices | {"head": HeadMatrix(parts, is_output=True)}
+    return matrices | {"head": targets_output(tables, head.token_ids, head.config.vocab_size)}
+
+
+def layer_matrices(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, HeadMatrix]:
+    joined = {"qkv": "qkv", "o": "o", "gate_up": ("gate", "up"), "down": ("down",)}
+    return {
+        prefix + name: own_matrix(tensors, [prefix + each for each in parts])
+        for name, parts in joined.items()
+    }
+
+
+def own_matrix(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatrix:
+    """Of the head's tensors, whose rows follow each other."""
+    parts = tuple(partial(tensors.__getitem__, name + ".weight") for name in names)
+    biases = [tensors[name + ".bias"] for name in names if name + ".bias" in tensors]
+    return HeadMatrix(parts, np.concatenate(biases) if biases else None)
+
+
+def targets_output(
+    tables: TargetTables, token_ids: np.ndarray | None, vocab_size: int
+) -> HeadMatrix:
+    """The target's own, read in parts."""
+    ids = np.arange(vocab_size) if token_ids is None else token_ids
+    parts = [ids[start : start + _ROWS_AT_ONCE] for start in range(0, len(ids), _ROWS_AT_ONCE)]
+    return HeadMatrix(tuple(partial(tables.output_rows, part) for part in parts), is_output=True)
+
+
+def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon)
+    normed: np.ndarray = x * scale.astype(np.float32) * weight
+    return normed
 
 
 def attend(heads: Heads, sees: np.ndarray) -> np.ndarray:
