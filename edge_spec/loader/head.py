@@ -38,8 +38,8 @@ class StoredTables:
 def open_trained_head(
     path: Path, source: Source, target: ResolvedModel, threads: int | None = None
 ) -> EagleNetwork | MedusaNetwork:
-    """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target without the weights that a
-    head shares."""
+    """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
+    without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
     opens = opens_products(path, source.identity, target.config.hidden_size, threads)
     if isinstance(head, MedusaHead):

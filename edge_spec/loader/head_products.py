@@ -78,7 +78,7 @@ def _kept(
 def _read(cached: Path, matrices: Mapping[str, HeadMatrix]) -> dict[str, bytes] | None:
     """None where there is no such file, or where it is damaged."""
     try:
-        with np.load(cached, allow_pickle=False) as stored:
+        with cached.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if set(stored.files) == set(matrices):
                 return {name: stored[name].tobytes() for name in stored.files}
     except FileNotFoundError:

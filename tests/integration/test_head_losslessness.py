@@ -31,6 +31,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader import head_products
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
@@ -61,7 +62,9 @@ def opened(
     options: dict[str, Any] = {"runtime": request.param, "threads": 1}
     path = target
     if request.param == "llamacpp":
-        path = tiny.write_gguf(tiny.build("llama", SEED, num_hidden_layers=LAYERS), tmp_path / "t.gguf")
+        path = tiny.write_gguf(
+            tiny.build("llama", SEED, num_hidden_layers=LAYERS), tmp_path / "t.gguf"
+        )
     return partial(edge_spec.load, str(path), **options)
 
 
@@ -137,10 +140,18 @@ def by_heart(opened: Callable[..., Engine], plain: list[int], tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("fixed_policy")
-@pytest.mark.parametrize("drafter", ["auto", "medusa"])
+@pytest.mark.parametrize(("drafter", "bits"), [("auto", 8), ("medusa", 8), ("medusa", 4)])
 def test_medusa_heads_draft_what_they_were_made_for(
-    drafter: str, plain: list[int], opened: Callable[..., Engine], by_heart: Path
+    drafter: str,
+    bits: int,
+    plain: list[int],
+    opened: Callable[..., Engine],
+    by_heart: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Their matrices are rounded to so many bits, and what they have learnt survives it."""
+    if bits == 4:
+        monkeypatch.setattr(head_products, "WIDE", 1)
     with opened(drafter=drafter, draft=str(by_heart)) as engine:
         result = engine.generate(PROMPT, max_tokens=50)
         assert [token.id for token in result.tokens] == plain[:50]

@@ -19,7 +19,6 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.draft.ahead import Path
 from edge_spec.drafters.draft.candidates import PRIORS, candidates_after, ranked
-from edge_spec.drafters.heads.blas_threads import one_blas_thread
 from edge_spec.drafters.heads.float_products import FloatProducts
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
@@ -41,13 +40,12 @@ class MedusaNetwork:
     def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
         """[heads, vocab] float32, -inf for tokens that are not scored. state: [hidden_size] after
         the target's final norm."""
-        with one_blas_thread():
-            states = np.concatenate([self._after_blocks(state[None], head) for head in heads])
-            if self.shares_output:  # in one go: its weights are read once
-                scores = self._products("output.0", states)
-            else:
-                rows = zip(heads, states, strict=True)
-                scores = np.concatenate([self._products(f"output.{i}", z[None]) for i, z in rows])
+        states = np.concatenate([self._after_blocks(state[None], head) for head in heads])
+        if self.shares_output:  # in one go: its weights are read once
+            scores = self._products("output.0", states)
+        else:
+            rows = zip(heads, states, strict=True)
+            scores = np.concatenate([self._products(f"output.{i}", z[None]) for i, z in rows])
         if self._token_ids is None:
             return scores
         spread = np.full((len(heads), self._vocab_size), -np.inf, np.float32)

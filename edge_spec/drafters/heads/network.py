@@ -4,16 +4,20 @@ its matrices are left to `core.heads.Products`, all else is float32."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.core.heads import EagleHead, HeadMatrix, OpensProducts, TargetTables
 from edge_spec.core.rope import Rope
+from edge_spec.drafters.heads.blas_threads import one_blas_thread
 from edge_spec.drafters.heads.float_products import FloatProducts
 
-
+_FEW_TOKENS = 16
+_KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
+_SHORT = 512  # keys, up to which numpy takes one thread by itself
 _ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
 
 
@@ -37,8 +41,9 @@ class EagleNetwork:
         self.config = head.config
         self.feature_layers = head.feature_layers
         self._head = head
-        self._tables = tables
         self._products = opens(eagle_matrices(head, tables))
+        self._embed = head.embed_rows or tables.embed
+        self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
         self._norms = {name: head.tensors[name] for name in head.tensors if "norm" in name}
         scaling = head.config.rope_scaling
         self._frequencies = Rope(head.config.rope_theta, scaling).frequencies(head.config.head_dim)
@@ -60,8 +65,10 @@ class EagleNetwork:
         return self._products("fc", self._normed(np.concatenate(parts, axis=1), "fc_norm"))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
-        own = self._head.embed_rows
-        return self._tables.embed(tokens) if own is None else own(tokens)
+        """[rows, hidden_size]. Few tokens are mostly those of a moment ago: they are remembered."""
+        if len(tokens) > _FEW_TOKENS:
+            return self._embed(tokens)
+        return np.concatenate([self._embedded(token) for token in tokens.tolist()])
 
     def enter(self, tokens: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the first layer adds to, [rows, hidden_size], and what its attention reads."""
@@ -82,8 +89,9 @@ class EagleNetwork:
         all_heads = self._products(prefix + "qkv", read).reshape(len(read), -1, config.head_dim)
         ends = [config.num_heads, config.num_heads + config.num_kv_heads]
         queries, keys, values = np.split(all_heads.swapaxes(0, 1), ends)
-        queries, keys = self._normed(queries, prefix + "q_norm"), self._normed(
-            keys, prefix + "k_norm"
+        queries, keys = (
+            self._normed(queries, prefix + "q_norm"),
+            self._normed(keys, prefix + "k_norm"),
         )
         turned = self._turned(np.concatenate([queries, keys]), positions)
         return Heads(turned[: ends[0]], turned[ends[0] :], values)
@@ -167,14 +175,25 @@ def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     return normed
 
 
-def attend(heads: Heads, sees: np.ndarray) -> np.ndarray:
-    """Softmax attention; sees: [rows, keys] bool, at least one key a row. Returns [query heads,
-    rows, head_dim]."""
+def attend(heads: Heads, sees: np.ndarray | None) -> np.ndarray:
+    """Softmax attention; sees: [rows, keys] bool, at least one key a row; None: all. Returns
+    [query heads, rows, head_dim]."""
     queries, keys, values = heads
-    grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
-    scores = grouped @ keys[:, None].swapaxes(-1, -2) / np.float32(np.sqrt(queries.shape[-1]))
-    scores = np.where(sees, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    is_short = len(queries[0]) > _FEW_TOKENS or keys.shape[1] <= _SHORT
+    with nullcontext() if is_short else one_blas_thread():
+        return _attended(queries, keys, values, sees)
+
+
+def _attended(
+    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, sees: np.ndarray | None
+) -> np.ndarray:
+    scaled = queries * np.float32(1 / np.sqrt(queries.shape[-1]))
+    grouped = scaled.reshape(len(keys), -1, *queries.shape[1:])
+    scores = grouped @ keys[:, None].swapaxes(-1, -2)
+    if sees is not None:
+        scores = np.where(sees, scores, -np.inf)
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores, out=scores)
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: np.ndarray = (weights @ values[:, None]).reshape(queries.shape)
     return mixed
