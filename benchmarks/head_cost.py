@@ -6,8 +6,9 @@
 A is an EAGLE-3 layer of the target's shape, B three Medusa heads of one block that share an output
 matrix; both score `--scored` tokens. c is what a draft token of A costs (the mean of a chain of
 three), or a round of B, in plain steps; r what a pass of k rows costs. A chain of k - 1 draft
-tokens, each right with the chance a once those before it are, pays where 1 + a + ... + a^(k-1) is at least r + (k - 1) c (A) or r + c
-(B). Passes of target and head are timed in turns, as a conversation makes them.
+tokens, each right with the chance a once those before it are, pays where 1 + a + ... + a^(k-1) is
+at least r + (k - 1) c (A) or r + c (B). Passes of target and head are timed in turns, as a
+conversation makes them.
 """
 
 from __future__ import annotations

@@ -179,6 +179,12 @@ def is_head(path: Path) -> bool:
     return found
 
 
+def says_head(config: Path) -> bool:
+    """Whether this config.json, by itself, is a trained head's."""
+    found: bool = load_plugin("checkpoints", "head").says_head(config)
+    return found
+
+
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
     """has_weights: else they stay unread. Raises ModelFileError, UnsupportedModelError, and
     UsageError for another target's."""

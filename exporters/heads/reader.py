@@ -25,6 +25,16 @@ _MARKS = (
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
+def says_head(config: Path) -> bool:
+    """Whether this config.json, by itself, is a trained head's: EAGLE-1 heads have no mark but
+    their single layer."""
+    try:
+        values = read_json(config)
+    except ModelFileError:
+        return False
+    return any(mark in values for mark in _MARKS) or values.get("num_hidden_layers") == 1
+
+
 def is_head(path: Path) -> bool:
     """Whether this is the directory of a trained head; its weights stay unread."""
     if not (path / "config.json").is_file():
