@@ -594,14 +594,14 @@ def deep(tiny: ModuleType, tmp_path: Path) -> Path:
     return Path(tiny.write_hf(tiny.build(num_hidden_layers=7), tmp_path / "deep"))
 
 
+@pytest.mark.usefixtures("fixed_policy")
 def test_a_head_of_the_hub_drafts_for_its_target(
     hub: Any, deep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.add("org/large", deep)
     hub.add("org/head", heads.draw(7, 265, "speculators").write(tmp_path / "head"))
     with edge_spec.load("hf:org/large", runtime="reference", draft="hf:org/head") as engine:
-        assert engine.generate(PROMPT, max_tokens=4).stats.predicted_n == 4
-        assert "eagle" in engine.generate(PROMPT, max_tokens=4).stats.drafters
+        assert engine.generate(PROMPT, max_tokens=20).stats.drafters["eagle"].draft_n > 0
     assert run(["doctor", "hf:org/large", "--draft", "hf:org/head", "--json"]) in (0, 1)
     assert "EAGLE-3 from features 2, 3" in capsys.readouterr().out
 
