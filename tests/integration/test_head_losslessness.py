@@ -80,7 +80,7 @@ def obliging(monkeypatch: pytest.MonkeyPatch, plain: list[int]) -> None:
     proposed, observed = EagleDrafter.propose, EagleDrafter.observe
 
     def propose(self: EagleDrafter, pending: int, budget: Budget) -> TokenTree:
-        tree, at = proposed(self, pending, budget), len(self._text_tokens) - len(PROMPT)
+        tree, at = proposed(self, pending, budget), len(self._target.text) - len(PROMPT)
         if at % 2 or len(tree) == 1:
             return tree
         return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)

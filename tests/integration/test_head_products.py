@@ -11,7 +11,7 @@ import pytest
 
 from edge_spec.core.heads import HeadMatrix
 from edge_spec.drafters.heads.float_products import FloatProducts
-from edge_spec.drafters.heads.network import Heads, attend
+from edge_spec.drafters.heads.layers import Heads, attend
 from edge_spec.errors import ModelFileError
 from edge_spec.loader import head_products
 from edge_spec.loader.head_products import opens_products

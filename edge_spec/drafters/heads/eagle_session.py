@@ -16,7 +16,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.heads.feature_store import FeatureStore
-from edge_spec.drafters.heads.network import EagleNetwork, Heads, attend
+from edge_spec.drafters.heads.layers import Heads, attend
+from edge_spec.drafters.heads.network import EagleNetwork
 
 WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
 _MAX_ROWS = 64
