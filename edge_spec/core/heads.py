@@ -124,4 +124,32 @@ class MedusaHead:
         return f"{told}, scores {len(self.token_ids)} of {self.vocab_size} tokens"
 
 
-TrainedHead = EagleHead | MedusaHead
+@dataclass(frozen=True, eq=False)
+class DFlashHead:
+    """A head that drafts a block of tokens in one pass (DFlash, by z-lab): its layers read the
+    pending token and mask tokens after it, each of which sees the whole block and the target's
+    features of all tokens before.
+
+    config: of its layers; vocab_size and context_length are the target's. tensors: as those of
+    `EagleHead`, of which it has `fc.weight`, `norm`, those of layers, all with input_norm and
+    (q|k)_norm, and
+
+        context_norm    of what fc makes of features, the same for all layers
+    """
+
+    drafted_by: ClassVar = "dflash"  # the drafter's name
+
+    path: Path
+    config: ModelConfig
+    feature_layers: tuple[int, ...]  # as `core.features` counts them
+    feature_size: int  # the target's hidden_size
+    tensors: Mapping[str, np.ndarray]
+    block_size: int  # tokens, of which the first is the pending one
+    mask_token: int  # of the target's vocabulary
+
+    def __str__(self) -> str:
+        inputs = ", ".join(map(str, self.feature_layers))
+        return f"DFlash from features {inputs}, drafts {self.block_size - 1} tokens a pass"
+
+
+TrainedHead = EagleHead | MedusaHead | DFlashHead

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.heads import MedusaHead
+from edge_spec.core.heads import DFlashHead, MedusaHead
 from edge_spec.core.model import TensorRows
+from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -37,7 +38,7 @@ class StoredTables:
 
 def open_trained_head(
     path: Path, source: Source, target: ResolvedModel, threads: int | None = None
-) -> EagleNetwork | MedusaNetwork:
+) -> EagleNetwork | MedusaNetwork | DFlashNetwork:
     """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
     without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
@@ -52,4 +53,6 @@ def open_trained_head(
             f"{error.message}",
             remedy="Name the GGUF file or directory that the target was converted from.",
         ) from None
+    if isinstance(head, DFlashHead):
+        return DFlashNetwork(head, StoredTables(tensors), opens)
     return EagleNetwork(head, StoredTables(tensors), opens)

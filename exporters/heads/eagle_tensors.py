@@ -73,7 +73,7 @@ def _our_name(name: str) -> str | None:
     return projection and f"{prefix}{projection[1]}.{projection[2]}"
 
 
-def _published_name(ours: str) -> str:
+def published_name(ours: str) -> str:
     """The inverse of `_our_name`, for messages."""
     whole = {own: theirs for theirs, own in _WHOLE.items()}
     of_layers = {own: theirs for theirs, own in _OF_LAYERS.items()}
@@ -103,14 +103,14 @@ def require_shapes(
     for name in [*shapes, *named]:
         if name not in shapes:
             raise UnsupportedModelError(
-                f"{head.path} has a tensor {_published_name(name)}, which a head of the kind "
+                f"{head.path} has a tensor {published_name(name)}, which a head of the kind "
                 f"{head.kind} has not",
                 remedy="Use a head of a kind that docs/drafters.md lists.",
             )
         if name not in named or named[name].shape != shapes[name]:
             found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
             raise ModelFileError(
-                f"{head.path}: tensor {_published_name(name)} {found}, expected "
+                f"{head.path}: tensor {published_name(name)} {found}, expected "
                 f"{list(shapes[name])}",
                 remedy="Download the head again, or use it with its own target.",
             )

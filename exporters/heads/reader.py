@@ -7,6 +7,7 @@ from pathlib import Path
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
@@ -56,10 +57,7 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     another target."""
     values = read_json(path / "config.json")
     if "dflash_config" in values:
-        raise UnsupportedModelError(
-            f"{path} is a drafter of the kind DFlash, which is not computed",
-            remedy="Use a head of a kind that docs/drafters.md lists, or another drafter.",
-        )
+        return dflash_head(path, values, _tensors(path), target, has_weights)
     if "medusa_num_heads" in values:
         return medusa_head(path, _tensors(path), target, has_weights)
     return eagle_head(path, values, _tensors(path), target, has_weights)

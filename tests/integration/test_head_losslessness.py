@@ -372,7 +372,7 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "width": (_set("fc.weight", 64, 96), {}, "a head for another target"),
     "layers": (_nothing, {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "[1, 3, 9]"),
     "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
-    "dflash": (_nothing, {"dflash_config": {}}, "DFlash"),
+    "dflash": (_nothing, {"dflash_config": {}}, "names no layers"),
     "medusa": (_nothing, {"medusa_num_heads": 5}, "no Medusa head has"),
     "rope": (_nothing, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
     "hidden norm": (_drop("hidden_norm.weight"), {}, "layers.0.hidden_norm.weight is missing"),

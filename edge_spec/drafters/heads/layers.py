@@ -69,6 +69,13 @@ class HeadLayers:
         weight = self._norms.get(name)
         return x if weight is None else rms_normed(x, weight, self._config.norm_epsilon)
 
+    def keys_values(
+        self, read: np.ndarray, layer: int, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """[heads, rows, head_dim] each, of a row that asks nothing."""
+        made = self.heads(read, layer, positions)
+        return made.keys, made.values
+
     def _split(self, rows: np.ndarray) -> np.ndarray:
         """[rows, heads * head_dim] -> [heads, rows, head_dim]."""
         return rows.reshape(len(rows), -1, self._config.head_dim).swapaxes(0, 1)

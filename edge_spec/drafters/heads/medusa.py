@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -72,17 +73,33 @@ def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
     }
 
 
+class IndependentHeads(Protocol):
+    """Heads whose draft tokens are independent of each other."""
+
+    @property
+    def num_heads(self) -> int:
+        """Tokens that they draft at most, one after the other."""
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether those of all heads are scored in one go."""
+
+    def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
+        """[heads, vocab] float32, of what the target has last told."""
+
+
 class MedusaDrafter(Drafter):
     """Drafts nothing in an answer's first round, before which no state was told."""
 
     traits = DrafterTraits(cost=Cost.PASS, hidden_states=True, head="medusa")
 
-    def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:
+    def __init__(self, network: IndependentHeads, name: str = "medusa") -> None:
         self.name = name
         self._network = network
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
         self._state: np.ndarray | None = None
+        self._count = 0  # of draft tokens, at most
         self._logits: dict[int, np.ndarray] = {}  # by head, of this round
         self._likeliest: dict[int, list[tuple[int, int]]] = {}
         self._sampler = Sampler(SamplingParams(), ())
@@ -96,6 +113,7 @@ class MedusaDrafter(Drafter):
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._likeliest, self._logits = {}, {}
+        self._count = budget.num_draft_tokens
         root: Path = ()
         self._growth = nothing(pending)
         if self._state is not None and budget.num_draft_tokens > 0:
@@ -128,7 +146,8 @@ class MedusaDrafter(Drafter):
         if index not in self._logits:
             assert self._state is not None
             network = self._network
-            heads = range(network.num_heads) if network.shares_output else [index]
+            all_heads = range(max(index + 1, min(network.num_heads, self._count)))
+            heads = all_heads if network.shares_output else [index]
             self._logits |= zip(heads, network.logits(self._state, heads), strict=True)
         return self._logits[index]
 
