@@ -87,6 +87,7 @@ class EagleHead:
     adds_to_normed: bool = False  # the first layer adds to the normed feature
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+    window: int | None = None  # tokens that a row sees at most; None: as many as are kept
     # Rows [rows, hidden_size] of its own embedding, without reading all of it.
     embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
 

@@ -32,7 +32,7 @@ def opens_products(
 ) -> OpensProducts:
     """target: changes with the model whose tables a head may share. threads: of a wide head, whose
     products are long enough to be divided."""
-    runtime = runtimes.load_runtime(_RUNTIME) if find_spec(_LIBRARY) else None
+    runtime: object = runtimes.load_runtime(_RUNTIME) if find_spec(_LIBRARY) else None
     if not isinstance(runtime, MultipliesForHeads):
         return FloatProducts
     is_wide = hidden_size >= WIDE

@@ -153,7 +153,7 @@ def _drafter_context(
         head=(
             None
             if options.head is None
-            else open_trained_head(options.head, source, target, options.threads)
+            else open_trained_head(options.head, source, target, placed.options.threads)
         ),
     )
 

@@ -9,7 +9,14 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.heads.eagle import PADDING, count, head_config, mapping, unusable
+from edge_spec.exporters.heads.eagle import (
+    PADDING,
+    count,
+    head_config,
+    head_window,
+    mapping,
+    unusable,
+)
 from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name
 from edge_spec.exporters.heads.stored_tensors import StoredTensors
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -32,6 +39,11 @@ def dflash_head(
     if _CONTEXT_NORM in tensors:
         named["context_norm"] = tensors[_CONTEXT_NORM]
     config = head_config(path, values, named, target, "dflash")
+    if head_window(path, values) is not None:
+        raise UnsupportedModelError(
+            f"{path} has a sliding window, which is not computed for DFlash heads",
+            remedy="Use another head.",
+        )
     head = DFlashHead(
         path=path,
         config=config,

@@ -52,6 +52,7 @@ def eagle_head(
         adds_to_normed=bool(values.get("norm_before_residual", False)),
         returns_normed=bool(values.get("norm_output", False)),
         token_ids=token_ids,
+        window=head_window(path, sizes),
     )
     _require_target(head, named, sizes, target)
     require_shapes(head, named, scored, _stated_names(values))
@@ -141,6 +142,21 @@ def head_config(
         if not valid:
             raise unusable(path, f"usable {name}")
     return config
+
+
+def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
+    """What a row sees, where the head was trained with a sliding window in all its layers. Raises
+    UnsupportedModelError where some layers have one and others none."""
+    window, kinds = sizes.get("sliding_window"), sizes.get("layer_types")
+    if window is None or sizes.get("use_sliding_window") is False:
+        return None
+    sliding = [kind == "sliding_attention" for kind in kinds] if isinstance(kinds, list) else [True]
+    if any(sliding) and not all(sliding):
+        raise UnsupportedModelError(
+            f"{path} has a sliding window in some of its layers, which is not computed for heads",
+            remedy="Use another head.",
+        )
+    return count(path, sizes, "sliding_window") if any(sliding) else None
 
 
 def _token_ids(

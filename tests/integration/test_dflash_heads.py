@@ -201,6 +201,7 @@ REFUSED: dict[str, tuple[Callable[[DFlash], object], dict[str, Any], str]] = {
     "another depth": (_nothing, {"num_target_layers": 36}, "of 36 layers"),
     "another vocabulary": (_nothing, {"vocab_size": 151936}, "its vocabulary has 151936 tokens"),
     "fewer features": (_nothing, {"target_layer_ids": [1, 3]}, "expected [64, 128]"),
+    "window": (_nothing, {"sliding_window": 128}, "has a sliding window"),
     "missing": (_drop("layers.1.mlp.up_proj.weight"), {}, "layers.1.mlp.up_proj.weight is missing"),
     "no norm": (_drop("hidden_norm.weight"), {}, "hidden_norm.weight is missing"),
     "shape": (_set("norm.weight", 3), {}, "norm.weight has the shape [3], expected [64]"),

@@ -397,6 +397,12 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "groups": (_nothing, {"num_key_value_heads": 3}, "no usable num_key_value_heads"),
     "odd": (_nothing, {"head_dim": 15}, "no usable head_dim"),
     "rotated": (_nothing, {"partial_rotary_factor": 0.5}, "rotated in part"),
+    "window": (_nothing, {"sliding_window": 0}, "no usable sliding_window"),
+    "some windows": (
+        _nothing,
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+        "a sliding window in some of its layers",
+    ),
     "count": (_nothing, {"hidden_size": -1}, "no usable hidden_size"),
 }
 

@@ -49,6 +49,7 @@ class EagleSession:
         self.length = 0
         self._network = network
         self._features = features
+        self._window = min(WINDOW, network.window or WINDOW)
         self._base = 0
         self._tokens = np.empty(0, np.int32)
         self._cache = np.empty(
@@ -158,10 +159,10 @@ class EagleSession:
         """What rows see, with themselves, within the window; None where that is all there is."""
         text, width = self.length - self._base, sees.shape[1]
         sees[np.arange(len(slots)), slots] = True
-        if width > WINDOW:
+        if width > self._window:
             reach = np.full(width, self.length)  # rows of a tree are near enough
             reach[:text] = np.arange(self._base, self.length)
-            near = reach > positions[:, None] - WINDOW
+            near = reach > positions[:, None] - self._window
             sees = sees & (near | (np.arange(width) == slots[:, None]))
         return None if sees.all() else sees
 

@@ -33,6 +33,7 @@ class EagleNetwork:
     ) -> None:
         self.config = head.config
         self.feature_layers = head.feature_layers
+        self.window = head.window
         self._head = head
         self._products = opens(eagle_matrices(head, tables))
         self._embed = head.embed_rows or tables.embed
