@@ -68,6 +68,7 @@ class EagleHead:
         fc.weight [fc.bias]    what makes its input of features, or of embedding and feature
         [fc_norm]              of all features beside each other, before fc
         [feature_norm.K]       of feature K alone, before fc
+        [embed_norm] [state_norm]  of embedding and feature, before fc joins them
         [embed] [head] [norm]  of its own; else the target's embedding and output matrix, no norm
         layers.L.(q|k|v|o|gate|up|down).weight [layers.L.(q|k|v).bias]
         layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
@@ -84,6 +85,8 @@ class EagleHead:
     # fc joins embedding and feature (EAGLE-1); else it joins features, and the first layer's
     # attention reads embedding and feature beside each other (EAGLE-3).
     joins_embedding: bool = False
+    # Embedding and feature are normed before fc joins them, and so is what the first layer reads.
+    norms_inputs: bool = False
     adds_to_normed: bool = False  # the first layer adds to the normed feature
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them

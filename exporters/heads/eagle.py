@@ -54,7 +54,7 @@ def eagle_head(
         token_ids=token_ids,
         window=head_window(path, sizes),
     )
-    _require_target(head, named, sizes, target)
+    require_target(head, named, sizes, target)
     require_shapes(head, named, scored, _stated_names(values))
     if not has_weights:
         return head
@@ -174,7 +174,7 @@ def _token_ids(
     return scored_tokens(path, offsets, target.vocab_size)
 
 
-def _require_target(
+def require_target(
     head: EagleHead,
     named: Mapping[str, StoredTensor],
     sizes: Mapping[str, Any],

@@ -10,7 +10,9 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.medusa import medusa_head
+from edge_spec.exporters.heads.mtp import mtp_head
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
+from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
 from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -46,7 +48,8 @@ def is_head(path: Path) -> bool:
             return True
         if values.get("num_hidden_layers") == 1 and _only_pickled(path):
             return True  # EAGLE-1 as it was published at first; `open_head` says what to do
-        return "fc.weight" in _tensors(path)
+        tensors = _tensors(path)
+        return "fc.weight" in tensors or mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
 
@@ -58,6 +61,8 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     values = read_json(path / "config.json")
     if "dflash_config" in values:
         return dflash_head(path, values, _tensors(path), target, has_weights)
+    if values.get(STATED) and not any(mark in values for mark in _MARKS):
+        return mtp_head(path, values, _tensors(path), target, has_weights)
     if "medusa_num_heads" in values:
         return medusa_head(path, _tensors(path), target, has_weights)
     return eagle_head(path, values, _tensors(path), target, has_weights)

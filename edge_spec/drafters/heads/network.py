@@ -65,6 +65,8 @@ class EagleNetwork:
         """What the first layer adds to, [rows, hidden_size], and what its attention reads."""
         embedded = self.embed(tokens)
         if self._head.joins_embedding:
+            embedded = self._layers.normed(embedded, "embed_norm")
+            features = self._layers.normed(features, "state_norm")
             stream = self._products("fc", np.concatenate([embedded, features], axis=1))
             return stream, self._layers.normed(stream, "layers.0.input_norm")
         normed = self._layers.normed(features, "layers.0.hidden_norm")
