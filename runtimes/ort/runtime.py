@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
 from edge_spec.runtimes.ort.starting import require_driver
 
 if TYPE_CHECKING:
+    from edge_spec.core.heads import Products
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.trial import TrialScores
@@ -81,6 +82,12 @@ class OrtRuntime:
         from edge_spec.runtimes.ort.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)
+
+    def open_products(self, stored: Mapping[str, bytes], threads: int | None) -> Products:
+        """On the CPU; see MultipliesForHeads."""
+        from edge_spec.runtimes.ort.products import OrtProducts
+
+        return OrtProducts(stored, threads)
 
     def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""

@@ -56,6 +56,13 @@ TABLE = (
         "tests/integration/test_reference.py, test_onnx_export.py, test_coreml_export.py, "
         "test_gguf_export.py",
     ),
+    Shows(
+        "MiMo 7B, Qwen 2 with a head of its own",
+        ("mimo",),
+        (),
+        ("yes", "yes", None, "yes", None),
+        "tests/integration/test_mtp_heads.py",
+    ),
     Shows("Gemma 2", ("gemma2",), ("gemma2",), _own("1.3e-5", "1.0e-5", "3.5e-4")),
     Shows(
         "Gemma 3, its text model",
