@@ -42,12 +42,16 @@ def open_trained_head(
     head = runtimes.open_head(path, target.config)
     if isinstance(head, MedusaHead):
         return MedusaNetwork(head)
+    return EagleNetwork(head, StoredTables(open_weights(source, f"the head {path} shares")))
+
+
+def open_weights(source: Source, who: str) -> TensorRows:
+    """who: shares the target's tables. Raises UsageError for a target without them."""
     try:
-        tensors = runtimes.open_checkpoint(source.path)
+        return runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:
         raise UsageError(
-            f"the head {path} shares tables of its target, which are not in {source.model}: "
+            f"{who} tables of its target, which are not in {source.model}: "
             f"{error.message}",
             remedy="Name the GGUF file or directory that the target was converted from.",
         ) from None
-    return EagleNetwork(head, StoredTables(tensors))
