@@ -29,7 +29,7 @@ class Eagle3Trainee:
         self.num_positions = num_positions
         self.parameters = _beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
-        self._embedding = torch.from_numpy(source.float32("model.embed_tokens.weight"))
+        self._embedding = torch.tensor(source.float32("model.embed_tokens.weight"))
         config = teacher.config
         rope = Rope(config.rope_theta, config.rope_scaling)
         self._frequencies = torch.from_numpy(rope.frequencies(config.head_dim))

@@ -76,7 +76,7 @@ KINDS = {
         of_answers=False,
         rate=5e-4,
         epochs=6,
-        rows=2048,
+        rows=1024,
         make=_eagle3,
     ),
 }

@@ -25,6 +25,9 @@ from edge_spec.distill.vocabulary import coverage
 from edge_spec.loader.head import StoredTables
 from edge_spec.storage.atomic import scratch_directory
 
+_LEAST_STEPS = 40  # of an epoch,
+_LEAST_ROWS = 32  # but for steps of fewer rows
+
 if TYPE_CHECKING:
     from edge_spec.distill.trainee import Trainee
     from edge_spec.distill.training import TrainingOptions
@@ -32,12 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a drafter is trained for. costs: of its passes here. token_ids: those that are scored."""
+    """What a drafter is trained for. costs: of its passes here. token_ids: those that are scored.
+    threads: None: as PyTorch chooses."""
 
     config: ModelConfig
     weights: TensorRows
     costs: RowCosts
     token_ids: np.ndarray
+    threads: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +70,19 @@ def learn(
 ) -> Learnt:
     """folder: keeps the training, which is gone on with where it is the same. Raises an
     EdgeSpecError, OSError."""
+    import torch
+
     from edge_spec.distill.trainee import Teacher
     from edge_spec.distill.training import Training
 
+    if target.threads is not None:
+        torch.set_num_threads(target.threads)
     kind = KINDS[request.kind]
     output = StoredTables(target.weights).output_rows(target.token_ids)
     teacher = Teacher(target.config, output, target.token_ids)
     trainee = kind.make(teacher, target.weights, request)
     draft_s = _draft_s(trainee, target, folder)
-    options = _options(kind, request)
+    options = _options(kind, request, examples)
     path = folder / f"training-{_digest(options, request, target, examples)}.npz"
     training = Training(
         trainee,
@@ -114,11 +123,14 @@ def _draft_s(trainee: Trainee, target: Target, folder: Path) -> float:
         return draft_token_s(untrained, target.config, target.weights)
 
 
-def _options(kind: Kind, request: DistillRequest) -> TrainingOptions:
+def _options(kind: Kind, request: DistillRequest, examples: Sequence[Example]) -> TrainingOptions:
+    """Of little there are small steps: an epoch has a few of them at least."""
     from edge_spec.distill.training import TrainingOptions
 
+    there = sum(len(each.features) for each in examples)
+    rows = min(kind.rows, max(_LEAST_ROWS, there // _LEAST_STEPS))
     return TrainingOptions(
-        epochs=request.epochs or kind.epochs, rate=kind.rate, rows=kind.rows, seed=request.seed
+        epochs=request.epochs or kind.epochs, rate=kind.rate, rows=rows, seed=request.seed
     )
 
 

@@ -67,7 +67,6 @@ class _Material:
     """All that is learnt from, without the open model that it came from."""
 
     name: str
-    machine: str
     target: Target
     examples: Sequence[Example]
 
@@ -152,8 +151,8 @@ def _material(
         ids = most_written(learnt, loaded.config.vocab_size, request.vocabulary, eos_ids)
         costs = engine.parts.speculation_factory.costs
         assert costs is not None  # the loader always gives them
-        target = Target(loaded.config, weights, RowCosts(costs().measured), ids)
-        return _Material(engine.name, engine.runtime, target, examples)
+        target = Target(loaded.config, weights, RowCosts(costs().measured), ids, asked.threads)
+        return _Material(engine.name, target, examples)
 
 
 def _require_trainable(engine: Engine, tasks: Tasks) -> None:
