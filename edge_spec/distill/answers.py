@@ -34,7 +34,8 @@ def write_answers(
         file.close()
     if not any(each.is_held_out for each in found) or all(each.is_held_out for each in found):
         raise UsageError(
-            f"{count_answered(found)} tokens of answers are too few to learn from and to measure on",
+            f"{count_answered(found)} tokens of answers are too few to learn from and to "
+            "measure on",
             remedy="Give more prompts, or a larger --tokens.",
         )
     return found

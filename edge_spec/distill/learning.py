@@ -108,9 +108,7 @@ def learn(
     )
 
 
-def write_drafter(
-    directory: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]
-) -> None:
+def write_drafter(directory: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
     """Raises StorageError where there is no space, OSError."""
     write_tensors(directory / "model.safetensors", tensors)
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

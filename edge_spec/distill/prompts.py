@@ -43,15 +43,21 @@ _REQUESTS = (
     "Translate to German: {}",
     "Repeat this text and correct its mistakes:\n\n{}",
     "What can be learnt from the following?\n\n{}",
-    "Answer the question with the help of the following passage.\n\n[1] {}\n\nWhat follows from it?",
+    "Answer the question with the help of the following passage.\n\n[1] {}\n\n"
+    "What follows from it?",
 )
 
 
 class Tasks(Protocol):
     """Numbered work that gives a conversation each, and the same one whenever it is done."""
 
-    identity: str  # changes with what the tasks are
-    count: int | None  # of tasks; None: as many as are wanted
+    @property
+    def identity(self) -> str:
+        """Changes with what the tasks are."""
+
+    @property
+    def count(self) -> int | None:
+        """Of tasks; None: as many as are wanted."""
 
     def conversation(self, engine: Engine, task: int, stop: Stop) -> Conversation | None:
         """None where nothing worth answering was asked, or where it was stopped."""

@@ -47,9 +47,7 @@ def document(request: DistillRequest, model: str, learnt: Learnt, proof: Proof) 
 
 def html_page(report: Document) -> str:
     """A page that needs nothing else."""
-    return rendered(
-        _TEMPLATE, report=report, curves=_curves(report), width=_WIDTH, height=_HEIGHT
-    )
+    return rendered(_TEMPLATE, report=report, curves=_curves(report), width=_WIDTH, height=_HEIGHT)
 
 
 def summary(report: Document) -> list[str]:

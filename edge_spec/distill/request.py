@@ -38,7 +38,9 @@ class DistillRequest:
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {' or '.join(KINDS)}."
             )
         if self.prompts is not None and self.domain is not None:
-            raise UsageError("--prompts and --domain both say what is asked", remedy="Leave one out.")
+            raise UsageError(
+                "--prompts and --domain both say what is asked", remedy="Leave one out."
+            )
         for name, value, least, most in (
             ("tokens", self.num_tokens, 1, None),
             ("max-tokens", self.max_tokens, 4, None),

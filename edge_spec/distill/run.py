@@ -117,9 +117,7 @@ def _folder(source: Source, tasks: Tasks) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = try_lock(folder)
     if lock is None and os.name != "nt":
-        raise UsageError(
-            f"another process trains from {folder}", remedy="Wait until it has ended."
-        )
+        raise UsageError(f"another process trains from {folder}", remedy="Wait until it has ended.")
     try:
         yield folder
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Training in PyTorch on the CPU: the same steps, whether or not it was interrupted between them."""
+"""Training in PyTorch on the CPU: the same steps, whether or not it is interrupted between them."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Training:
         self._state = self._restored()
 
     def run(self, examples: Sequence[Example], progress: Progress) -> TrainingState:
-        """Leaves the best parameters in the trainee. An interrupt keeps the steps until then. Raises
-        StorageError, OSError."""
+        """Leaves the best parameters in the trainee. An interrupt keeps the steps until then.
+        Raises StorageError, OSError."""
         options, state = self._options, self._state
         learnt = [each for each in examples if not each.conversation.is_held_out]
         windows = windows_of(learnt, options.window)
@@ -84,9 +84,7 @@ class Training:
 
     def _step(self, windows: Sequence[Window], total: int) -> None:
         state = self._state
-        loss = loss_of(
-            self._trainee, self._teacher, batch_of(windows, self._trainee.num_positions)
-        )
+        loss = loss_of(self._trainee, self._teacher, batch_of(windows, self._trainee.num_positions))
         self._optimizer.zero_grad()
         if loss.requires_grad:  # else nothing of the batch is scored
             loss.backward()

@@ -1,4 +1,4 @@
-"""All that a training needs to go on exactly where it stopped, as arrays in one file without code."""
+"""All that a training needs to go on exactly where it stopped: arrays in a file without code."""
 
 from __future__ import annotations
 
@@ -61,14 +61,16 @@ def save_state(path: Path, state: TrainingState) -> None:
     """Raises StorageError where there is no space, OSError."""
     history = [asdict(each) for each in state.history]
     told = json.dumps({"step": state.step, "history": history, "losses": state.losses})
+    stored: dict[str, Any] = _escaped(state.arrays)
+    stored[_TOLD] = np.frombuffer(told.encode(), np.uint8)
     with atomic_file(path) as work, work.open("wb") as file:
-        np.savez(file, **{_TOLD: np.frombuffer(told.encode(), np.uint8)}, **_escaped(state.arrays))
+        np.savez(file, **stored)
 
 
 def load_state(path: Path) -> TrainingState | None:
     """None where there is none, or a damaged one, which is told."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             told: dict[str, Any] = json.loads(stored[_TOLD].tobytes())
             arrays = {
                 name.replace("|", "/"): stored[name] for name in stored.files if name != _TOLD

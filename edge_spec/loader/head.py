@@ -51,7 +51,6 @@ def open_weights(source: Source, who: str) -> TensorRows:
         return runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:
         raise UsageError(
-            f"{who} tables of its target, which are not in {source.model}: "
-            f"{error.message}",
+            f"{who} tables of its target, which are not in {source.model}: {error.message}",
             remedy="Name the GGUF file or directory that the target was converted from.",
         ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from types import ModuleType
@@ -22,7 +22,7 @@ from edge_spec.distill.draft_cost import draft_token_s
 from edge_spec.distill.features import FeatureRequest, read_features, require_features
 from edge_spec.distill.prompts import GivenPrompts, OwnPrompts, require_own_prompts
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference.session import ReferenceSession
@@ -182,13 +182,9 @@ def test_a_draft_token_is_timed_by_the_drafter_itself(target: Path, tmp_path: Pa
     source = open_checkpoint(target)
     eagle = heads.draw(LAYERS, source.config.vocab_size, "safeailab").write(tmp_path / "eagle")
     states = np.zeros((4, 64), np.float32)
-    medusa = heads.write_medusa(
-        tmp_path / "medusa", states, np.arange(4), source.config.vocab_size
-    )
+    medusa = heads.write_medusa(tmp_path / "medusa", states, np.arange(4), source.config.vocab_size)
     for path in (eagle, medusa):
         assert 0 < draft_token_s(path, source.config, source) < 1
-
-
 
 
 @pytest.fixture
@@ -259,5 +255,3 @@ def test_without_pytorch_the_command_that_installs_it_is_told(
 def test_the_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["distill", "--help"]) == 0
     assert "--max-cache" in capsys.readouterr().out
-
-

@@ -15,7 +15,13 @@ def _said(count: int, is_held_out: bool = False) -> Conversation:
 
 def test_conversations_come_back_in_the_order_of_their_tasks(tmp_path: Path) -> None:
     file = ConversationFile(tmp_path)
-    for task, found in ((1, _said(7, True)), (0, _said(5)), (2, None), (3, _said(9)), (5, _said(4))):
+    for task, found in (
+        (1, _said(7, True)),
+        (0, _said(5)),
+        (2, None),
+        (3, _said(9)),
+        (5, _said(4)),
+    ):
         file.add(task, found)
     file.close()
     again = ConversationFile(tmp_path)
