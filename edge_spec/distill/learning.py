@@ -83,7 +83,7 @@ def learn(
     trainee = kind.make(teacher, target.weights, request)
     draft_s = _draft_s(trainee, target, folder)
     options = _options(kind, request, examples)
-    path = folder / f"training-{_digest(options, request, target, examples)}.npz"
+    path = folder / f"training-{_digest(options, request, target, examples)}.safetensors"
     training = Training(
         trainee,
         teacher,

@@ -15,11 +15,13 @@ from typing import Protocol
 import numpy as np
 
 from edge_spec.core.sampling import SamplingParams
+from edge_spec.diagnostics.bench.loops import in_loops
 from edge_spec.distill.conversations import Conversation
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 
+VERSION = 1  # raise it where a task gives another conversation
 HELD_OUT = 10  # one prompt in so many is measured on
 MAX_DOMAIN_BYTES = 64 << 20
 _PASSAGE_CHARACTERS = 1200
@@ -86,7 +88,9 @@ class GivenPrompts:
 
     @property
     def identity(self) -> str:
-        return hashlib.sha256("\0".join([str(self.max_tokens), *self.prompts]).encode()).hexdigest()
+        return hashlib.sha256(
+            "\0".join([str(VERSION), str(self.max_tokens), *self.prompts]).encode()
+        ).hexdigest()
 
     @property
     def count(self) -> int:
@@ -121,7 +125,7 @@ class OwnPrompts:
 
     @property
     def identity(self) -> str:
-        told = [self.max_tokens, self.seed, _WRITING, _BEGINNINGS, _REQUESTS]
+        told = [VERSION, self.max_tokens, self.seed, _WRITING, _BEGINNINGS, _REQUESTS]
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
     def conversation(self, engine: Engine, task: int, stop: Stop) -> Conversation | None:
@@ -238,7 +242,8 @@ def _answered(
     is_held_out: bool,
     stop: Stop,
 ) -> Conversation | None:
-    """None where it was stopped, or does not fit the context."""
+    """Ends where the answer begins to repeat itself. None where it was stopped, or does not fit the
+    context."""
     if len(prompt) + 1 > engine.context_length or not prompt:
         return None
     generation = engine.generate(prompt, stream=True, max_tokens=max_tokens, sampling=sampling)
@@ -247,6 +252,9 @@ def _answered(
             generation.close()
             return None
     answer = [token.id for token in generation.result.tokens]
+    loops = in_loops(answer)
+    if loops.any():  # every drafter foretells them, `suffix` for nothing
+        answer = answer[: int(loops.argmax())]
     if not answer:
         return None
     tokens = np.array([*prompt, *answer], np.int32)

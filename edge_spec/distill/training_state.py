@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from edge_spec.distill.tensor_file import read_tensors, write_tensors
 from edge_spec.storage.atomic import atomic_file
 
 _log = logging.getLogger(__name__)
-_TOLD = "told"
 
 
 @dataclass(frozen=True)
@@ -60,21 +59,16 @@ class TrainingState:
 def save_state(path: Path, state: TrainingState) -> None:
     """Raises StorageError where there is no space, OSError."""
     history = [asdict(each) for each in state.history]
-    told = json.dumps({"step": state.step, "history": history, "losses": state.losses})
-    stored: dict[str, Any] = _escaped(state.arrays)
-    stored[_TOLD] = np.frombuffer(told.encode(), np.uint8)
-    with atomic_file(path) as work, work.open("wb") as file:
-        np.savez(file, **stored)
+    note = json.dumps({"step": state.step, "history": history, "losses": state.losses})
+    with atomic_file(path) as work:
+        write_tensors(work, state.arrays, note)
 
 
 def load_state(path: Path) -> TrainingState | None:
     """None where there is none, or a damaged one, which is told."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            told: dict[str, Any] = json.loads(stored[_TOLD].tobytes())
-            arrays = {
-                name.replace("|", "/"): stored[name] for name in stored.files if name != _TOLD
-            }
+        arrays, note = read_tensors(path)
+        told: dict[str, Any] = json.loads(note)
         history = [
             Evaluation(**{**each, "of_position": tuple(each["of_position"])})
             for each in told["history"]
@@ -82,11 +76,6 @@ def load_state(path: Path) -> TrainingState | None:
         return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))
     except FileNotFoundError:
         return None
-    except (BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         _log.warning("training begins again: %s is damaged (%s)", path, error)
         return None
-
-
-def _escaped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Names without slashes, which are directories in the archive."""
-    return {name.replace("/", "|"): values for name, values in arrays.items()}
