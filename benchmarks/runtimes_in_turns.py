@@ -1,6 +1,10 @@
 """OpenVINO against other runtimes on this CPU, in turns: passes, prompt, and default drafting.
 
     python benchmarks/runtimes_in_turns.py [MODEL] [--runtimes openvino ort llamacpp]
+    python benchmarks/runtimes_in_turns.py [MODEL] --static BUNDLE
+
+--static adds a bundle of `export --format onnx-static` on ort and on openvino's NPU, which
+EDGE_SPEC_NPU_STAND_IN=cpu puts the processor in the place of.
 
 Prints a markdown table: medians of a pass over 1, 2, 4, 8 and 16 rows after 256 tokens, of reading
 these, and tokens a second without drafting and as set up by default, with whether the two texts are
@@ -28,18 +32,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--runtimes", nargs="+", default=["openvino", "ort", "llamacpp"])
+    parser.add_argument("--static", metavar="BUNDLE")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
 
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in arguments.runtimes}
-    texts: dict[str, set[str]] = {name: set() for name in arguments.runtimes}
+    places = {name: (arguments.model, {"runtime": name}) for name in arguments.runtimes}
+    if arguments.static:
+        npu = {"runtime": "openvino", "device": "npu"}
+        places |= {"ort, static": (arguments.static, {"runtime": "ort"})}
+        places |= {"openvino npu, static": (arguments.static, npu)}
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in places}
+    texts: dict[str, set[str]] = {name: set() for name in places}
     engines = {
-        name: (
-            open_engine(arguments.model, runtime=name, drafter="none"),
-            open_engine(arguments.model, runtime=name),
-        )
-        for name in arguments.runtimes
+        name: (open_engine(model, **options, drafter="none"), open_engine(model, **options))
+        for name, (model, options) in places.items()
     }
     for _ in range(arguments.repetitions):
         for name, (plain, drafting) in engines.items():
@@ -56,7 +63,7 @@ def main() -> None:
     print("| runtime | " + " | ".join(columns) + " | texts equal |")
     print("|" + "---|" * (len(columns) + 2))
     for name, values in found.items():
-        cells = [f"{median(values[column]):.2f}" for column in columns]
+        cells = [f"{median(values[column]):.2f}" if column in values else "" for column in columns]
         equal = "yes" if len(texts[name]) == 1 else "NO"
         print(f"| {name} | " + " | ".join(cells) + f" | {equal} |")
 
@@ -66,7 +73,7 @@ def passes(engine: Engine) -> dict[str, float]:
     session = engine.parts.model.open_session()
     tokens = list(range(100, 100 + PROMPT_TOKENS))
     taken = {f"prompt of {PROMPT_TOKENS}, ms": timed_ms(lambda: session.prefill(tokens))}
-    for rows in ROWS:
+    for rows in (each for each in ROWS if each <= engine.parts.model.capabilities.max_rows):
         tree = TokenTree.chain(1, tokens[: rows - 1])
         session.forward(tree)  # the first of a width may set up what it needs
         taken[f"t({rows}), ms"] = timed_ms(lambda tree=tree: session.forward(tree))

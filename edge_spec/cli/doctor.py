@@ -33,6 +33,12 @@ def doctor(
     runtime: Annotated[
         str, typer.Option(help="The model's runtime, as it would be opened with.")
     ] = "auto",
+    device: Annotated[str | None, typer.Option(help="Where the model would run.")] = None,
+    draft_runtime: Annotated[str, typer.Option(help="The draft's runtime.")] = "auto",
+    draft_device: Annotated[str | None, typer.Option(help="Where the draft would run.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of context, if not the model's own.")
+    ] = None,
     open_models: Annotated[
         bool, typer.Option("--open", help="Open every variant, too, and compare their scores.")
     ] = False,
@@ -47,9 +53,17 @@ def doctor(
     """
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+    from edge_spec.models.options import LoadOptions
 
+    places = LoadOptions(
+        runtime=runtime,
+        device=device,
+        draft_runtime=draft_runtime,
+        draft_device=draft_device,
+        context_length=context,
+    )
     with ProgressBar() as progress:
-        report = diagnose(DiagnosisRequest(model, draft, open_models, hashes, runtime), progress)
+        report = diagnose(DiagnosisRequest(model, draft, open_models, hashes, places), progress)
     if json:
         from dataclasses import asdict
         from json import dumps

@@ -322,6 +322,14 @@ class ReadsMoreFormats(Runtime, Protocol):
 
 
 @runtime_checkable
+class FormatByDevice(Runtime, Protocol):
+    """A runtime one of whose devices takes another format than the others."""
+
+    def format_on(self, providers: Sequence[str]) -> str:
+        """Returns what models are opened and converted in for devices of these names."""
+
+
+@runtime_checkable
 class ScreeningRuntime(Runtime, Protocol):
     """A runtime that tells from a file's header whether it can run the model."""
 

@@ -21,7 +21,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import DeviceError, SessionError, UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
@@ -109,13 +109,27 @@ def _open_drafts(placed: PlacedModels, findings: PairFindings | None) -> Iterato
         model = draft.open(options.draft_runtime_options)
         key = profile_key(source, draft, options.draft_runtime_options)
         profile = load_profile(key, draft.profiles)
-        costs = _costs(model, key, profile)
-        width = costs.widest_free() if model.capabilities.trees else 1
-        level = partial(stage_of, model, costs)
+        costs = _draft_costs(model, draft.name, key, profile)
+        width, level, step_s = 1, None, 0.0  # of a draft that could not be measured
+        if costs is not None:
+            width = costs.widest_free() if model.capabilities.trees else 1
+            level = partial(stage_of, model, costs)
+            step_s = draft_token_s(costs, profile, findings if above is placed.target else None)
         anticipates = options.anticipates and above is placed.target and translated is None
-        step_s = draft_token_s(costs, profile, findings if above is placed.target else None)
         yield Draft(model, vocab_size, step_s, level, width, translated, anticipates, key.digest)
         above = draft
+
+
+def _draft_costs(
+    model: Model, name: str, key: ProfileKey, profile: Profile | None
+) -> RowCosts | None:
+    """None where the draft's device fails while it is measured, as one that is lost: answers then
+    go on without it, and try it again as any drafter that failed."""
+    try:
+        return _costs(model, key, profile)
+    except (DeviceError, SessionError) as error:
+        _log.warning("the draft %s could not be measured: %s", name, error)
+        return None
 
 
 def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:

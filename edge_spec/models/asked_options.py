@@ -37,11 +37,11 @@ class AskedPlace:
     runtime: Annotated[
         str,
         Option(
-            "auto, or an installed runtime: ort, llamacpp, ik, coreml, reference.",
+            "auto, or an installed runtime: ort, llamacpp, ik, openvino, coreml, reference.",
             more="`auto`: the first of `ort`, `llamacpp` and `ik` that is here and can run the "
             "model ([models.md](models.md#what-runs-it)), `coreml` for a Core ML bundle. "
-            "`llamacpp` and `ik` read GGUF files ([gguf.md](gguf.md)), `coreml` needs macOS 15 or "
-            "newer, "
+            "`llamacpp` and `ik` read GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
+            "([devices.md](devices.md#openvino)), `coreml` needs macOS 15 or newer, "
             "`reference` is numpy: slow, exact; `mil` runs a Core ML package in numpy, on any "
             "system: slow, for checks.",
             is_place=True,

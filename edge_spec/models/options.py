@@ -22,6 +22,7 @@ from edge_spec.models.asked_options import (
     AskedOptions,
     AskedPlace,
 )
+from edge_spec.models.device_names import share_chip
 from edge_spec.models.option import declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
 
@@ -103,9 +104,9 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
     @property
     def drafts_elsewhere(self) -> bool:
-        """Whether drafts run on a device that the target does not use."""
+        """Whether drafts run on a device that the target does not use, as far as names tell."""
         targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
-        return bool(self.drafts) and targets.isdisjoint(self.draft_providers or ("cpu",))
+        return bool(self.drafts) and not share_chip(targets, self.draft_providers or ("cpu",))
 
     @property
     def on_processor(self) -> bool:

@@ -112,7 +112,7 @@ def resolve_model(
     else:
         compute = compute_for(chosen, providers)
         export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        format = runtimes.format_for(chosen, source.formats)
+        format = runtimes.format_for(chosen, source.formats, providers)
         bundle = _bundle(source, format, export_options, progress, before_conversion)
         text = text_of_bundle(bundle)
         return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
@@ -135,22 +135,25 @@ def find_resolved(
     chosen = choose_runtime(source, runtime, options, providers).runtime
     if not is_converted(source, chosen.name, options, providers):
         return None
-    path = source.at(runtimes.format_for(chosen, source.formats))
+    format = runtimes.format_for(chosen, source.formats, providers)
+    path = source.at(format)
     as_it_is = path.is_file() and options.quantization is None
     if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
         return resolve_model(source, chosen.name, options, progress, providers, keeps=False)
     if is_bundle(path):
-        return _described(source, chosen, path)
+        return _described(source, chosen, path, providers)
     compute = compute_for(chosen, providers)
     export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
     with suppress(ModelFileError):
         if chosen.reads == "gguf":
             return _described(source, chosen, gguf_in_cache(source, export_options))
-        return _described(source, chosen, source.cached(chosen.reads, export_options))
+        return _described(source, chosen, source.cached(format, export_options), providers)
     return None
 
 
-def _described(source: Source, runtime: Runtime, path: Path) -> ResolvedModel:
+def _described(
+    source: Source, runtime: Runtime, path: Path, providers: Sequence[str] = ()
+) -> ResolvedModel:
     """A bundle or GGUF file as it describes itself. Raises as `find_resolved` does, and
     ModelFileError for a damaged one as far as that shows without its hash."""
     if runtime.reads == "gguf":
@@ -160,7 +163,7 @@ def _described(source: Source, runtime: Runtime, path: Path) -> ResolvedModel:
             source.name, runtime, published, published.config, text, source.profiles
         )
     bundle = open_unhashed(path)
-    _require_format(bundle, runtimes.format_for(runtime, {bundle.manifest.format}))
+    _require_format(bundle, runtimes.format_for(runtime, {bundle.manifest.format}, providers))
     text = text_of_bundle(bundle)
     return ResolvedModel(source.name, runtime, bundle, bundle.config, text, source.profiles)
 
@@ -261,7 +264,8 @@ def _require_format(bundle: Bundle, format: str) -> None:
     if bundle.manifest.format != format:
         raise UsageError(
             f"{bundle.path} is a bundle of format {bundle.manifest.format}",
-            remedy=f"The chosen runtime reads {format}; choose another with --runtime.",
+            remedy=f"The chosen runtime and device read {format}; choose others with --runtime "
+            "and --device.",
         )
 
 

@@ -101,7 +101,7 @@ def _require_runnable(
             runtime.require_runnable(info)
         return info
     if not is_converted(source, runtime.name, options, providers):
-        require_convertible(source, runtime)
+        require_convertible(source, runtime, providers)
     return None
 
 
@@ -125,9 +125,11 @@ def where_it_runs(
     return can, refusals
 
 
-def require_convertible(source: Source, runtime: Runtime) -> None:
-    """Checks as far as headers show it. Raises as a conversion for the runtime would."""
-    exporter, model = runtimes.exporter_for(runtime.reads, source.at(runtime.reads))
+def require_convertible(source: Source, runtime: Runtime, providers: Sequence[str] = ()) -> None:
+    """Checks as far as headers show it. Raises as a conversion for the runtime, on these devices,
+    would."""
+    format = runtimes.format_for(runtime, source.formats, providers)
+    exporter, model = runtimes.exporter_for(format, source.at(format))
     if isinstance(exporter, ScreeningExporter):
         exporter.require_exportable(model)
     if not isinstance(exporter, ReadingExporter):
@@ -174,7 +176,8 @@ def is_converted(
     export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
     if reads == "gguf":
         return _is_as_it_is(source, options) or gguf_in_cache(source, export_options).is_file()
-    return is_bundle(source.cached(reads, export_options))
+    format = runtimes.format_for(chosen, source.formats, providers)
+    return is_bundle(source.cached(format, export_options))
 
 
 def _is_as_it_is(source: Source, options: ConversionOptions) -> bool:

@@ -15,11 +15,19 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
 from edge_spec.core.heads import TrainedHead
-from edge_spec.core.model import Checkpoint, ModelInfo, ReadsMoreFormats, Runtime, TensorRows
+from edge_spec.core.model import (
+    Checkpoint,
+    FormatByDevice,
+    ModelInfo,
+    ReadsMoreFormats,
+    Runtime,
+    TensorRows,
+)
 from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
+NAMED_RUNTIMES = (("openvino", "openvino"),)  # that nothing chooses but a plan or --runtime
 REFERENCE = "reference"  # reads what exporters read, and computes in float32
 LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
@@ -68,9 +76,13 @@ def formats_of(runtime: Runtime) -> tuple[str, ...]:
     return (runtime.reads, *more)
 
 
-def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
-    """Returns what a runtime is given of a model that there is in these formats; None, or none that
-    it reads: the one that it converts to."""
+def format_for(
+    runtime: Runtime, formats: Container[str] | None, providers: Sequence[str] = ()
+) -> str:
+    """Returns what a runtime is given, for these devices, of a model that there is in these
+    formats; None, or none that it reads: the one that it converts to."""
+    if isinstance(runtime, FormatByDevice):
+        return runtime.format_on(providers)
     readable = (each for each in formats_of(runtime) if formats is not None and each in formats)
     return next(readable, runtime.reads)
 
@@ -82,8 +94,8 @@ def installed_runtimes() -> list[str]:
 
 def known_runtimes() -> list[str]:
     """Returns all that a model may be run with in earnest here, and the reference."""
-    own = [runtime for runtime, module in AUTO_RUNTIMES + BUNDLE_RUNTIMES if find_spec(module)]
-    return [*own, REFERENCE]
+    all_known = AUTO_RUNTIMES + BUNDLE_RUNTIMES + NAMED_RUNTIMES
+    return [*(runtime for runtime, module in all_known if find_spec(module)), REFERENCE]
 
 
 def library_version(runtime: str) -> str:

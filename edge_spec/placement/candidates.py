@@ -94,9 +94,8 @@ def candidates(
     found: list[Candidate] = []
     refused: list[str] = []
     fault: EdgeSpecError | None = None
-    prepared: dict[
-        tuple[str, str | None], ResolvedModel
-    ] = {}  # by runtime and what it is laid out for
+    # By runtime, format and what it is laid out for.
+    prepared: dict[tuple[str, str, str | None], ResolvedModel] = {}
     usual = runtimes.auto_runtime(source.formats)
     for device in sorted(devices, key=lambda device: device.runtime != usual):
         if device.runtime in _FOR_CHECKS:
@@ -107,7 +106,9 @@ def candidates(
             continue
         try:
             runtime, places = device.runtime, (device.name,)
-            key = (runtime, compute_for(runtimes.load_runtime(runtime), places))
+            loaded = runtimes.load_runtime(runtime)
+            format = runtimes.format_for(loaded, source.formats, places)
+            key = (runtime, format, compute_for(loaded, places))
             if key not in prepared:
                 is_there = is_converted(source, runtime, options, places)
                 if not is_there and (not converts or (found and source.num_bytes > _CHEAP_BYTES)):

@@ -25,6 +25,7 @@ _ARM_BITS = {
 }  # of Linux' HWCAP2, that numpy leaves out
 _PACKAGES = (
     *("edge-spec", "numpy", "onnxruntime", "tokenizers"),
+    *("onnxruntime-gpu", "onnxruntime-qnn", "openvino", "coremltools"),
     *("llama-cpp-python", "ik-llama-cpp-python"),
 )
 

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 
 from edge_spec.core.model import Progress
+from edge_spec.models.device_names import share_chip
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.attempt import PlaceError, attempt
@@ -113,7 +114,8 @@ class Pairing:
         )
         if target.profile is not None and draft.profile is not None:
             findings = findings or load_pair(target.candidate.key, draft.candidate.key)
-            has_devices = target.candidate.key.device != draft.candidate.key.device
+            devices = (each.candidate.key.device.split(",") for each in (target, draft))
+            has_devices = not share_chip(*devices)
             costs = Pair(target.profile, draft.profile, findings, has_devices)
             placement = with_draft(placement, costs, recordings, pair.hits)
         return replace(pair, placement=placement)

@@ -14,8 +14,9 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
-from edge_spec.exporters.importance import input_importance
+from edge_spec.exporters.importance import input_importance, input_ranges
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
+from edge_spec.exporters.onnx.static_activations import RoundedInputs
 from edge_spec.exporters.onnx.static_graph import StaticGraphs
 from edge_spec.exporters.onnx.static_weights import (
     BLOCK_SIZE,
@@ -44,9 +45,11 @@ QUANTIZATIONS: Mapping[str, BlockQuantization] = MappingProxyType(
         "fp16": BlockQuantization(16, 5e-3),
         "int4": BlockQuantization(4, 1.5),
         "int8": BlockQuantization(8, 0.1),
+        "w8a16": BlockQuantization(8, 0.1),
         "fp32": BlockQuantization(32, 1e-4),
     }
 )
+_ROUNDS_INPUTS = "w8a16"
 
 
 class StaticOnnxExporter:
@@ -116,6 +119,8 @@ def _graphs(
         bits = QUANTIZATIONS[quantization].bits
         importance = input_importance(checkpoint, progress) if bits == 4 else {}
         matrices = StaticIntegers(checkpoint, weights, bits, importance)
+        if quantization == _ROUNDS_INPUTS:
+            matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
     return StaticGraphs(checkpoint, weights, matrices, shape, state, hidden)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceError, UsageError
+from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.openvino.library import last_line
 from edge_spec.runtimes.openvino.npu_cache import CompiledGraphs
@@ -18,7 +18,7 @@ from edge_spec.runtimes.openvino.npu_device import NpuDevice
 from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
 from edge_spec.runtimes.openvino.npu_memory import require_npu_memory
 from edge_spec.runtimes.static.model import StaticModel, config_of
-from edge_spec.runtimes.static.onnx_graphs import FORMAT, OpenedGraphs
+from edge_spec.runtimes.static.onnx_graphs import OpenedGraphs
 from edge_spec.runtimes.static.onnx_program import OnnxProgram
 
 _ANOTHER = "Choose another --device, or export another static bundle."
@@ -29,15 +29,9 @@ _TOLERANCE = 0.25
 
 
 def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> StaticModel:
-    """Raises UsageError for a bundle whose shapes are not fixed and a context beyond its cache,
-    BundleError, DeviceMemoryError for more than the NPU may map, DeviceError where graphs cannot
+    """bundle: of fixed shapes. Raises UsageError for a context beyond its cache, BundleError,
+    DeviceMemoryError for more than the NPU may map, DeviceError where graphs cannot
     be compiled or the NPU computes them wrong."""
-    if bundle.manifest.format != FORMAT:
-        raise UsageError(
-            f"the NPU takes graphs of fixed shapes, and {bundle.path} is a bundle of format "
-            f"{bundle.manifest.format}",
-            remedy=f"Export the model with --format {FORMAT}.",
-        )
     config = config_of(bundle, options)
     opened = OpenedGraphs.of(bundle)
     require_npu_memory(bundle, device)

@@ -29,18 +29,17 @@ class OpenVinoRuntime:
     def open(self, source: Bundle, options: RuntimeOptions) -> OpenVinoModel | StaticModel:
         """Raises UsageError, UnsupportedModelError, BundleError, DeviceError."""
         options.require_only(self.name, "threads", "providers", "context_length")
+        _require_form(source, options)
         if is_npu(options.providers):
             from edge_spec.runtimes.openvino.npu_model import open_for_npu
 
             return open_for_npu(source, options, find_npu())
-        if source.manifest.format == STATIC:
-            raise UsageError(
-                f"openvino runs {source.path}, whose shapes are fixed, on the npu only",
-                remedy="Choose --device npu, --runtime ort, or a bundle of format onnx.",
-            )
         from edge_spec.runtimes.openvino.model import OpenVinoModel
 
         return OpenVinoModel(source, options, choose(core(), options.providers))
+
+    def format_on(self, providers: Sequence[str]) -> str:
+        return STATIC if is_npu(providers) else self.reads
 
     def require_devices(self, providers: Sequence[str]) -> None:
         """Raises as DeviceScreeningRuntime does."""
@@ -55,6 +54,8 @@ class OpenVinoRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
+        """Raises UsageError for a bundle of another form than the device takes."""
+        _require_form(source, options)
         if source.manifest.format == STATIC:
             from edge_spec.runtimes.openvino.npu_memory import npu_memory
 
@@ -62,3 +63,19 @@ class OpenVinoRuntime:
         from edge_spec.runtimes.openvino.memory import bundle_memory
 
         return bundle_memory(source, options, num_tokens)
+
+
+def _require_form(source: Bundle, options: RuntimeOptions) -> None:
+    """Raises UsageError: the NPU takes graphs of fixed shapes, the other plugins do not."""
+    format = source.manifest.format
+    if is_npu(options.providers) and format != STATIC:
+        raise UsageError(
+            f"the NPU takes graphs of fixed shapes, and {source.path} is a bundle of format "
+            f"{format}",
+            remedy=f"Export the model with --format {STATIC}.",
+        )
+    if format == STATIC and not is_npu(options.providers):
+        raise UsageError(
+            f"openvino runs {source.path}, whose shapes are fixed, on the npu only",
+            remedy="Choose --device npu, --runtime ort, or a bundle of format onnx.",
+        )

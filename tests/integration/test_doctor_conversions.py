@@ -35,7 +35,7 @@ def examined(
     model: Path, draft: Path | None = None, *, open_models: bool = False, runtime: str = "auto"
 ) -> Report:
     named = None if draft is None else str(draft)
-    request = DiagnosisRequest(str(model), named, open_models, runtime=runtime)
+    request = DiagnosisRequest(str(model), named, open_models, places=LoadOptions(runtime=runtime))
     return diagnose(request, quiet, lambda: [Device("ort", "cpu", "cpu", "the processor")])
 
 

@@ -32,6 +32,7 @@ from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
+from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads, tiny_models
@@ -301,7 +302,7 @@ def test_doctor_says_what_a_head_is_and_whether_it_fits(
     target: Path, head: Path, tmp_path: Path
 ) -> None:
     def found(draft: Path, check: str = "head") -> Finding:
-        request = DiagnosisRequest(str(target), str(draft), runtime="reference")
+        request = DiagnosisRequest(str(target), str(draft), places=LoadOptions(runtime="reference"))
         report = diagnose(request, lambda what, fraction: None, list)
         return next(each for each in report.findings if each.check == check)
 

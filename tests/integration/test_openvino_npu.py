@@ -18,6 +18,7 @@ from edge_spec import load
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -27,7 +28,11 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.openvino import OpenVinoRuntime
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.placement.devices import Device, processor
+from edge_spec.placement.planner import Planner
+from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
 from edge_spec.runtimes.openvino.npu_model import open_for_npu
@@ -216,6 +221,70 @@ def test_an_answer_goes_on_without_a_draft_whose_npu_is_gone(
         there = llm.generate("the", max_tokens=60)
     assert ids(there) == ids(plain)
     assert "the NPU failed to run" in caplog.text
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_a_draft_whose_npu_is_gone_while_it_is_measured_does_not_end_the_command(
+    hf: Callable[..., Path],
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # where no costs are kept
+    opened(bundle).close()  # its graphs are compiled and tried
+    request.getfixturevalue("vanishing")
+    plain = answer(str(hf()), draft="none", drafter="none")
+    draft = {"draft": str(bundle.path), "draft_runtime": "openvino", "draft_device": "npu"}
+    options: dict[str, Any] = {"runtime": "ort", "exact": True, "threads": 1}
+    with load(str(hf()), drafter="draft-model", **draft, **options) as llm:
+        there = llm.generate("the", max_tokens=60)
+    assert ids(there) == ids(plain)
+    assert "could not be measured: the NPU failed to run" in caplog.text
+
+
+def doctors_faults(model: object, **places: Any) -> list[tuple[str, str]]:
+    """The groups and texts of faults; the draft is in `places`."""
+    draft = places.pop("draft", None)
+    request = DiagnosisRequest(str(model), draft, places=LoadOptions(**places))
+    here = [Device("ort", "cpu", "cpu", "the processor")]
+    report = diagnose(request, lambda what, fraction: None, lambda: here)
+    return [(each.group, each.found) for each in report.findings if each.level == "fault"]
+
+
+def test_doctor_knows_whether_a_draft_can_be_on_the_npu(
+    hf: Callable[..., Path], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = hf()
+    draft = {"draft": str(bundle.path), "draft_runtime": "openvino"}
+    assert doctors_faults(target, draft_device="npu", runtime="reference", **draft) == []
+    on_cpu = lambda: OpenVinoRuntime().memory(bundle, RuntimeOptions())  # noqa: E731
+    refused(UsageError, on_cpu, "on the npu only")  # by its forecast, which doctor asks for
+    monkeypatch.delenv(STAND_IN_VARIABLE)
+    monkeypatch.setattr(npu_device, "_own", lambda: None)
+    ((group, found),) = doctors_faults(target, draft_device="npu", **draft)
+    assert (group, found) == ("draft", "openvino finds no NPU on this machine")
+
+
+def test_a_plan_puts_models_on_the_npu_in_the_form_that_it_takes(
+    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is converted for each of the two devices, and pairs across them are measured."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    here = [processor("ort"), Device("openvino", "npu", "npu", "in its place")]
+    source = Source(str(hf()), lambda what, fraction: None)
+    planner = Planner(source, source, here, lambda what, fraction: None)
+    plan = planner.make()
+    places = {
+        (each.target.device, each.draft.device)
+        for each in plan.placements
+        if each.draft is not None and each.tokens_per_s is not None
+    }
+    assert {("cpu", "npu"), ("npu", "cpu")} <= places
+    across = [each for each in plan.placements if each.draft and each.draft.device == "npu"]
+    assert all(each.target.weights and each.acceptance is not None for each in across)
+    assert not [note for note in planner.notes if "fixed shapes" in note]
 
 
 def test_the_forecast_counts_the_weights_of_each_function(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from subprocess import list2cmdline
 
-from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.core.model import DeviceScreeningRuntime, Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.pairing import Tokens
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.models import runtime_choice, runtimes
@@ -54,6 +54,12 @@ class Chosen:
         return [each.prepared for each in self.openings if each.prepared is not None]
 
     @property
+    def context_length(self) -> int:
+        """Tokens that the target will take."""
+        own = self.prepared[0].config.context_length
+        return min(own, self.options.context_length or own)
+
+    @property
     def is_retokenized(self) -> bool:
         return self.tokens is not None and not self.tokens.compared.is_same
 
@@ -87,12 +93,13 @@ def choose(
     draft: Source | None,
     tokens: Tokens | None,
     progress: Progress,
-    runtime: str = "auto",
+    places: LoadOptions | None = None,
     head: str = "",
 ) -> Chosen:
-    """runtime: of the target. head: kind of the one that was named as its draft. Raises an
-    EdgeSpecError where a runtime cannot have a model."""
-    asked = LoadOptions(draft=() if draft is None else (draft.model,), runtime=runtime)
+    """places: runtimes, devices and context as asked for. head: kind of the one that was named as
+    its draft. Raises an EdgeSpecError where a runtime cannot have a model."""
+    drafts = () if draft is None else (draft.model,)
+    asked = replace(places or LoadOptions(), draft=drafts)
     options = planned(source, asked, progress)
     plan = _plan(source, draft)
     placement = None
@@ -114,11 +121,18 @@ def choose(
     return chosen
 
 
+def require_devices(opening: Opening) -> None:
+    """Raises as opening it would for devices that are not here, as far as its runtime tells."""
+    runtime = runtimes.load_runtime(opening.runtime)
+    if opening.options.providers and isinstance(runtime, DeviceScreeningRuntime):
+        runtime.require_devices(opening.options.providers)
+
+
 def require_convertible(opening: Opening) -> None:
     """What is not prepared, as far as headers show it. Raises as `prepare` would."""
     runtime = runtimes.load_runtime(opening.runtime)
     try:
-        runtime_choice.require_convertible(opening.source, runtime)
+        runtime_choice.require_convertible(opening.source, runtime, opening.options.providers)
     except UnsupportedModelError as error:
         if runtime.reads == "gguf" or not opening.source.at(runtime.reads).is_file():
             raise

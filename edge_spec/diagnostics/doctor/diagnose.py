@@ -13,7 +13,12 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.caches import check_caches
-from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
+from edge_spec.diagnostics.doctor.chosen import (
+    Chosen,
+    choose,
+    require_convertible,
+    require_devices,
+)
 from edge_spec.diagnostics.doctor.examine import examine, problem, settled
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok
 from edge_spec.diagnostics.doctor.machine import (
@@ -31,6 +36,7 @@ from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device, list_devices
@@ -43,13 +49,13 @@ _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 @dataclass(frozen=True)
 class DiagnosisRequest:
     """draft: None is that of a pair bundle, "none" and "auto" as after --draft; hashes: as
-    `Subject` has it."""
+    `Subject` has it; places: where both would be opened, as asked for."""
 
     model: str
     draft: str | None = None
     open_models: bool = False
     hashes: bool = False
-    runtime: str = "auto"  # of the target
+    places: LoadOptions = field(default_factory=LoadOptions)
 
 
 @dataclass
@@ -127,16 +133,16 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
-        chosen = choose(source, draft, tokens, progress, request.runtime, head)
+        chosen = choose(source, draft, tokens, progress, request.places, head)
     except EdgeSpecError as error:
         report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
         return
     for opening in chosen.openings:
         if opening.fallback is not None:
             report.add(opening.role, [note("runtime", opening.fallback)])
-    unconvertible = list(_unconvertible(chosen))
-    if unconvertible:
-        report.findings += unconvertible
+    refusals = list(_refusals(chosen))
+    if refusals:
+        report.findings += refusals
         return
     refused = refusal(cache_directory())
     if refused is not None and not chosen.is_converted:
@@ -154,9 +160,12 @@ def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
     yield ok("head", str(runtimes.open_head(path, target, has_weights=False)))
 
 
-def _unconvertible(chosen: Chosen) -> Iterator[Finding]:
+def _refusals(chosen: Chosen) -> Iterator[Finding]:
+    """Yields what opening would refuse: devices that are not here, conversions that there are
+    none of."""
     for opening in chosen.openings:
         try:
+            require_devices(opening)
             if opening.prepared is None:
                 require_convertible(opening)
         except EdgeSpecError as error:

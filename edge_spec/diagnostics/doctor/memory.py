@@ -27,7 +27,7 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
         )
         return
     target, *drafts = chosen.prepared
-    tokens = target.config.context_length
+    tokens = chosen.context_length
     full = forecast(target, drafts, chosen.options, tokens)
     if full is None:
         yield note("forecast", f"{target.runtime.name} does not tell what its models take")
