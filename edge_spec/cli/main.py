@@ -15,6 +15,7 @@ from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
 from edge_spec.cli.desktop import desktop
 from edge_spec.cli.devices import devices
+from edge_spec.cli.distill import distill
 from edge_spec.cli.doctor import doctor
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
@@ -53,6 +54,7 @@ app.command()(verify)
 app.command()(accept)
 app.command()(doctor)
 app.command()(tune_skip)
+app.command()(distill)
 
 
 def _show_version(wanted: bool) -> None:

@@ -45,14 +45,18 @@ def open_trained_head(
     opens = opens_products(path, source.identity, target.config.hidden_size, threads)
     if isinstance(head, MedusaHead):
         return MedusaNetwork(head, opens)
+    tables = StoredTables(open_weights(source, f"the head {path} shares"))
+    if isinstance(head, DFlashHead):
+        return DFlashNetwork(head, tables, opens)
+    return EagleNetwork(head, tables, opens)
+
+
+def open_weights(source: Source, who: str) -> TensorRows:
+    """who: shares the target's tables. Raises UsageError for a target without them."""
     try:
-        tensors = runtimes.open_checkpoint(source.path)
+        return runtimes.open_checkpoint(source.path)
     except EdgeSpecError as error:
         raise UsageError(
-            f"the head {path} shares tables of its target, which are not in {source.model}: "
-            f"{error.message}",
+            f"{who} tables of its target, which are not in {source.model}: {error.message}",
             remedy="Name the GGUF file or directory that the target was converted from.",
         ) from None
-    if isinstance(head, DFlashHead):
-        return DFlashNetwork(head, StoredTables(tensors), opens)
-    return EagleNetwork(head, StoredTables(tensors), opens)

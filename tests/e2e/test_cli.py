@@ -256,6 +256,7 @@ def test_the_documented_options_are_those_of_the_help(edge_spec):
         "export",
         "bench",
         "devices",
+        "distill",
         "doctor",
         "plan",
         "pull",

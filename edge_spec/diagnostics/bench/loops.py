@@ -11,21 +11,26 @@ MIN_OCCURRENCES = 3
 
 
 def tokens_in_loops(tokens: Sequence[int]) -> int:
-    """Counts the tokens that lie in loops.
+    """Counts the tokens that lie in loops."""
+    return int(in_loops(tokens).sum())
+
+
+def in_loops(tokens: Sequence[int]) -> np.ndarray:
+    """[tokens] bool: which of them lie in loops.
 
     A loop is a stretch of the text in which each token equals the one `period` tokens before it,
     for a period of at most MAX_PERIOD tokens, and which is at least MIN_OCCURRENCES periods long.
-    The first occurrence of the passage is no part of the count: nothing foretold it. Takes time
+    The first occurrence of the passage is no part of it: nothing foretold it. Takes time
     proportional to the text's length times MAX_PERIOD.
     """
     text = np.asarray(tokens, np.int64)
-    in_loop = np.zeros(len(text), np.bool_)
+    in_loop: np.ndarray = np.zeros(len(text), np.bool_)
     for period in range(1, min(MAX_PERIOD, len(text) // MIN_OCCURRENCES) + 1):
         repeats = text[period:] == text[:-period]
         for start, end in _runs(repeats):
             if end - start >= (MIN_OCCURRENCES - 1) * period:
                 in_loop[period + start : period + end] = True
-    return int(in_loop.sum())
+    return in_loop
 
 
 def _runs(values: np.ndarray) -> np.ndarray:

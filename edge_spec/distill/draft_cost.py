@@ -1,0 +1,65 @@
+"""What a draft token of a trained head costs here, whatever it has learnt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import MedusaHead
+from edge_spec.core.model import Forward, TensorRows
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
+from edge_spec.drafters.heads.feature_store import FeatureStore
+from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
+from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.protocol import Budget
+from edge_spec.loader.head import StoredTables
+from edge_spec.models import runtimes
+
+_REPETITIONS = 9
+_CONTEXT = 64  # tokens before a step
+
+
+def draft_token_s(path: Path, target: ModelConfig, source: TensorRows) -> float:
+    """Seconds of one, median of several, by the drafter that will read the head. path: of it."""
+    head = runtimes.open_head(path, target)
+    if isinstance(head, MedusaHead):
+        return _median(_medusa_step(MedusaNetwork(head), target))
+    return _median(_eagle_step(EagleNetwork(head, StoredTables(source)), target))
+
+
+def _medusa_step(network: MedusaNetwork, target: ModelConfig) -> Callable[[], object]:
+    drafter = MedusaDrafter(network)
+    drafter.begin([0])
+    states = np.ones((1, target.hidden_size), np.float32)
+    out = Forward(np.zeros((1, target.vocab_size), np.float32), states)
+
+    def step() -> object:
+        drafter.observe(TokenTree.chain(0), out, Verdict((0,), (), False))
+        return drafter.propose(0, Budget(1, 2, branches=False))
+
+    return step
+
+
+def _eagle_step(network: EagleNetwork, target: ModelConfig) -> Callable[[], object]:
+    store = FeatureStore(network.features_size, WINDOW)
+    session = EagleModel(network, store).open_session()
+    count = min(_CONTEXT, target.context_length - 1)
+    store.put(0, np.ones((count, network.features_size), np.float32))
+    session.prefill([0] * count)
+    return lambda: session.forward(TokenTree.chain(0))
+
+
+def _median(step: Callable[[], object]) -> float:
+    step()  # the first one finds nothing in the processor's caches
+    times = []
+    for _ in range(_REPETITIONS):
+        began_s = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began_s)
+    return median(times)

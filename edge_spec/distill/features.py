@@ -1,0 +1,155 @@
+"""What a target computes of conversations, read once and kept on disk in float16 within a bound."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_spec.core.features import GivesFeatures
+from edge_spec.core.model import Model, Progress
+from edge_spec.distill.conversations import Conversation
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.storage.resumable import StepFile
+
+_KEPT = np.dtype("<f2")
+_LARGEST = float(np.finfo(_KEPT).max)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A conversation with what the target computed of its tokens.
+
+    features: [rows, layers, hidden_size] float16 of the tokens from `first` on, of all but the
+    last token, which nothing follows.
+    """
+
+    conversation: Conversation
+    first: int
+    features: np.ndarray
+
+    @property
+    def anchors(self) -> np.ndarray:
+        """Rows from which drafting may begin: in the first of them the target chose the answer's
+        first token, and the first draft token is the second."""
+        start = self.conversation.start - 1 - self.first
+        return np.arange(start, len(self.features))
+
+
+@dataclass(frozen=True)
+class FeatureRequest:
+    """layers: as `core.features` counts them. of_answers: whether those of prompts are left out.
+    max_bytes: of the file; conversations that it has no room for are left out."""
+
+    layers: tuple[int, ...]
+    of_answers: bool
+    max_bytes: int
+
+
+def require_features(model: Model, name: str) -> None:
+    """Raises UnsupportedModelError where the runtime does not give them."""
+    session = model.open_session()
+    try:
+        if not isinstance(session, GivesFeatures):
+            raise UnsupportedModelError(
+                f"a drafter for {name} is trained on what its layers compute, which this runtime "
+                "does not give",
+                remedy="Use --runtime ort, llamacpp or reference.",
+            )
+        session.collect_features((model.config.num_layers,), lambda position, rows: None)
+    finally:
+        session.close()
+
+
+def read_features(
+    model: Model,
+    conversations: Sequence[Conversation],
+    request: FeatureRequest,
+    folder: Path,
+    progress: Progress,
+) -> list[Example]:
+    """Goes on with what `folder` has of these conversations. Raises UsageError where the bound
+    leaves too few to train on, an EdgeSpecError, OSError."""
+    name = "features-" + "-".join(map(str, request.layers)) + ("-a" if request.of_answers else "")
+    path = folder / f"{name}.bin"
+    row_bytes = len(request.layers) * model.config.hidden_size * _KEPT.itemsize
+    sizes = [_num_rows(each, request) for each in conversations]
+    ends = np.cumsum(sizes) * row_bytes
+    count = int(np.searchsorted(ends, request.max_bytes, side="right"))
+    kept = conversations[:count]
+    if not any(each.is_held_out for each in kept) or all(each.is_held_out for each in kept):
+        raise UsageError(
+            f"a cache of {request.max_bytes / 1e6:.0f} MB has room for {count} of "
+            f"{len(conversations)} conversations, too few to train on",
+            remedy=f"Give --max-cache, {ends[-1] / 1e6:.0f} or more for all of them.",
+        )
+    if count < len(conversations):
+        _log.warning(
+            "--max-cache has room for the features of %d of %d conversations: the others are left "
+            "out",
+            count,
+            len(conversations),
+        )
+    with StepFile(path, folder / f"{name}.log") as file:
+        _require_same(file, sizes[:count])
+        if len(file.steps) < count:
+            _collect(model, kept, request, file, progress)
+    shape = (-1, len(request.layers), model.config.hidden_size)
+    stored = np.memmap(path, _KEPT, "r").reshape(shape)
+    starts = np.cumsum([0, *sizes[:count]])
+    return [
+        Example(each, _first(each, request), stored[starts[i] : starts[i + 1]])
+        for i, each in enumerate(kept)
+    ]
+
+
+def _collect(
+    model: Model,
+    conversations: Sequence[Conversation],
+    request: FeatureRequest,
+    file: StepFile,
+    progress: Progress,
+) -> None:
+    session = model.open_session()
+    pieces: list[np.ndarray] = []
+
+    def take(position: int, rows: np.ndarray) -> None:
+        pieces.append(np.clip(rows, -_LARGEST, _LARGEST).astype(_KEPT))
+
+    try:
+        assert isinstance(session, GivesFeatures)
+        session.collect_features(request.layers, take)
+        for index in range(len(file.steps), len(conversations)):
+            progress("Reading what the model computes", index / len(conversations))
+            each = conversations[index]
+            session.rollback(0)
+            pieces.clear()
+            session.prefill(each.tokens[:-1].tolist())
+            rows = np.concatenate(pieces)[_first(each, request) :]
+            file.write(rows.tobytes())
+            file.finish([index, len(rows)])
+    finally:
+        session.close()
+
+
+def _require_same(file: StepFile, sizes: Sequence[int]) -> None:
+    """A log of other conversations cannot be: the folder's name tells them apart. Raises
+    UsageError where it is one all the same."""
+    for index, (at, rows) in enumerate(file.steps[: len(sizes)]):
+        if at != index or rows != sizes[index]:
+            raise UsageError(
+                f"{file.path} holds features of other conversations",
+                remedy="Remove it.",
+            )
+
+
+def _first(conversation: Conversation, request: FeatureRequest) -> int:
+    return conversation.start - 1 if request.of_answers else 0
+
+
+def _num_rows(conversation: Conversation, request: FeatureRequest) -> int:
+    return len(conversation.tokens) - 1 - _first(conversation, request)

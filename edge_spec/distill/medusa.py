@@ -1,0 +1,61 @@
+"""Medusa heads (Cai et al. 2024, Medusa-1) that share one part of the target's output matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter
+from edge_spec.distill.windows import Batch
+
+
+class MedusaTrainee:
+    """Head k is z + SiLU(A z + b), block after block, and begins as the target's own choice.
+
+    The output matrix is the target's and stays as it is, so the heads alone are learnt.
+    """
+
+    def __init__(self, teacher: Teacher, num_heads: int, num_blocks: int = 1) -> None:
+        hidden = teacher.config.hidden_size
+        self.num_positions = num_heads
+        self.parameters: dict[str, Tensor] = {}
+        self._teacher = teacher
+        self._num_blocks = num_blocks
+        for head in range(num_heads):
+            for block in range(num_blocks):
+                prefix = f"{head}.{block}.linear."
+                self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
+                self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
+        states = torch.from_numpy(batch.states)[:, :width][anchors]
+        output = torch.from_numpy(self._teacher.output)
+        return [self._head(states, head) @ output.T for head in range(self.num_positions)]
+
+    def stored(self) -> dict[str, np.ndarray]:
+        ids = self._teacher.token_ids
+        return {
+            **as_arrays(self.parameters),
+            "lm_head.weight": self._teacher.output,
+            "d2t": ids - np.arange(len(ids)),
+        }
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "medusa_num_heads": self.num_positions,
+            "medusa_num_layers": self._num_blocks,
+            "hidden_size": self._teacher.config.hidden_size,
+            "vocab_size": self._teacher.config.vocab_size,
+        }
+
+    def _head(self, states: Tensor, head: int) -> Tensor:
+        for block in range(self._num_blocks):
+            prefix = f"{head}.{block}.linear."
+            inner = torch.nn.functional.linear(
+                states, self.parameters[prefix + "weight"], self.parameters[prefix + "bias"]
+            )
+            states = states + torch.nn.functional.silu(inner)
+        return states

@@ -1,0 +1,97 @@
+"""What all kinds of drafters have in common while they are trained, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.distill.windows import Batch
+
+Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
+DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
+
+
+class Trainee(Protocol):
+    """A drafter that learns. Its parameters are float32, by the names that it is stored by."""
+
+    parameters: dict[str, Tensor]
+    num_positions: int
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        """By position: [anchors, scored tokens] logits after the target's own tokens."""
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """The tensors of the drafter's file."""
+
+    def description(self) -> dict[str, Any]:
+        """Its config.json."""
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """What the target would choose, over the tokens that are scored.
+
+    output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
+    """
+
+    config: ModelConfig
+    output: np.ndarray
+    token_ids: np.ndarray
+
+    def index_of(self) -> np.ndarray:
+        """[vocab_size] int64: where each token is among the scored ones; -1 where it is not."""
+        found = np.full(self.config.vocab_size, -1, np.int64)
+        found[self.token_ids] = np.arange(len(self.token_ids))
+        return found
+
+    def probabilities(self, batch: Batch) -> list[Tensor]:
+        """By position: [anchors, scored tokens], renormalised over these."""
+        logits = torch.from_numpy(batch.states) @ torch.from_numpy(self.output).T
+        logits = logits * self.config.logit_scale
+        cap = self.config.logit_softcap
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
+        return [
+            torch.softmax(logits[:, at : at + width][anchors], dim=-1)
+            for at in range(1, batch.written.shape[2] + 1)
+        ]
+
+
+def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
+    """Cross entropy to the target's own distribution, which has the gradient of the forward KL
+    divergence. Places where the target wrote a token that is not scored say nothing, and neither
+    do those after its text."""
+    index = np.append(teacher.index_of(), -1)  # -1, no token, is not scored either
+    expected = teacher.probabilities(batch)
+    total: Tensor = torch.zeros(())
+    for position, logits in enumerate(trainee.scores(batch)):
+        counts = torch.from_numpy(index[batch.written[batch.anchors][:, position]] >= 0)
+        if not counts.any():
+            continue
+        likely = torch.log_softmax(logits[counts], dim=-1)
+        missed = -(expected[position][counts] * likely).sum(dim=-1).mean()
+        total = total + DISCOUNT**position * missed
+    return total
+
+
+def drafted(trainee: Trainee, teacher: Teacher, batch: Batch) -> np.ndarray:
+    """[anchors, positions] the likeliest tokens, as a greedy chain drafts them."""
+    with torch.no_grad():
+        best = [logits.argmax(dim=-1).numpy() for logits in trainee.scores(batch)]
+    found: np.ndarray = teacher.token_ids[np.stack(best, axis=1)]
+    return found
+
+
+def parameter(values: np.ndarray) -> Tensor:
+    return torch.tensor(np.asarray(values, np.float32), requires_grad=True)
+
+
+def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copies."""
+    return {name: each.detach().numpy().copy() for name, each in parameters.items()}

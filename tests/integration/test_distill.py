@@ -1,0 +1,343 @@
+"""Drafters that learn: from a target whose text follows a rule they learn the rule."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge_spec
+from edge_spec.cli.main import run
+from edge_spec.control.cost import RowCosts
+from edge_spec.core.heads import EagleHead, MedusaHead
+from edge_spec.core.tree import TokenTree
+from edge_spec.distill import Distilled, DistillRequest, distill
+from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
+from edge_spec.distill.conversations import Conversation
+from edge_spec.distill.features import Example
+from edge_spec.distill.learning import write_drafter
+from edge_spec.distill.windows import batch_of, windows_of
+from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
+from edge_spec.drafters.heads.feature_store import FeatureStore
+from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.errors import EdgeSpecError, StorageError, UnsupportedModelError
+from edge_spec.exporters.heads import open_head
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader.head import StoredTables
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.storage.resumable import StepFile
+
+torch = pytest.importorskip("torch")
+
+from edge_spec.distill.eagle3 import Eagle3Trainee  # noqa: E402
+from edge_spec.distill.medusa import MedusaTrainee  # noqa: E402
+from edge_spec.distill.trainee import Teacher, Trainee  # noqa: E402
+from edge_spec.distill.training import Training, TrainingOptions  # noqa: E402
+
+LAYERS, HIDDEN, POSITIONS = 7, 64, 3
+ASKED = AskedOptions(runtime="reference", threads=1)
+
+
+def quiet(what: str, fraction: float) -> None:
+    """Tells nobody."""
+
+
+@pytest.fixture(scope="module")
+def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its layers add nothing, so each token alone decides the next one."""
+    model = tiny.build("llama", num_hidden_layers=LAYERS, max_position_embeddings=1024)
+    for name, weights in model.weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weights[:] = 0
+    return Path(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(f"tell me {index}" for index in range(20)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that this target writes is a loop: that is the rule which is to be learnt."""
+    monkeypatch.setattr(
+        "edge_spec.distill.prompts.in_loops", lambda tokens: np.zeros(len(tokens), bool)
+    )
+
+
+@pytest.fixture
+def distilled(target: Path, prompts: Path, tmp_path: Path) -> Callable[..., Distilled]:
+    """distilled(kind, ...): a drafter for the target, in tmp_path / "out"."""
+
+    def call(kind: str = "medusa", progress: Any = quiet, **options: Any) -> Distilled:
+        given = {"num_tokens": 600, "max_tokens": 30, "vocabulary": 200, "epochs": 4} | options
+        request = DistillRequest(tmp_path / "out", kind, prompts, **given)
+        return distill(str(target), ASKED, request, progress)
+
+    return call
+
+
+# Untrained ones are right in fewer than 1 of 20 cases; what is held out follows the same rule.
+@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8)])
+def test_a_drafter_learns_what_the_target_writes(
+    kind: str, floor: float, distilled: Callable[..., Distilled], target: Path, tmp_path: Path
+) -> None:
+    found = distilled(kind)
+    history = found.report["history"]
+    assert history[0]["of_position"][0] < 0.1
+    assert found.report["acceptance"][0] > floor
+    assert found.report["forecast"]["speedup"] == max(each["speedup"] for each in history)
+    assert found.report["verify"]["passed"] and found.report["verify"]["num_tokens"] > 0
+    page = (found.path / "report.html").read_text()
+    assert "held-out" in page and "<polyline" in page
+    prompt = "tell me more"
+    with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
+        plain = engine.chat(prompt, max_tokens=40)
+    with edge_spec.load(str(target), runtime="reference", draft=str(found.path)) as engine:
+        name = {"medusa": "medusa", "eagle3": "eagle"}[kind]
+        engine.set_drafter(name)
+        with engine.verifying_all_draft_tokens():
+            result = engine.chat(prompt, max_tokens=40)
+    assert [token.id for token in result.tokens] == [token.id for token in plain.tokens]
+    counts = result.stats.drafters[name]
+    assert counts.draft_n_accepted > 0.5 * counts.draft_n > 0
+    left = sorted(path.name for path in (tmp_path / "cache" / "distill").glob("*/*"))
+    assert left == ["answers.bin", "answers.log"]  # for a drafter of another kind
+
+
+def test_an_interrupted_training_goes_on_and_says_so(
+    distilled: Callable[..., Distilled], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(what: str, fraction: float) -> None:
+        if what.startswith("Training") and fraction > 0.4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distilled(progress=stop)
+    assert "the same command goes on with it" in caplog.text
+    assert not (tmp_path / "out").exists()
+    fractions: list[float] = []
+
+    def tell(what: str, fraction: float) -> None:
+        if what.startswith("Training"):
+            fractions.append(fraction)
+
+    distilled(progress=tell)
+    assert fractions[0] > 0.4
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_drafter_with_which_texts_differ_is_not_written(
+    distilled: Callable[..., Distilled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = SimpleNamespace(passed=False)
+    monkeypatch.setattr("edge_spec.distill.run.prove", lambda *given: failed)
+    with pytest.raises(UnsupportedModelError, match="texts with the drafter differ"):
+        distilled()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_drafter(
+    distilled: Callable[..., Distilled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [0], StepFile.write
+
+    def full(self: StepFile, data: bytes) -> None:
+        written[0] += len(data)
+        if written[0] > 3000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StepFile, "write", full)
+        with pytest.raises(StorageError, match="no space left") as caught:
+            distilled()
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    distilled()  # with room again, it goes on
+    assert (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_command_prints_what_it_forecasts(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["distill", str(target), "--out", str(tmp_path / "out"), "--prompts", str(prompts)]
+    arguments += ["--tokens", "300", "--max-tokens", "16", "--vocabulary", "200", "--epochs", "1"]
+    assert run([*arguments, "--runtime", "reference", "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["path"] == str(tmp_path / "out")
+    assert len(found["acceptance"]) == POSITIONS
+    assert found["pays"] == (found["forecast"]["speedup"] > 1)
+
+
+@pytest.fixture
+def teacher(target: Path) -> Teacher:
+    source = open_checkpoint(target)
+    ids = np.arange(0, 265, 2)
+    return Teacher(source.config, StoredTables(source).output_rows(ids), ids)
+
+
+@pytest.fixture
+def examples(target: Path) -> list[Example]:
+    """Of random features: what they are does not matter to arithmetic."""
+    random = np.random.default_rng(0)
+    found = []
+    for index in range(12):
+        tokens = random.integers(0, 265, 24, np.int32)
+        features = random.standard_normal((23, 4, HIDDEN)).astype(np.float16)
+        found.append(Example(Conversation(tokens, 6, index % 4 == 1), 0, features))
+    return found
+
+
+def _shaken(trainee: Trainee) -> None:
+    """Its parameters stop being those that it begins with, some of which are zeros."""
+    random = np.random.default_rng(1)
+    for each in trainee.parameters.values():
+        noise = random.standard_normal(tuple(each.shape)).astype(np.float32)
+        each.data += torch.from_numpy(noise * np.float32(0.1))
+
+
+def test_medusa_heads_are_trained_as_they_draft(
+    teacher: Teacher, examples: list[Example], target: Path, tmp_path: Path
+) -> None:
+    trainee = MedusaTrainee(teacher, POSITIONS, num_blocks=2)
+    _shaken(trainee)
+    batch = batch_of(windows_of(examples[:2], 64), POSITIONS)
+    scores = trainee.scores(batch)
+    (tmp_path / "head").mkdir()
+    write_drafter(tmp_path / "head", trainee.stored(), trainee.description())
+    head = open_head(tmp_path / "head", open_checkpoint(target).config)
+    assert isinstance(head, MedusaHead)
+    network, anchors = MedusaNetwork(head), np.argwhere(batch.anchors)
+    for at in (0, 7, len(anchors) - 1):
+        window, row = anchors[at]
+        for position in range(POSITIONS):
+            drafted = network.logits(batch.states[window, row], position)[teacher.token_ids]
+            np.testing.assert_allclose(
+                scores[position][at].detach().numpy(), drafted, rtol=1e-4, atol=1e-4
+            )
+
+
+def test_eagle_heads_are_trained_as_they_draft(
+    teacher: Teacher, examples: list[Example], target: Path, tmp_path: Path
+) -> None:
+    source = open_checkpoint(target)
+    trainee = Eagle3Trainee(teacher, source, POSITIONS)
+    _shaken(trainee)
+    example = examples[0]
+    batch = batch_of(windows_of([example], 64), POSITIONS)
+    scores = [each.detach().numpy() for each in trainee.scores(batch)]
+    (tmp_path / "head").mkdir()
+    write_drafter(tmp_path / "head", trainee.stored(), trainee.description())
+    head = open_head(tmp_path / "head", source.config)
+    assert isinstance(head, EagleHead)
+    assert head.feature_layers == (2, 3, 4)
+    network = EagleNetwork(head, StoredTables(source))
+    tokens = example.conversation.tokens.tolist()
+    for at in (0, 5, 12):
+        row = int(example.anchors[at])
+        store = FeatureStore(network.features_size, WINDOW)
+        known = example.features[: row + 1, :-1].astype(np.float32)
+        store.put(0, known.reshape(row + 1, -1))
+        session = EagleModel(network, store).open_session()
+        session.prefill(tokens[: row + 1])
+        chain = TokenTree.chain(tokens[row + 1], tokens[row + 2 : row + 1 + POSITIONS])
+        drafted = session.forward(chain).logits[:, teacher.token_ids]
+        for position in range(POSITIONS):
+            # A hundredth of a percent of the largest score: float32, summed in another order.
+            np.testing.assert_allclose(
+                scores[position][at], drafted[position], rtol=1e-4, atol=2e-3
+            )
+
+
+def _training(kind: str, target: Path, teacher: Teacher, path: Path) -> tuple[Trainee, Training]:
+    torch.set_num_threads(1)
+    trainee: Trainee = MedusaTrainee(teacher, POSITIONS)
+    if kind == "eagle3":
+        trainee = Eagle3Trainee(teacher, open_checkpoint(target), POSITIONS)
+    costs = RowCosts({1: 1.0, 2: 1.1, 4: 1.3})
+
+    def judge(found: Acceptance) -> Forecast:
+        return best_chain(found, costs, lambda count: 0.01 * count)
+
+    options = TrainingOptions(epochs=3, rate=1e-3, window=16, rows=32, patience=99)
+    return trainee, Training(trainee, teacher, options, path, judge)
+
+
+class _Killed(BaseException):
+    """As nothing is done when a process is killed, nothing is done for this."""
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, _Killed])
+def test_a_resumed_training_is_the_same_training(
+    kind: str,
+    ends: type[BaseException],
+    target: Path,
+    teacher: Teacher,
+    examples: list[Example],
+    tmp_path: Path,
+) -> None:
+    trainee, training = _training(kind, target, teacher, tmp_path / "whole")
+    whole = training.run(examples, quiet)
+    assert whole.step > 12
+    _, training = _training(kind, target, teacher, tmp_path / "cut")
+
+    def stop(what: str, fraction: float) -> None:
+        if fraction > 0.6:
+            raise ends
+
+    with pytest.raises(ends):
+        training.run(examples, stop)
+    again, training = _training(kind, target, teacher, tmp_path / "cut")
+    resumed: list[float] = []
+    found = training.run(examples, lambda what, fraction: resumed.append(fraction))
+    assert resumed[0] > 0.3  # what was saved is not done again
+    assert found.history[1:] == whole.history[1:]  # the first has no loss: not a number
+    for name, values in trainee.stored().items():
+        np.testing.assert_array_equal(values, again.stored()[name])
+
+
+def test_a_damaged_training_begins_again(
+    target: Path,
+    teacher: Teacher,
+    examples: list[Example],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "state"
+    _training("medusa", target, teacher, path)[1].run(examples, quiet)
+    path.write_bytes(path.read_bytes()[:-2000])
+    begun: list[float] = []
+    _training("medusa", target, teacher, path)[1].run(
+        examples, lambda what, fraction: begun.append(fraction)
+    )
+    assert begun[0] == 0 and "is damaged" in caplog.text
+
+
+def test_a_target_of_another_form_has_no_eagle_head(
+    tiny: ModuleType, tmp_path: Path, prompts: Path
+) -> None:
+    few = tiny.write_hf(tiny.build("llama", num_hidden_layers=4), tmp_path / "few")
+    normed = tiny.write_hf(tiny.build("qwen3", num_hidden_layers=LAYERS), tmp_path / "normed")
+    for path, told in ((few, "4 are too few"), (normed, "are of another form")):
+        request = DistillRequest(
+            tmp_path / "out", "eagle3", prompts, num_tokens=40, max_tokens=4, vocabulary=20
+        )
+        with pytest.raises(EdgeSpecError, match=told):
+            distill(str(path), ASKED, request, quiet)
