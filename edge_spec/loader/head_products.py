@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 def opens_products(
-    head: Path, target: str, hidden_size: int, threads: int | None = None
+    head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
 ) -> OpensProducts:
     """target: changes with the model whose tables a head may share. threads: of a wide head, whose
-    products are long enough to be divided."""
+    products are long enough to be divided. keeps: what is made, in the cache."""
     runtime: object = runtimes.load_runtime(_RUNTIME) if find_spec(_LIBRARY) else None
     if not isinstance(runtime, MultipliesForHeads):
         return FloatProducts
@@ -39,7 +39,10 @@ def opens_products(
     cached = cache_directory() / "heads" / f"{head.name}-{_identity(head, target)}.npz"
 
     def open_them(matrices: Mapping[str, HeadMatrix]) -> Products:
-        stored = _kept(cached, matrices, lambda: _made(matrices, 4 if is_wide else 8))
+        def make() -> dict[str, bytes]:
+            return _made(matrices, 4 if is_wide else 8)
+
+        stored = _kept(cached, matrices, make) if keeps else make()
         return runtime.open_products(stored, threads if is_wide else None)
 
     return open_them
