@@ -4,13 +4,12 @@ the target, and in float32 by numpy where onnxruntime is not installed."""
 from __future__ import annotations
 
 import logging
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-
-import numpy as np
 
 from edge_spec.core.heads import HeadMatrix, MultipliesForHeads, OpensProducts, Products
 from edge_spec.drafters.heads.float_products import FloatProducts
@@ -22,6 +21,7 @@ STORED_VERSION = 1  # raise it where exporters store a matrix in another way
 # Width from which layers have 4 bits. Below it a head's step takes hardly longer with 8, since what
 # it costs is not its bytes; output matrices have 8 bits at every width, as in our bundles.
 WIDE = 2048
+_DAMAGED = (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile)
 _RUNTIME, _LIBRARY = "ort", "onnxruntime"
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def opens_products(
     if not isinstance(runtime, MultipliesForHeads):
         return FloatProducts
     is_wide = hidden_size >= WIDE
-    cached = cache_directory() / "heads" / f"{head.name}-{_identity(head, target)}.npz"
+    cached = cache_directory() / "heads" / f"{head.name}-{_identity(head, target)}.zip"
 
     def open_them(matrices: Mapping[str, HeadMatrix]) -> Products:
         def make() -> dict[str, bytes]:
@@ -70,9 +70,9 @@ def _kept(
             if found is not None:
                 return found
             made = make()
-            with atomic_file(cached) as work, work.open("wb") as file:
-                arrays = {name: np.frombuffer(graph, np.uint8) for name, graph in made.items()}
-                np.savez(file, allow_pickle=False, **arrays)
+            with atomic_file(cached) as work, zipfile.ZipFile(work, "w") as file:
+                for name, graph in made.items():
+                    file.writestr(name, graph)
     except OSError as error:
         _log.warning("a head's matrices are not kept: %s", error)
     return made or make()
@@ -81,12 +81,12 @@ def _kept(
 def _read(cached: Path, matrices: Mapping[str, HeadMatrix]) -> dict[str, bytes] | None:
     """None where there is no such file, or where it is damaged."""
     try:
-        with cached.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if set(stored.files) == set(matrices):
-                return {name: stored[name].tobytes() for name in stored.files}
+        with cached.open("rb") as opened, zipfile.ZipFile(opened) as file:
+            if set(file.namelist()) == set(matrices):
+                return {name: file.read(name) for name in matrices}  # checks their sums
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         _log.info("%s is damaged: %s", cached, error)
     return None
 

@@ -92,14 +92,14 @@ def test_what_was_made_once_is_read_from_the_cache(
     (head / "config.json").write_text('{"changed": 1}')
     with pytest.raises(AssertionError, match="made again"):
         opens_products(head, "target", 64)(matrices)
-    assert len(list(cache.glob("*.npz"))) == 1
+    assert len(list(cache.glob("*.zip"))) == 1
 
 
 def test_a_damaged_one_is_made_again(
     cache: Path, head: Path, matrices: dict[str, HeadMatrix], inputs: np.ndarray
 ) -> None:
     first = opens_products(head, "target", 64)(matrices)("qkv", inputs)
-    (file,) = cache.glob("*.npz")
+    (file,) = cache.glob("*.zip")
     whole = file.read_bytes()
     for damaged in (whole[:100], b"", whole[:2000] + b"\x55" * 64 + whole[2064:]):
         file.write_bytes(damaged)
