@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     source = _resolved("smollm2", "llamacpp")
     encode = source.text.tokenizer.encode
-    texts = {name: encode(text)[:_TOKENS] for name, text in _texts(arguments.prompts).items()}
+    texts = {name: encode(text)[:_TOKENS] for name, text in read_texts(arguments.prompts).items()}
     expected = _scores(source, texts)
     print("| weights | text | tokens | perplexity of the source | perplexity | KL divergence |")
     print("|---|---|---|---|---|---|")
@@ -53,7 +53,7 @@ def main() -> None:
         print(_line(bundle, "all", np.array([sums[0], *sums[1:] / sums[0]])), flush=True)
 
 
-def _texts(prompts: Path | None) -> dict[str, str]:
+def read_texts(prompts: Path | None) -> dict[str, str]:
     root = Path(__file__).parents[1]
     texts = {"parity": parity_text()}
     texts |= {name: (root / name).read_text(encoding="utf-8") for name in FILES}

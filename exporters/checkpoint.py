@@ -140,8 +140,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.norm_places != "before":
             shapes[attention + "post_norm.weight"] = (hidden,)
             shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
-        shapes |= _attention_shapes(config, attention)
         shapes |= _mlp_shapes(config, prefix + "mlp.")
+        kernel = config.kind(layer).convolution
+        if kernel is not None:
+            shapes |= _convolution_shapes(config, prefix + "conv.", kernel)
+            continue
+        shapes |= _attention_shapes(config, attention)
         if config.qkv_bias:
             shapes[attention + "q_proj.bias"] = (config.query_size,)
             shapes[attention + "k_proj.bias"] = (config.kv_size,)
@@ -167,6 +171,17 @@ def _attention_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, 
         prefix + "k_proj.weight": (config.kv_size, hidden),
         prefix + "v_proj.weight": (config.kv_size, hidden),
         prefix + "o_proj.weight": (hidden, config.query_size),
+    }
+
+
+def _convolution_shapes(
+    config: ModelConfig, prefix: str, kernel: int
+) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    return {
+        prefix + "in_proj.weight": (3 * hidden, hidden),
+        prefix + "conv.weight": (hidden, kernel),
+        prefix + "out_proj.weight": (hidden, hidden),
     }
 
 

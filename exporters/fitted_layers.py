@@ -30,6 +30,8 @@ Kept = Callable[[Sequence[str], int, int], BlockQuantized | None]
 _GROUPS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
+    ("conv.in_proj",),
+    ("conv.out_proj",),
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )

@@ -158,7 +158,7 @@ def _config(
         "hidden_size": stated.require("embedding_length", int),
         "intermediate_size": stated.require("feed_forward_length", int),
         "num_heads": stated.num_heads,
-        "num_kv_heads": stated.get("attention.head_count_kv", int) or stated.num_heads,
+        "num_kv_heads": stated.num_kv_heads,
         "head_dim": stated.head_dim(),
         "vocab_size": embeddings.shape[0],
         "context_length": stated.context_length,

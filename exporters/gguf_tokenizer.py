@@ -42,6 +42,7 @@ _CONTROL_NAME = re.compile(
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORD = r"'[sStTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL]|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}"
 _CASED = r"[^\r\n\p{L}\p{N}]?([\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*)"
 _TEKKEN = rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre in llama.cpp: the splits, and whether a word that is a token stays whole.
@@ -52,7 +53,8 @@ PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = MappingProxyType(
             ("default", (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"), False),
             ("gpt-2 phi-2 olmo mpt exaone4 trillion granite-docling", (_GPT2,), False),
             ("smollm starcoder refact command-r codeshell minerva-7b", (r"\p{N}", _GPT2), False),
-            ("llama3 llama-v3 llama-bpe falcon3 glm4", (rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}",), True),
+            ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 glm4 lfm2", (_LLAMA3,), True),
+            ("dbrx smaug-bpe", (_LLAMA3,), False),
             ("qwen2 deepseek-r1-qwen stablelm2 megrez", (rf"{_WORD}|\p{{N}}|{_REST}",), False),
             ("tekken", (_TEKKEN,), True),
         )

@@ -22,6 +22,7 @@ from edge_spec.exporters.families.tensors import (
     named_as_ours,
     whole_norms,
 )
+from edge_spec.exporters.mtp_layers import without_mtp
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models.bundle import is_below, regular_size
@@ -43,10 +44,10 @@ def open_directory(path: Path) -> StoredCheckpoint:
     lacked = lacked_feature(values, family.computes)
     if lacked is not None:
         raise stated.refuse(lacked)
-    stored = named_as_ours(family, _read_tensors(path))
+    stored = named_as_ours(family, without_mtp(values, _read_tensors(path)))
     config = _config(stated, family, stored)
-    if family.of_experts is not None:
-        stored = family.of_experts(config, stored)
+    if family.of_tensors is not None:
+        stored = family.of_tensors(config, stored)
     tensors = apart(config, stored) | whole_norms(family, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)

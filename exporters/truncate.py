@@ -11,13 +11,14 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 def first_layers(checkpoint: StoredCheckpoint, num_layers: int) -> StoredCheckpoint:
     """The checkpoint without the layers from `num_layers` on; embedding, norm and head stay.
 
-    Raises UsageError unless it has that many.
+    Raises UsageError unless it has that many, one with attention among them.
     """
     config = checkpoint.config
-    if not 1 <= num_layers <= config.num_layers:
+    least = config.attending[0] + 1  # without attention nothing tells how long a text is
+    if not least <= num_layers <= config.num_layers:
         raise UsageError(
             f"{checkpoint.path} has {config.num_layers} layers, {num_layers} are asked for",
-            remedy=f"Choose 1 to {config.num_layers}.",
+            remedy=f"Choose {least} to {config.num_layers}.",
         )
     prefixes = tuple(f"model.layers.{layer}." for layer in range(num_layers, config.num_layers))
     tensors = {

@@ -55,12 +55,15 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.models.hub.families import known_draft
+    from edge_spec.models.hub.families import known_draft, known_head
     from edge_spec.models.hub.reference import PREFIX, HubReference
 
     if draft != "auto":
         return HubReference.parse(draft)
-    known = known_draft(target.repository)
+    known, head = known_draft(target.repository), known_head(target.repository)
+    if known is not None and head is not None:
+        _note(f"there is a head trained for {target}, too: --draft {PREFIX}{head}")
+    known = known or head
     if known is None:
         _note(f"no smaller model of the family of {target} is known: name one with --draft")
         return None
@@ -68,11 +71,19 @@ def _draft(target: HubReference, draft: str) -> HubReference | None:
 
 
 def _compare(target: HubModel, draft: HubModel) -> None:
-    """Says so where the draft's tokens are not the target's."""
+    """Says so where the draft's tokens are not the target's, or a head is another target's."""
     from edge_spec.errors import EdgeSpecError
+    from edge_spec.models import runtimes
     from edge_spec.models.draft_choice import describe
     from edge_spec.text.vocabulary import same_vocabulary
 
+    if runtimes.is_head(draft.path):
+        try:
+            config = describe(target.path).config
+            _note(f"{draft.name}: {runtimes.open_head(draft.path, config, has_weights=False)}")
+        except EdgeSpecError as error:
+            _note(str(error))
+        return
     try:
         same = same_vocabulary(describe(target.path).vocabulary, describe(draft.path).vocabulary)
     except EdgeSpecError as error:

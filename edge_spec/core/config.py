@@ -23,10 +23,12 @@ NORM_PLACES = ("before", "around", "after")
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What the attention of some layers has for itself."""
+    """What the attention of some layers has for itself, or what these have in its place."""
 
     rope: Rope | None  # None: nothing is rotated (NoPE)
     window: int | None = None  # the last positions that a row sees, itself one; None: all
+    # Rows that a short convolution takes in, itself one (Liquid AI 2025, LFM2); None: attention.
+    convolution: int | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LayerKind:
@@ -116,12 +118,36 @@ class ModelConfig:
             del values[name]
         for rope in (values, *values.get("layer_kinds", ())):
             _forget_magnitude(rope)
+        for kind in values.get("layer_kinds", ()):
+            if kind["convolution"] is None:  # as it was before there was one
+                del kind["convolution"]
         return values
 
     def features(self) -> dict[str, Any]:
         """Returns the fields from `layer_kinds` on that say something, by name."""
         stated = {name: getattr(self, name) for name in _ADDED}
         return {name: value for name, value in stated.items() if value != _ADDED[name]}
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """Returns the layers that attend: they cache keys and values."""
+        return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is None)
+
+    @property
+    def convolving(self) -> tuple[int, ...]:
+        """Returns the layers with a convolution: they cache what it takes in, [hidden] a token."""
+        return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is not None)
+
+    @property
+    def num_preceding(self) -> int:
+        """Returns how many rows before a row its convolutions take in, at most."""
+        return max((kind.convolution or 1 for kind in self.kinds), default=1) - 1
+
+    @property
+    def cached_elements(self) -> int:
+        """Counts the elements that the layers keep of a token."""
+        keys_and_values = 2 * len(self.attending) * self.kv_size
+        return keys_and_values + len(self.convolving) * self.hidden_size
 
     @property
     def query_size(self) -> int:
@@ -135,10 +161,12 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Counts the parameters of its matrices, all experts included; norms and biases are few."""
         attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
+        convolution = 4 * self.hidden_size * self.hidden_size
         matrices = 3 if self.gated_mlp else 2
         mlp = matrices * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        layers = self.num_layers * (attention + mlp)
+        layers = len(self.attending) * attention + len(self.convolving) * convolution
+        layers += self.num_layers * mlp
         if self.encoder is not None:
             layers += self.encoder.num_layers * (attention + mlp) + self.num_layers * attention
         return layers + embeddings
@@ -193,11 +221,16 @@ class ModelConfig:
             return f"it rotates {self.rotated} of the {self.head_dim} elements of a head"
         if not all(1 <= window <= _LONGEST_WINDOW for window in self.windows):
             return "it has a window that no model has"
+        taken = [kind.convolution for kind in self.kinds if kind.convolution is not None]
+        if not all(2 <= count <= _LONGEST_CONVOLUTION for count in taken):
+            return f"its convolutions take in {taken[0]} rows"
         if (problem := self._encoder_problem()) is not None:
             return problem
         indices = self.kind_of_layer
         if indices and (len(indices) != self.num_layers or not _are_below(indices, self.kinds)):
             return "its layers are of kinds that it does not have"
+        if not self.attending:
+            return "none of its layers attends to the text"
         return next(filter(None, map(self._rope_problem, self.ropes)), None)
 
     def _encoder_problem(self) -> str | None:
@@ -239,6 +272,7 @@ _ADDED: Mapping[str, Any] = {
 _LARGEST_SCALE = 1e9
 _LARGEST_DIVISOR = 2.0**128  # of a frequency; some files have 1e30 for one that is not rotated
 _LONGEST_WINDOW = 1 << 24
+_LONGEST_CONVOLUTION = 64
 _LARGEST_DISTANCE = 1 << 16
 _MOST_LAYERS = 10_000
 

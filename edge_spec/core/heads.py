@@ -3,10 +3,10 @@ them. Formats differ in names and conventions; what stands here is the same for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,16 +25,50 @@ class TargetTables(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class HeadMatrix:
+    """A matrix [out, in] that a head multiplies with, read when it is asked for.
+
+    parts: each returns some of its rows, [rows, in] float32, the first ones first. bias: [out].
+    is_output: it scores tokens, which is where low precision costs most.
+    """
+
+    parts: tuple[Callable[[], np.ndarray], ...]
+    bias: np.ndarray | None = None
+    is_output: bool = False
+
+
+class Products(Protocol):
+    """Multiplies with the matrices of one head, in whatever precision it has them."""
+
+    def __call__(self, name: str, x: np.ndarray) -> np.ndarray:
+        """x: [rows, in] float32 -> [rows, out] float32, the bias added."""
+
+
+OpensProducts = Callable[[Mapping[str, HeadMatrix]], Products]
+
+
+@runtime_checkable
+class MultipliesForHeads(Protocol):
+    """A runtime that multiplies with matrices of heads as an exporter has stored them."""
+
+    def open_products(self, stored: Mapping[str, bytes], threads: int | None) -> Products:
+        """stored: of each matrix, by its name, what it reads. threads: None: one, which contends
+        with nobody. Raises ModelFileError for what it cannot read."""
+
+
+@dataclass(frozen=True, eq=False)
 class EagleHead:
     """A head that drafts by layers of its own: EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al.
     2025). It reads token i + 1 beside the target's features of token i.
 
-    config: of its layers; vocab_size and context_length are the target's. tensors: float32,
-    matrices [out, in], by these names, those in brackets only where it has them:
+    config: of its layers; vocab_size and context_length are the target's. tensors: float32, which
+    may be read anew whenever they are asked for; matrices [out, in], by these names, those in
+    brackets only where it has them:
 
         fc.weight [fc.bias]    what makes its input of features, or of embedding and feature
         [fc_norm]              of all features beside each other, before fc
         [feature_norm.K]       of feature K alone, before fc
+        [embed_norm] [state_norm]  of embedding and feature, before fc joins them
         [embed] [head] [norm]  of its own; else the target's embedding and output matrix, no norm
         layers.L.(q|k|v|o|gate|up|down).weight [layers.L.(q|k|v).bias]
         layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
@@ -51,9 +85,14 @@ class EagleHead:
     # fc joins embedding and feature (EAGLE-1); else it joins features, and the first layer's
     # attention reads embedding and feature beside each other (EAGLE-3).
     joins_embedding: bool = False
+    # Embedding and feature are normed before fc joins them, and so is what the first layer reads.
+    norms_inputs: bool = False
     adds_to_normed: bool = False  # the first layer adds to the normed feature
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+    window: int | None = None  # tokens that a row sees at most; None: as many as are kept
+    # Rows [rows, hidden_size] of its own embedding, without reading all of it.
+    embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.feature_layers))
@@ -68,8 +107,8 @@ class MedusaHead:
     (Cai et al. 2024, Medusa-1): the first the token after the next one.
 
     blocks: of each head, weight [hidden_size, hidden_size] and bias of its residual blocks.
-    outputs: of each head, its output matrix [scored tokens, hidden_size], float32; heads may share
-    one.
+    outputs: of each head, what reads its output matrix [scored tokens, hidden_size], float32; where
+    they share one matrix, there is one.
     """
 
     drafted_by: ClassVar = "medusa"  # the drafter's name
@@ -79,7 +118,7 @@ class MedusaHead:
     vocab_size: int  # the target's
     num_heads: int
     blocks: tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]
-    outputs: tuple[np.ndarray, ...]
+    outputs: tuple[Callable[[], np.ndarray], ...]
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
 
     def __str__(self) -> str:
@@ -89,4 +128,32 @@ class MedusaHead:
         return f"{told}, scores {len(self.token_ids)} of {self.vocab_size} tokens"
 
 
-TrainedHead = EagleHead | MedusaHead
+@dataclass(frozen=True, eq=False)
+class DFlashHead:
+    """A head that drafts a block of tokens in one pass (DFlash, by z-lab): its layers read the
+    pending token and mask tokens after it, each of which sees the whole block and the target's
+    features of all tokens before.
+
+    config: of its layers; vocab_size and context_length are the target's. tensors: as those of
+    `EagleHead`, of which it has `fc.weight`, `norm`, those of layers, all with input_norm and
+    (q|k)_norm, and
+
+        context_norm    of what fc makes of features, the same for all layers
+    """
+
+    drafted_by: ClassVar = "dflash"  # the drafter's name
+
+    path: Path
+    config: ModelConfig
+    feature_layers: tuple[int, ...]  # as `core.features` counts them
+    feature_size: int  # the target's hidden_size
+    tensors: Mapping[str, np.ndarray]
+    block_size: int  # tokens, of which the first is the pending one
+    mask_token: int  # of the target's vocabulary
+
+    def __str__(self) -> str:
+        inputs = ", ".join(map(str, self.feature_layers))
+        return f"DFlash from features {inputs}, drafts {self.block_size - 1} tokens a pass"
+
+
+TrainedHead = EagleHead | MedusaHead | DFlashHead

@@ -17,6 +17,8 @@ from edge_spec.core import entry_points
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
+from edge_spec.drafters.heads.dflash import DFlashDrafter
+from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
@@ -65,7 +67,7 @@ class DrafterContext:
     # the target, by their names
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
-    head: EagleNetwork | MedusaNetwork | None = None  # a trained one
+    head: EagleNetwork | MedusaNetwork | DFlashNetwork | None = None  # a trained one
 
 
 @declares(SuffixDrafter.traits)
@@ -135,6 +137,13 @@ def medusa(context: DrafterContext) -> Drafter:
     if not isinstance(context.head, MedusaNetwork):
         raise missing_head("medusa")
     return MedusaDrafter(context.head)
+
+
+@declares(replace(DFlashDrafter.traits, auto=True))
+def dflash(context: DrafterContext) -> Drafter:
+    if not isinstance(context.head, DFlashNetwork):
+        raise missing_head("dflash")
+    return DFlashDrafter(context.head)
 
 
 def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.heads import MedusaHead
+from edge_spec.core.heads import DFlashHead, MedusaHead
 from edge_spec.core.model import TensorRows
+from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.loader.head_products import opens_products
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
@@ -35,14 +37,18 @@ class StoredTables:
 
 
 def open_trained_head(
-    path: Path, source: Source, target: ResolvedModel
-) -> EagleNetwork | MedusaNetwork:
-    """Raises as `runtimes.open_head` does, and UsageError for a target without the weights that a
-    head shares."""
+    path: Path, source: Source, target: ResolvedModel, threads: int | None = None
+) -> EagleNetwork | MedusaNetwork | DFlashNetwork:
+    """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
+    without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
+    opens = opens_products(path, source.identity, target.config.hidden_size, threads)
     if isinstance(head, MedusaHead):
-        return MedusaNetwork(head)
-    return EagleNetwork(head, StoredTables(open_weights(source, f"the head {path} shares")))
+        return MedusaNetwork(head, opens)
+    tables = StoredTables(open_weights(source, f"the head {path} shares"))
+    if isinstance(head, DFlashHead):
+        return DFlashNetwork(head, tables, opens)
+    return EagleNetwork(head, tables, opens)
 
 
 def open_weights(source: Source, who: str) -> TensorRows:

@@ -164,7 +164,11 @@ def _drafter_context(
         searches={"early-exit": ExitSearch(costs), "layer-skip": SkipSearch(costs)},
         parts=parts,
         drafts=drafts,
-        head=None if options.head is None else open_trained_head(options.head, source, target),
+        head=(
+            None
+            if options.head is None
+            else open_trained_head(options.head, source, target, placed.options.threads)
+        ),
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.hub.reference import is_on_hub
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import expanded
@@ -18,12 +20,19 @@ def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = Tr
     """The options with their drafts named, and checked. Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
     drafts = asked_drafts(source, asked)
-    heads = [Path(name) for name in drafts if runtimes.is_head(expanded(Path(name)))]
-    if len(heads) > 1:
+    heads = {name: path for name in drafts if (path := head_directory(name, source.progress))}
+    if len(heads) > 1 or sum(name in heads for name in drafts) > 1:
         raise UsageError("--draft names two heads", remedy="Name one of them.")
-    said["draft"] = tuple(name for name in drafts if Path(name) not in heads)
-    head = expanded(heads[0]) if heads else None
+    said["draft"] = tuple(name for name in drafts if name not in heads)
+    head = next(iter(heads.values()), None)
     return LoadOptions(**said, keeps_ngrams=keeps_ngrams, head=head)
+
+
+def head_directory(name: str, progress: Progress) -> Path | None:
+    """Where the trained head of this name is, fetched where it is on the hub; None for a model.
+    Raises as `Source.path` does for what is on the hub."""
+    path = Source(name, progress).path if is_on_hub(name) else expanded(Path(name))
+    return path if runtimes.is_head(path) else None
 
 
 def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:

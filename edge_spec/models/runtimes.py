@@ -14,7 +14,7 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
-from edge_spec.core.heads import TrainedHead
+from edge_spec.core.heads import HeadMatrix, TrainedHead
 from edge_spec.core.model import (
     Checkpoint,
     FormatByDevice,
@@ -191,11 +191,23 @@ def is_head(path: Path) -> bool:
     return found
 
 
+def says_head(config: Path) -> bool:
+    """Whether this config.json, by itself, is a trained head's."""
+    found: bool = load_plugin("checkpoints", "head").says_head(config)
+    return found
+
+
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
     """has_weights: else they stay unread. Raises ModelFileError, UnsupportedModelError, and
     UsageError for another target's."""
     head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target, has_weights)
     return head
+
+
+def product_graph(matrix: HeadMatrix, bits: int) -> bytes:
+    """A head's matrix as the runtimes that are MultipliesForHeads read it, in 4 or 8 bits."""
+    stored: bytes = load_plugin("checkpoints", "head").product_graph(matrix, bits)
+    return stored
 
 
 def open_model_info(path: Path) -> ModelInfo:

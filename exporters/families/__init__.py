@@ -10,6 +10,7 @@ from edge_spec.exporters.families import (
     gpt_oss,
     granite,
     hunyuan,
+    lfm2,
     llama,
     minicpm,
     ministral,
@@ -38,6 +39,7 @@ _FAMILIES = (
     ministral.MINISTRAL,
     qwen_moe.QWEN3_MOE,
     gpt_oss.GPT_OSS,
+    lfm2.LFM2,
     t5.T5,
 )
 

@@ -13,8 +13,8 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 Fields = Mapping[str, Any]  # of a ModelConfig
 Parts = Mapping[str, str]
-# From the tensors of all experts, by our names, to those of each.
-ExpertTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
+# From tensors by our names to the same in our shapes, such as of all experts to those of each.
+ShapedTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 # Of the text model's tensors, and of those that are left, in models that read pictures too.
 TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 _PICTURES = ("vision_tower.", "multi_modal_projector.")
@@ -42,10 +42,11 @@ class Family:
     keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
     parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
     gguf_parts: Parts = field(default_factory=dict)  # of a layer: its name in GGUF, and ours
+    others: Parts = field(default_factory=dict)  # beside layers: names in both formats, and ours
     norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
     prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
     rename: Callable[[str], str] | None = None  # from all names in safetensors to ours
-    of_experts: ExpertTensors | None = None  # how safetensors store them, if not each by itself
+    of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes

@@ -129,5 +129,5 @@ GPT_OSS = Family(
     of_config=_of_config,
     defaults={"swiglu_alpha": SWISH_SLOPE, "swiglu_limit": 7.0},
     computes=(EXPERTS,),
-    of_experts=_of_experts,
+    of_tensors=_of_experts,
 )

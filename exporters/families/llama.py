@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen 2 and 3: what all other families are described against."""
+"""Llama, Mistral, Qwen 2 and 3 and MiMo: what all other families are described against."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PERMUTED = Family(
     is_permuted=True,
 )
 PLAIN = Family(
-    model_types=("qwen2", "qwen3"),
+    model_types=("qwen2", "qwen3", "mimo"),  # MiMo is Qwen 2 and layers of its own
     architectures=("qwen2", "qwen3"),
     of_config=of_config,
     of_metadata=_of_metadata,

@@ -23,6 +23,8 @@ _ACTIVATIONS = MappingProxyType(
     }
 )
 EXPERTS = "a mixture of experts"
+CONVOLUTION = "conv"  # as layer_types of config.json names it
+SHORT_CONVOLUTIONS = f"layers of {CONVOLUTION!r}"
 # Keys of config.json for what no family here has; a model that sets one is another model.
 _LACKED = MappingProxyType(
     {
@@ -35,6 +37,7 @@ _LACKED = MappingProxyType(
         "sparse_config": "sparse attention",
         "attention_chunk_size": "attention in chunks",
         "clip_qkv": "clipped queries, keys and values",
+        "conv_bias": "biases in its convolutions",
         "use_bidirectional_attention": "attention to later tokens",
         "use_parallel_residual": "parallel residuals",
     }
@@ -52,6 +55,7 @@ def lacked_feature(values: Mapping[str, Any], computed: Sequence[str] = ()) -> s
     types = values.get("layer_types")
     types = types if isinstance(types, list) else []
     others = [f"layers of {reprlib.repr(kind)}" for kind in types if kind not in _LAYER_TYPES]
+    others = [feature for feature in others if feature not in computed]
     activation = _activation(values)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         others.append(f"the activation {reprlib.repr(activation)}")

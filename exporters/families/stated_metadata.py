@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
+from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, SLIDING, last_of
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -56,6 +56,20 @@ class StatedMetadata:
                 remedy="Convert the model again.",
             )
         return found
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The largest number where each layer has one of its own."""
+        return max(self.kv_heads_of_layers(), default=0)
+
+    def kv_heads_of_layers(self) -> list[int]:
+        """Raises ModelFileError for what are no counts."""
+        key = f"{self.architecture}.attention.head_count_kv"
+        stated = self.metadata.values.get(key)
+        if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu":
+            return [int(count) for count in stated[: self.num_layers]]
+        found: int = self.metadata.get(key, int) or self.num_heads
+        return [found] * min(self.num_layers, MAX_LAYERS)
 
     def layer_types(self, period: int) -> list[str]:
         """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is

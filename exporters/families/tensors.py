@@ -47,13 +47,14 @@ _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
 def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
     """Returns our name of a tensor of GGUF, or the same where there is none."""
-    if name in MODEL_NAMES:
-        return MODEL_NAMES[name]
-    parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk":
-        return name
-    part = family.gguf_parts.get(parts[2], LAYER_NAMES.get(parts[2]))
-    return name if part is None else f"{LAYER}{parts[1]}.{part}.{parts[3]}"
+    known = family.others.get(name, MODEL_NAMES.get(name))
+    if known is not None:
+        return known
+    block, _, rest = name.partition(".")
+    number, _, rest = rest.partition(".")
+    own, _, suffix = rest.rpartition(".")
+    part = family.gguf_parts.get(own, LAYER_NAMES.get(own))
+    return name if block != "blk" or part is None else f"{LAYER}{number}.{part}.{suffix}"
 
 
 def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -68,6 +69,8 @@ def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[s
 def _our_name(name: str, family: Family) -> str:
     if family.rename is not None:
         return family.rename(name)
+    if name in family.others:
+        return family.others[name]
     for prefix in family.prefixes:
         if name.startswith(prefix):
             name = f"model.{name.removeprefix(prefix)}"

@@ -45,8 +45,9 @@ _DTYPES = MappingProxyType({kind: dtype for dtype, kind in _NUMBERS.items()})
 
 
 def gguf_architecture(config: ModelConfig) -> str:
-    """llama.cpp runs Mistral's models as "llama"."""
-    return "llama" if config.architecture == "mistral" else config.architecture
+    """llama.cpp runs Mistral's models as "llama", MiMo's, without MTP layers, as "qwen2"."""
+    same = {"mistral": "llama", "mimo": "qwen2"}  # as which llama.cpp runs them
+    return same.get(config.architecture, config.architecture)
 
 
 def stated_metadata(path: Path) -> Metadata:

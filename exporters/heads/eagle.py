@@ -19,9 +19,10 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
 from edge_spec.exporters.heads.scored_tokens import scored_tokens
+from edge_spec.exporters.heads.stored_tensors import StoredTensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-_PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
+PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
 
 
 def eagle_head(
@@ -32,12 +33,12 @@ def eagle_head(
     has_weights: bool,
 ) -> EagleHead:
     """values: of config.json. Raises as `open_head` does."""
-    sizes = {**values, **_mapping(values, "transformer_layer_config")}
+    sizes = {**values, **mapping(values, "transformer_layer_config")}
     named = named_as_ours(path, tensors)
     marks = named.keys() | tensors.keys()
     reads_beside = not marks.isdisjoint({"layers.0.hidden_norm", "norm", *VOCABULARY})
     layers = _feature_layers(path, values, target) if reads_beside else (target.num_layers,)
-    config = _config(path, sizes, named, target)
+    config = head_config(path, sizes, named, target)
     token_ids = _token_ids(path, tensors.get("d2t"), values, target)
     scored = target.vocab_size if token_ids is None else len(token_ids)
     head = EagleHead(
@@ -51,12 +52,20 @@ def eagle_head(
         adds_to_normed=bool(values.get("norm_before_residual", False)),
         returns_normed=bool(values.get("norm_output", False)),
         token_ids=token_ids,
+        window=head_window(path, sizes),
     )
-    _require_target(head, named, sizes, target)
+    require_target(head, named, sizes, target)
     require_shapes(head, named, scored, _stated_names(values))
     if not has_weights:
         return head
-    return replace(head, tensors={name: tensor.float32() for name, tensor in named.items()})
+    return with_weights(head, named)
+
+
+def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHead:
+    """Returns the head with its tensors, which stay in their files until they are asked for."""
+    embed = named.get("embed")
+    rows = None if embed is None else lambda tokens: embed.rows(tokens).float32()
+    return replace(head, tensors=StoredTensors(named), embed_rows=rows)
 
 
 def _stated_names(values: Mapping[str, Any]) -> frozenset[str]:
@@ -67,7 +76,7 @@ def _stated_names(values: Mapping[str, Any]) -> frozenset[str]:
 
 def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
     """By default the 3rd layer's input, the middle one's, and that of the 3rd from the end."""
-    of_outputs = _mapping(values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    of_outputs = mapping(values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
     ids = values.get("eagle_aux_hidden_state_layer_ids")
     if of_outputs is not None:
         ids = [each + 1 if isinstance(each, int) else each for each in _listed(of_outputs)]
@@ -85,18 +94,22 @@ def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) 
     return tuple(found)
 
 
-def _config(
-    path: Path, sizes: Mapping[str, Any], named: Mapping[str, StoredTensor], target: ModelConfig
+def head_config(
+    path: Path,
+    sizes: Mapping[str, Any],
+    named: Mapping[str, StoredTensor],
+    target: ModelConfig,
+    architecture: str = "eagle",
 ) -> ModelConfig:
     """Raises ModelFileError for sizes that no head has, UnsupportedModelError for what is not
     computed for heads."""
     stated = StatedConfig(sizes, path / "config.json")
-    heads = _count(path, sizes, "num_attention_heads")
+    heads = count(path, sizes, "num_attention_heads")
     try:
         rope, rotary_dim = stated.rope(), stated.rotary_dim
         epsilon, head_dim = float(sizes.get("rms_norm_eps", 1e-6)), stated.head_dim
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unusable(path, f"valid value: {error}") from None
+        raise unusable(path, f"valid value: {error}") from None
     if rotary_dim is not None or sizes.get("hidden_act", "silu") != "silu":
         what = "heads that are rotated in part" if rotary_dim else "an activation other than silu"
         raise UnsupportedModelError(
@@ -104,13 +117,13 @@ def _config(
             remedy="Use another head.",
         )
     config = ModelConfig(
-        architecture="eagle",
+        architecture=architecture,
         num_layers=1
         + max((int(name.split(".")[1]) for name in named if "layers." in name), default=0),
-        hidden_size=_count(path, sizes, "hidden_size"),
-        intermediate_size=_count(path, sizes, "intermediate_size"),
+        hidden_size=count(path, sizes, "hidden_size"),
+        intermediate_size=count(path, sizes, "intermediate_size"),
         num_heads=heads,
-        num_kv_heads=_count(path, sizes, "num_key_value_heads", heads),
+        num_kv_heads=count(path, sizes, "num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=target.vocab_size,
         context_length=target.context_length,
@@ -127,8 +140,23 @@ def _config(
         ("num_key_value_heads", heads % config.num_kv_heads == 0),
     ):
         if not valid:
-            raise _unusable(path, f"usable {name}")
+            raise unusable(path, f"usable {name}")
     return config
+
+
+def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
+    """What a row sees, where the head was trained with a sliding window in all its layers. Raises
+    UnsupportedModelError where some layers have one and others none."""
+    window, kinds = sizes.get("sliding_window"), sizes.get("layer_types")
+    if window is None or sizes.get("use_sliding_window") is False:
+        return None
+    sliding = [kind == "sliding_attention" for kind in kinds] if isinstance(kinds, list) else [True]
+    if any(sliding) and not all(sliding):
+        raise UnsupportedModelError(
+            f"{path} has a sliding window in some of its layers, which is not computed for heads",
+            remedy="Use another head.",
+        )
+    return count(path, sizes, "sliding_window") if any(sliding) else None
 
 
 def _token_ids(
@@ -146,7 +174,7 @@ def _token_ids(
     return scored_tokens(path, offsets, target.vocab_size)
 
 
-def _require_target(
+def require_target(
     head: EagleHead,
     named: Mapping[str, StoredTensor],
     sizes: Mapping[str, Any],
@@ -161,7 +189,7 @@ def _require_target(
         told = (
             f"it reads {joined} numbers of a token, this target gives {parts * target.hidden_size}"
         )
-    elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > _PADDING:
+    elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
         told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
     elif width != target.hidden_size and not {"embed", "head"} <= named.keys():
         told = f"it shares tables of {width} numbers a row, this target's have {target.hidden_size}"
@@ -172,7 +200,7 @@ def _require_target(
         )
 
 
-def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = values.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -181,13 +209,13 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else []
 
 
-def _count(path: Path, values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def count(path: Path, values: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = values.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or not 1 <= value <= 1 << 24:
-        raise _unusable(path, f"usable {name}")
+        raise unusable(path, f"usable {name}")
     return value
 
 
-def _unusable(path: Path, what: str) -> ModelFileError:
+def unusable(path: Path, what: str) -> ModelFileError:
     return ModelFileError(f"{path}: config.json has no {what}", remedy="Download the head again.")

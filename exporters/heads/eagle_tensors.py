@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,7 +47,7 @@ def named_as_ours(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     for name, tensor in tensors.items():
         if name in (*VOCABULARY, *_TARGETS) or name.endswith("rotary_emb.inv_freq"):
             continue
-        ours = _our_name(name.removeprefix("model."))
+        ours = our_name(name.removeprefix("model."))
         if ours is None or ours in named:
             what = "weights that no known head has, such as" if ours is None else "two of"
             raise UnsupportedModelError(
@@ -58,7 +58,7 @@ def named_as_ours(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
     return named
 
 
-def _our_name(name: str) -> str | None:
+def our_name(name: str) -> str | None:
     if name in _WHOLE:
         return _WHOLE[name]
     if match := re.fullmatch(r"fc_norm\.(\d)\.weight", name):
@@ -73,8 +73,8 @@ def _our_name(name: str) -> str | None:
     return projection and f"{prefix}{projection[1]}.{projection[2]}"
 
 
-def _published_name(ours: str) -> str:
-    """The inverse of `_our_name`, for messages."""
+def published_name(ours: str) -> str:
+    """The inverse of `our_name`, for messages."""
     whole = {own: theirs for theirs, own in _WHOLE.items()}
     of_layers = {own: theirs for theirs, own in _OF_LAYERS.items()}
     if ours in whole:
@@ -90,9 +90,14 @@ def _published_name(ours: str) -> str:
 
 
 def require_shapes(
-    head: EagleHead, named: Mapping[str, StoredTensor], scored: int, stated: frozenset[str]
+    head: EagleHead,
+    named: Mapping[str, StoredTensor],
+    scored: int,
+    stated: frozenset[str],
+    published: Callable[[str], str] = published_name,
 ) -> None:
     """scored: tokens. stated: names of which config.json says that the head has them.
+    published: what a tensor of ours is called in the file.
 
     Raises ModelFileError for a tensor that is missing or of another shape, UnsupportedModelError
     for one too many."""
@@ -103,15 +108,14 @@ def require_shapes(
     for name in [*shapes, *named]:
         if name not in shapes:
             raise UnsupportedModelError(
-                f"{head.path} has a tensor {_published_name(name)}, which a head of the kind "
+                f"{head.path} has a tensor {published(name)}, which a head of the kind "
                 f"{head.kind} has not",
                 remedy="Use a head of a kind that docs/drafters.md lists.",
             )
         if name not in named or named[name].shape != shapes[name]:
             found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
             raise ModelFileError(
-                f"{head.path}: tensor {_published_name(name)} {found}, expected "
-                f"{list(shapes[name])}",
+                f"{head.path}: tensor {published(name)} {found}, expected {list(shapes[name])}",
                 remedy="Download the head again, or use it with its own target.",
             )
 
@@ -122,6 +126,8 @@ def _required_shapes(head: EagleHead) -> Shapes:
     shapes: Shapes = {"fc.weight": (hidden, joined)}
     if not head.joins_embedding:
         shapes |= {"norm": (hidden,), "layers.0.hidden_norm": (hidden,)}
+    if head.norms_inputs:
+        shapes |= {name: (hidden,) for name in ("embed_norm", "state_norm", "norm")}
     for layer in range(config.num_layers):
         beside = layer == 0 and not head.joins_embedding
         read = 2 * hidden if beside else hidden
@@ -135,7 +141,7 @@ def _required_shapes(head: EagleHead) -> Shapes:
             "down.weight": (hidden, config.intermediate_size),
             "post_norm": (hidden,),
         }
-        if layer or beside:  # what EAGLE-1's first layer reads is not normed
+        if layer or beside or head.norms_inputs:  # what EAGLE-1's first layer reads is not normed
             own["input_norm"] = (hidden,)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
     return shapes

@@ -48,14 +48,14 @@ def medusa_head(
     _require_shapes(path, tensors, shapes)
     if not has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), ())
-    read = {name: tensor.float32() for name, tensor in tensors.items()}
+    outputs_of = [tensors[f"{head}.{num_blocks}.weight"] for head in range(num_heads)]
     return MedusaHead(
         path=path,
         hidden_size=hidden,
         vocab_size=vocab,
         num_heads=num_heads,
-        blocks=_blocks(read, num_heads, num_blocks),
-        outputs=tuple(read[f"{head}.{num_blocks}.weight"] for head in range(num_heads)),
+        blocks=_blocks(tensors, num_heads, num_blocks),
+        outputs=tuple(each.float32 for each in outputs_of),
     )
 
 
@@ -75,9 +75,8 @@ def _sharing_head(
     _require_shapes(path, tensors, shapes)
     if not has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), (), token_ids)
-    read = {name: tensor.float32() for name, tensor in tensors.items() if name != _TOKENS}
-    blocks = _blocks(read, num_heads, num_blocks)
-    outputs = (read[_SHARED],) * num_heads
+    blocks = _blocks(tensors, num_heads, num_blocks)
+    outputs = (tensors[_SHARED].float32,)
     return MedusaHead(path, hidden, vocab, num_heads, blocks, outputs, token_ids)
 
 
@@ -91,11 +90,14 @@ def _block_shapes(num_heads: int, num_blocks: int, hidden: int) -> dict[str, tup
 
 
 def _blocks(
-    read: Mapping[str, np.ndarray], num_heads: int, num_blocks: int
+    tensors: Mapping[str, StoredTensor], num_heads: int, num_blocks: int
 ) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]:
     return tuple(
         tuple(
-            (read[f"{head}.{block}.linear.weight"], read[f"{head}.{block}.linear.bias"])
+            (
+                tensors[f"{head}.{block}.linear.weight"].float32(),
+                tensors[f"{head}.{block}.linear.bias"].float32(),
+            )
             for block in range(num_blocks)
         )
         for head in range(num_heads)

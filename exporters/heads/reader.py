@@ -7,9 +7,12 @@ from pathlib import Path
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.medusa import medusa_head
+from edge_spec.exporters.heads.mtp import mtp_head
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
+from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
 from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -25,6 +28,16 @@ _MARKS = (
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
+def says_head(config: Path) -> bool:
+    """Whether this config.json, by itself, is a trained head's: EAGLE-1 heads have no mark but
+    their single layer."""
+    try:
+        values = read_json(config)
+    except ModelFileError:
+        return False
+    return any(mark in values for mark in _MARKS) or values.get("num_hidden_layers") == 1
+
+
 def is_head(path: Path) -> bool:
     """Whether this is the directory of a trained head; its weights stay unread."""
     if not (path / "config.json").is_file():
@@ -35,7 +48,8 @@ def is_head(path: Path) -> bool:
             return True
         if values.get("num_hidden_layers") == 1 and _only_pickled(path):
             return True  # EAGLE-1 as it was published at first; `open_head` says what to do
-        return "fc.weight" in _tensors(path)
+        tensors = _tensors(path)
+        return "fc.weight" in tensors or mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
 
@@ -46,10 +60,9 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     another target."""
     values = read_json(path / "config.json")
     if "dflash_config" in values:
-        raise UnsupportedModelError(
-            f"{path} is a drafter of the kind DFlash, which is not computed",
-            remedy="Use a head of a kind that docs/drafters.md lists, or another drafter.",
-        )
+        return dflash_head(path, values, _tensors(path), target, has_weights)
+    if values.get(STATED) and not any(mark in values for mark in _MARKS):
+        return mtp_head(path, values, _tensors(path), target, has_weights)
     if "medusa_num_heads" in values:
         return medusa_head(path, _tensors(path), target, has_weights)
     return eagle_head(path, values, _tensors(path), target, has_weights)

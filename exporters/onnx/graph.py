@@ -17,7 +17,8 @@ total: cached tokens + attended):
     hidden                 [scored, hidden]     after the final norm
 
 Models whose keys are large have a second form of attention, with two more inputs (stacked.py), the
-decoder of an encoder-decoder has those of cross.py.
+decoder of an encoder-decoder has those of cross.py, and layers with a convolution in the place of
+attention those of convolution.py.
 
 In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
 one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
@@ -40,7 +41,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx import convolution, stacked
+from edge_spec.exporters.onnx.attention import Attention, norm, vector
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.experts import Mixture
@@ -58,7 +60,7 @@ class Sublayer:
 
     nodes: slice  # of the graph's list
     update: str  # what they add, [1, rows, hidden]
-    layer: int | None  # whose keys and values they write; None: an MLP's
+    layer: int | None  # whose part of the cache they write; None: an MLP's
 
 
 class GraphBuilder:
@@ -74,12 +76,10 @@ class GraphBuilder:
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config, nodes = self.config, self.nodes
-        self.ropes = {rope: self._rope_tables(i, rope) for i, rope in enumerate(config.ropes)}
-        self.biases: dict[int | None, str] = {None: "attention_bias"}
-        if config.relative_positions is not None:
-            weight = self.checkpoint.float32("model.relative_bias.weight")
-            self.biases[None] = relative_bias(nodes, config, weight)
-        self.biases |= {window: window_bias(nodes, window) for window in config.windows}
+        ropes = {rope: self._rope_tables(i, rope) for i, rope in enumerate(config.ropes)}
+        attention = Attention(nodes, self.weights, self.checkpoint, ropes, self._biases())
+        ancestors = convolution.nearest_first(nodes, config) if config.convolving else []
+        convolutions = convolution.Convolution(nodes, self.weights, self.checkpoint, ancestors)
         residual = self._embed()
         normed = residual
         if config.norm_places != "after":
@@ -87,7 +87,11 @@ class GraphBuilder:
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             start = len(nodes.protos)
-            attended = self._attention(normed, layer)
+            if config.kind(layer).convolution is None:
+                attended = self._update(attention.add(normed, layer), prefix + "self_attn.")
+            else:
+                update = convolutions.add(normed, layer)
+                attended = self._update(update, prefix + "conv.")
             self._ends_sublayer(start, attended, layer)
             if config.encoder is not None:
                 normed, residual = self._add_and_norm(
@@ -108,6 +112,14 @@ class GraphBuilder:
         self._scores(update, residual)
         return self._model()
 
+    def _biases(self) -> dict[int | None, str]:
+        """What is added to scores, by the window of a layer; None: it sees all."""
+        nodes, config, biases = self.nodes, self.config, {None: "attention_bias"}
+        if config.relative_positions is not None:
+            weight = self.checkpoint.float32("model.relative_bias.weight")
+            biases[None] = relative_bias(nodes, config, weight)
+        return biases | {window: window_bias(nodes, window) for window in config.windows}
+
     def _rope_tables(self, index: int, rope: Rope) -> list[str]:
         tables = self.config.rope_tables(rope, self.config.context_length)
         suffix = f".{index}" if index else ""
@@ -125,68 +137,6 @@ class GraphBuilder:
     def _ends_sublayer(self, start: int, update: str, layer: int | None) -> None:
         self.sublayers.append(Sublayer(slice(start, len(self.nodes.protos)), update, layer))
 
-    def _attention(self, x: str, layer: int) -> str:
-        config, nodes = self.config, self.nodes
-        prefix = f"model.layers.{layer}.self_attn."
-        names = [f"{prefix}{part}_proj.weight" for part in "qkv"]
-        biases = [f"{prefix}{part}_proj.bias" for part in "qkv"] if config.qkv_bias else []
-        packed = self.weights.linear(x, names, biases)  # q, k and v side by side
-        if config.qk_norm and self.is_stacked:
-            parts = self._normed_heads(packed, layer, prefix)
-            packed = nodes.add("Concat", parts, prefix + "normed", axis=-1)
-        outputs = [prefix + "output", f"present.{layer}.key", f"present.{layer}.value"]
-        if self.is_stacked:
-            output = stacked.either(
-                nodes,
-                lambda inner, end: stacked.attention(inner, config, packed, layer, end),
-                lambda inner, end: self._grouped(inner, packed, layer, end),
-                outputs,
-            )
-        else:
-            output, *_ = self._grouped(nodes, packed, layer, "")
-        bias = [prefix + "o_proj.bias"] if config.output_bias else []
-        update = self.weights.linear(output, [prefix + "o_proj.weight"], bias)
-        return self._update(update, prefix)
-
-    def _grouped(self, nodes: Nodes, packed: str, layer: int, end: str) -> list[str]:
-        """Adds GroupQueryAttention, `end` ending the names of what it returns."""
-        config, kind = self.config, self.config.kind(layer)
-        prefix = f"model.layers.{layer}.self_attn."
-        attended = nodes.add("Gather", [packed, "attention_rows"], prefix + "attended", axis=1)
-        inputs = [attended, "", ""]
-        if config.qk_norm and not self.is_stacked:
-            inputs = self._normed_heads(inputs[0], layer, prefix)
-        rotation = ["", "", ""]
-        if kind.rope is not None and not config.qk_norm_after_rope:
-            rotation = [*self.ropes[kind.rope], "position_ids"]
-        caches = [f"present.{layer}.{part}{end}" for part in ("key", "value")]
-        mixed = nodes.add(
-            "GroupQueryAttention",
-            [
-                *inputs,
-                f"past.{layer}.key",
-                f"past.{layer}.value",
-                "seqlens_k",
-                "total_sequence_length",
-                *rotation,
-                self.biases[kind.window],
-                *([self._vector(prefix + "sinks")] if config.attention_sinks else []),
-            ],
-            [prefix + "mixed", *caches],
-            domain=CONTRIB,
-            num_heads=config.num_heads,
-            kv_num_heads=config.num_kv_heads,
-            do_rotary=int(rotation[0] != ""),
-            **self._score_attributes(),
-        )
-        output = nodes.add("Gather", [mixed, "kept_rows"], f"{prefix}output{end}", axis=1)
-        return [output, *caches]
-
-    def _score_attributes(self) -> dict[str, float]:
-        """What the operator makes of queries times keys, where it is not its own choice."""
-        stated = {"scale": self.config.attention_scale, "softcap": self.config.attention_softcap}
-        return {name: value for name, value in stated.items() if value is not None}
-
     def _update(self, update: str, prefix: str) -> str:
         """What a sublayer adds to the residual stream, of what its last matrix makes."""
         if self.config.norm_places != "before":
@@ -194,44 +144,7 @@ class GraphBuilder:
         return times(self.nodes, update, self.config.residual_scale, prefix + "update")
 
     def _norm(self, x: str, name: str, output: str = "") -> str:
-        return self.nodes.add(
-            "SimplifiedLayerNormalization",
-            [x, self._vector(name + ".weight")],
-            output or name + ".output",
-            axis=-1,
-            epsilon=self.config.norm_epsilon,
-        )
-
-    def _normed_heads(self, packed: str, layer: int, prefix: str) -> list[str]:
-        """Splits q, k and v and normalizes q and k, in some models once they are rotated."""
-        config, nodes = self.config, self.nodes
-        sizes = np.array([config.query_size, config.kv_size, config.kv_size])
-        parts = [f"{prefix}{part}.split" for part in "qkv"]
-        nodes.add("Split", [packed, nodes.weights.add("qkv_sizes", sizes)], parts, axis=-1)
-        for i, part in enumerate("qk"):
-            name = f"{prefix}{part}"
-            if config.qk_norm_after_rope:
-                parts[i] = self._rotated(parts[i], layer, name)
-            if config.qk_norm_whole:
-                parts[i] = self._norm(parts[i], name + "_norm", name + ".normed")
-            else:
-                parts[i] = self._norm_each_head(parts[i], name)
-        return parts
-
-    def _rotated(self, x: str, layer: int, name: str) -> str:
-        rope = self.config.kind(layer).rope
-        if rope is None:
-            return x
-        inputs = [x, "position_ids", *self.ropes[rope]]
-        return self.nodes.add("RotaryEmbedding", inputs, name + ".rotated", domain=CONTRIB)
-
-    def _norm_each_head(self, x: str, name: str) -> str:
-        nodes = self.nodes
-        heads = nodes.weights.add("head_shape", np.array([1, 0, -1, self.config.head_dim]))
-        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
-        split = nodes.add("Reshape", [x, heads], name + ".heads")
-        normed = self._norm(split, name + "_norm", name + ".normed")
-        return nodes.add("Reshape", [normed, flat], name + ".flat")
+        return norm(self.nodes, self.checkpoint, x, name, output)
 
     def _mlp(self, x: str, prefix: str) -> str:
         nodes = self.nodes
@@ -297,7 +210,7 @@ class GraphBuilder:
         return (scaled if self.config.logit_scale == 1.0 else "logits.products"), scaled
 
     def _vector(self, name: str) -> str:
-        return self.nodes.weights.add(name, self.checkpoint.float32(name))
+        return vector(self.nodes, self.checkpoint, name)
 
     def _model(self) -> ModelProto:
         config = self.config
@@ -319,6 +232,8 @@ class GraphBuilder:
             inputs += stacked.inputs()
         if config.encoder is not None:
             inputs += source_values(config)
+        if config.convolving:
+            inputs += convolution.inputs(config)
         graph = helper.make_graph(
             self.nodes.protos,
             "edge-spec",
@@ -327,23 +242,26 @@ class GraphBuilder:
             self.nodes.weights.protos,
         )
         opset = stacked.OPSET if self.is_stacked else OPSET
+        opset = convolution.OPSET if config.convolving else opset
         opsets = [helper.make_opsetid("", opset), helper.make_opsetid(CONTRIB, 1)]
         return helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
         )
 
     def _cache(self, when: str) -> list[ValueInfoProto]:
-        shape = cache_shape(self.config)
         return [
             tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
             for layer in range(self.config.num_layers)
-            for part in ("key", "value")
+            for part, shape in cache_shapes(self.config, layer).items()
         ]
 
 
-def cache_shape(config: ModelConfig) -> list[int | str]:
-    """Returns the shape of the keys, or of the values, of one layer."""
-    return [1, config.num_kv_heads, "capacity", config.head_dim]
+def cache_shapes(config: ModelConfig, layer: int) -> dict[str, list[int | str]]:
+    """Returns the shape of each part of a layer's cache, by what ends its name."""
+    if config.kind(layer).convolution is not None:
+        return {"gated": convolution.cache_shape(config)}
+    shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
+    return {"key": shape, "value": shape}
 
 
 def tensor(name: str, kind: int, shape: list[int | str]) -> ValueInfoProto:

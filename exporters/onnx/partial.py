@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.onnx.graph import EMBEDDED, Sublayer, cache_shape, tensor
+from edge_spec.exporters.onnx.graph import EMBEDDED, Sublayer, cache_shapes, tensor
 
 PARTIAL_FILE = "partial.onnx"
 NO_UPDATE = "no_update"
@@ -69,18 +69,17 @@ def _optional(
     kept = {NO_UPDATE: update}
     shapes: dict[str, list[int | str]] = {update: [1, "rows", config.hidden_size]}
     if sublayer.layer is not None:
-        for part in ("key", "value"):
+        for part, shape in cache_shapes(config, sublayer.layer).items():
             present = f"present.{sublayer.layer}.{part}"
             produced[present] = present
             kept[f"past.{sublayer.layer}.{part}"] = present
-            shapes[present] = cache_shape(config)
+            shapes[present] = shape
     inner = []
     for node in nodes:
         copy = NodeProto()
         copy.CopyFrom(node)
-        copy.output[:] = [
-            produced[name] + ".run" if name in produced else name for name in node.output
-        ]
+        for names in (copy.output, copy.input):  # a convolution reads the cache that it wrote
+            names[:] = [produced[name] + ".run" if name in produced else name for name in names]
         inner.append(copy)
     passed = [
         helper.make_node("Identity", [source], [output + ".left"])

@@ -22,9 +22,9 @@ from edge_spec.runtimes.llamacpp.transfer import write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 MAX_HYBRID_ROWS = 8  # of a pass: the library keeps so many states of each layer, and one more
-# Whose states llama.cpp keeps as it says. It keeps those of LFM2 and Nemotron-H, too, but after
-# some orders of passes LFM2's scores are wrong (llama-cpp-python 0.3.36); the other was not tried.
-REWINDABLE = frozenset({"qwen35"})
+# Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
+# It keeps those of Nemotron-H, too, which was not tried.
+REWINDABLE = frozenset({"qwen35", "lfm2"})
 _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 
 
@@ -45,7 +45,10 @@ class HybridSession(LlamaCppSession):
 
     def forward(self, tree: TokenTree) -> Forward:
         if len(tree) > MAX_HYBRID_ROWS or not tree.is_chain:
-            raise ValueError(f"a pass of this model takes a chain of up to {MAX_HYBRID_ROWS} rows")
+            raise ValueError(
+                f"a pass of this model takes a chain of up to {MAX_HYBRID_ROWS} rows: its "
+                "recurrent layers have one state for the text, which branches would share"
+            )
         tokens = tree.tokens.tolist()
         self._reserve(len(tokens))
         self._text[self.length :] = tokens

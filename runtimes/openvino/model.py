@@ -38,11 +38,13 @@ class OpenVinoModel:
                 remedy="Choose --runtime ort.",
             )
         config = bundle.config
-        if config.encoder is not None:
-            raise UnsupportedModelError(
-                f"{bundle.path} has an encoder, which openvino is not given",
-                remedy="Choose --runtime ort.",
-            )
+        parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
+        for what, found in parts.items():
+            if found:
+                raise UnsupportedModelError(
+                    f"{bundle.path} has {what}, which openvino is not given",
+                    remedy="Choose --runtime ort.",
+                )
         length = min(options.context_length or config.context_length, config.context_length)
         self.config = replace(config, context_length=length)
         self.capabilities = Capabilities(

@@ -1,11 +1,12 @@
-"""The KV cache as one numpy block that onnxruntime reads and writes in place.
+"""What a text leaves in the layers, in numpy blocks that onnxruntime reads and writes in place.
 
-A target and the sessions that are a part of it share one.
+A target and the sessions that are a part of it share one cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,15 @@ GROWTH_TOKENS = 512
 # however much room there is after the last one, and sums are the same bit for bit.
 KERNEL_TOKENS = 64
 _SPARE = 4  # times the room that a text needs, from which on most of it is given back
+_KV, _GATED = "kv", "gated"  # kinds of blocks, by their names in a state
+_PARTS = MappingProxyType({_KV: ("key", "value"), _GATED: ("gated",)})  # what ends buffers' names
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 
 
 class KvCache:
-    """Keys and values of all layers, [layers, 2, 1, kv_heads, capacity, head_dim].
+    """Keys and values of the layers that attend, [layers, 2, 1, kv_heads, capacity, head_dim], and
+    what the convolutions of the others take in, [layers, 1, 1, 1, capacity + 1, hidden], whose last
+    row stays zero (exporters/onnx/convolution.py).
 
     is_read_whole: passes read what is not in use, too (stacked.py), so that room costs time.
     element: their type.
@@ -38,25 +43,26 @@ class KvCache:
     ) -> None:
         self._config = config
         self._element = element
+        self._layers = {_KV: config.attending}  # of each kind of block
+        if config.convolving:
+            self._layers[_GATED] = config.convolving
         self._is_read_whole = is_read_whole
         self.capacity = 0
         self.generation = 0  # changes when the buffers move: what is bound to them is stale
         self.last_writer: object | None = None
-        self._block = self._allocate(0)
+        self._blocks = self._allocate(0)
 
     def reserve(self, needed: int, used: int) -> None:
         """Makes room for `needed` tokens, keeping the first `used`; the buffers may move."""
         if needed <= self.capacity:
             return
         capacity = self._room(needed)
-        grown = self._allocate(capacity)  # first: where memory is short, the old one stays
-        grown[..., :used, :] = self._block[..., :used, :]
-        self._block, self.capacity = grown, capacity
+        self._move_to(capacity, used)
         self.generation += 1
 
     def clear(self) -> None:
         self.capacity = 0
-        self._block = self._allocate(0)
+        self._blocks = self._allocate(0)
         self.generation += 1
         return_freed()
 
@@ -65,37 +71,39 @@ class KvCache:
         first `used` tokens are gone then."""
         room = self._room(used + GROWTH_TOKENS)
         if self.capacity >= _SPARE * room:
-            kept = self._allocate(room)
-            kept[..., :used, :] = self._block[..., :used, :]
-            self._block, self.capacity = kept, room
+            self._move_to(room, used)
             self.last_writer = None
             self.generation += 1
             return_freed()
 
     def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
         """Binds each buffer as both past and present. suffix: of the names."""
-        for layer, parts in enumerate(self._block):
-            for part, buffer in zip(("key", "value"), parts, strict=True):
-                shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-                binding.bind_ortvalue_input(f"past.{layer}.{part}{suffix}", shared)
-                binding.bind_ortvalue_output(f"present.{layer}.{part}{suffix}", shared)
+        for kind, layers in self._layers.items():
+            for layer, parts in zip(layers, self._blocks[kind], strict=True):
+                for part, buffer in zip(_PARTS[kind], parts, strict=True):
+                    shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+                    binding.bind_ortvalue_input(f"past.{layer}.{part}{suffix}", shared)
+                    binding.bind_ortvalue_output(f"present.{layer}.{part}{suffix}", shared)
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ..."""
-        kept = self._block[..., start + np.asarray(rows), :]
-        self._block[..., start : start + len(rows), :] = kept
+        for block in self._blocks.values():
+            kept = block[..., start + np.asarray(rows), :]
+            block[..., start : start + len(rows), :] = kept
 
     def state(self, length: int) -> dict[str, np.ndarray]:
-        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type, a copy of the first
-        tokens."""
-        return {"kv": self._block[..., :length, :].copy()}
+        """ "kv" [attending layers, 2, 1, kv_heads, length, head_dim] of the cache's type, and where
+        there are convolutions "gated" [convolving layers, 1, 1, 1, length, hidden]: copies of the
+        first tokens."""
+        return {kind: block[..., :length, :].copy() for kind, block in self._blocks.items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Raises ValueError, and changes nothing then."""
-        expected = {"kv": (self._shape(length), self._element)}
+        expected = {kind: (self._shape(kind, length), self._element) for kind in self._layers}
         require_state(state, expected, length, self._config.context_length)
         self.reserve(length, 0)
-        self._block[..., :length, :] = state["kv"]
+        for kind, block in self._blocks.items():
+            block[..., :length, :] = state[kind]
         self.last_writer = None
 
     def _room(self, needed: int) -> int:
@@ -106,12 +114,23 @@ class KvCache:
         step = _rounded(needed // 8, KERNEL_TOKENS)
         return _rounded(min(_rounded(needed, min(step, GROWTH_TOKENS)), most), KERNEL_TOKENS)
 
-    def _allocate(self, capacity: int) -> np.ndarray:
-        return np.zeros(self._shape(capacity), self._element)
+    def _move_to(self, capacity: int, used: int) -> None:
+        made = self._allocate(capacity)  # first: where memory is short, the old ones stay
+        for kind, block in self._blocks.items():
+            made[kind][..., :used, :] = block[..., :used, :]
+        self._blocks, self.capacity = made, capacity
 
-    def _shape(self, length: int) -> tuple[int, ...]:
-        config = self._config
-        return (config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)
+    def _allocate(self, capacity: int) -> dict[str, np.ndarray]:
+        rows = {_KV: capacity, _GATED: capacity + 1}
+        return {
+            kind: np.zeros(self._shape(kind, rows[kind]), self._element) for kind in self._layers
+        }
+
+    def _shape(self, kind: str, rows: int) -> tuple[int, ...]:
+        config, count = self._config, len(self._layers[kind])
+        if kind == _GATED:
+            return (count, 1, 1, 1, rows, config.hidden_size)
+        return (count, 2, 1, config.num_kv_heads, rows, config.head_dim)
 
 
 def _rounded(tokens: int, step: int) -> int:

@@ -12,6 +12,7 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
+from edge_spec.core.preceding import preceding
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
@@ -218,8 +219,12 @@ class JointPasses:
         if self._has_forms:
             self._bind(place, OWN_ROWS, np.arange(row, row + count))
             self._bind(place, STACKED, np.array([is_stacked]))
-            self._bind(place, "cached_tokens", np.array([start]))
             self._bind(place, "kept_rows", np.arange(count))
+        if self._config.convolving:
+            before = preceding(tree.parents, start, self._config.num_preceding)
+            self._bind(place, "ancestors", np.ascontiguousarray(before[:, own]))
+        if self._has_forms or self._config.convolving:
+            self._bind(place, "cached_tokens", np.array([start]))
         self._bind(place, "attention_rows", own if self._has_forms else row + own)
         self._bind(place, "position_ids", (start + tree.depths[own]).astype(np.int64)[None])
         self._bind(place, "attention_bias", bias)

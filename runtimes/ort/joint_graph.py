@@ -41,9 +41,10 @@ _OF_A_SESSION = (
     "seqlens_k",
     "total_sequence_length",
     "cached_tokens",
+    "ancestors",
 )
 _CACHES = ("past.", "present.")
-_OWN_SIZES = ("attended", "total", "capacity")
+_OWN_SIZES = ("attended", "total", "capacity", "slots")
 
 
 def place_suffix(place: int) -> str:

@@ -52,7 +52,7 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     capacity = min(steps * GROWTH_TOKENS, length + 1)
     return Memory(
         weights=_weights(bundle, config),
-        cache=2 * config.num_layers * config.kv_size * capacity * _FLOAT,
+        cache=config.cached_elements * capacity * _FLOAT,
         work=_work(config, capacity, max(1, len(segment_files(bundle))))
         + (_stacked(config, capacity) if bundle.manifest.kv_cache == "whole" else 0),
         library=LIBRARY_BYTES,

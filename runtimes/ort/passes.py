@@ -11,6 +11,7 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_room
+from edge_spec.core.preceding import chain_parents, parents_seen, preceding
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.runtimes.ort.binding import bind_output
@@ -34,6 +35,7 @@ class _Bound:
     input_ids: np.ndarray  # [1, rows] int64
     position_ids: np.ndarray  # [1, attended] int64
     bias: np.ndarray  # [attended * capacity], zero between passes; empty where there is none
+    ancestors: np.ndarray  # [preceding, attended] int64
     mask: StackedMask | None  # of a stacked pass
     logits: np.ndarray  # [scored, vocab]
     hidden: np.ndarray  # [scored, hidden]
@@ -208,6 +210,7 @@ class Passes:
             input_ids=np.zeros((1, rows), np.int64),
             position_ids=np.zeros((1, attended), np.int64),
             bias=np.zeros(attended * self.cache.capacity if has_bias else 0, signature.bias),
+            ancestors=np.zeros((config.num_preceding, attended), np.int64),
             mask=mask,
             logits=self._logits[: len(scored)],
             hidden=self._hidden[: len(scored)],
@@ -223,6 +226,9 @@ class Passes:
         binding.bind_cpu_input("total_sequence_length", self._total)
         if self._takes_form:
             binding.bind_cpu_input(STACKED, np.array([is_stacked]))
+        if config.convolving:
+            binding.bind_cpu_input("ancestors", bound.ancestors)
+        if self._takes_form or config.convolving:
             binding.bind_cpu_input("cached_tokens", self.cached)
         if mask is not None:
             binding.bind_cpu_input("attention_bias", mask.bias)
@@ -258,6 +264,11 @@ class Passes:
         self._total[...] = total
         self.cached[0] = start
         self.cache.last_writer = self
+        if len(bound.ancestors):
+            own = bound.input_ids.shape[1]
+            parents = chain_parents(own) if sees is None else parents_seen(sees)
+            # One row or all: the second of a single one has the same ancestors.
+            bound.ancestors[:] = preceding(parents, start, len(bound.ancestors))
         if bound.mask is not None:
             bound.mask.show(start, sees)
             self._run_bound(bound, rows, start)

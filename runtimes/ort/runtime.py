@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
 from edge_spec.runtimes.ort.starting import require_driver
 
 if TYPE_CHECKING:
+    from edge_spec.core.heads import Products
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.trial import TrialScores
@@ -48,11 +49,7 @@ class OrtRuntime:
         devices = self._devices(options.providers)
         if all(device.name == CPU for device in devices):
             return _open(source, options)
-        if source.config.encoder is not None:
-            raise UsageError(
-                f"{source.path} has an encoder, which {self.name} computes on the CPU alone",
-                remedy="Choose --device cpu.",
-            )
+        _require_known_to_devices(source, self.name)
         from edge_spec.runtimes.ort import graph_forms, trial
 
         on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
@@ -86,12 +83,30 @@ class OrtRuntime:
 
         return bundle_memory(source, options, num_tokens)
 
+    def open_products(self, stored: Mapping[str, bytes], threads: int | None) -> Products:
+        """On the CPU; see MultipliesForHeads."""
+        from edge_spec.runtimes.ort.products import OrtProducts
+
+        return OrtProducts(stored, threads)
+
     def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
         onnxruntime = import_onnxruntime()
         chosen = choose(onnxruntime, providers)
         require_driver(onnxruntime, [choice.provider for choice in chosen])
         return chosen
+
+
+def _require_known_to_devices(source: Bundle, runtime: str) -> None:
+    """Raises UsageError for what no other device than the CPU is given."""
+    config = source.config
+    parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
+    for what, found in parts.items():
+        if found:
+            raise UsageError(
+                f"{source.path} has {what}, which {runtime} computes on the CPU alone",
+                remedy="Choose --device cpu.",
+            )
 
 
 def _open(

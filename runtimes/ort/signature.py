@@ -13,6 +13,7 @@ from edge_spec.errors import SessionError
 if TYPE_CHECKING:
     import onnxruntime
 
+_PAST = "past."  # begins the names of caches
 _ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -31,7 +32,7 @@ class Signature:
         given = {value.name: value.type for value in inference.get_outputs()}
         bias = taken.get("attention_bias")
         return cls(
-            cache=_element(taken["past.0.key"]),
+            cache=_element(next(kind for name, kind in taken.items() if name.startswith(_PAST))),
             logits=_element(given["logits"]),
             hidden=_element(given["hidden"]),
             bias=None if bias is None else _element(bias),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,8 +29,15 @@ class Positions(NamedTuple):
     cached: np.ndarray  # [positions] int64
 
 
-# Of a layer, by its number: what attention makes of its heads, [query heads, rows, head_dim].
-Attend = Callable[[int, Heads], np.ndarray]
+class Context(Protocol):
+    """The text before the rows of a pass, which a layer, by its number, keeps them with."""
+
+    def attend(self, layer: int, heads: Heads) -> np.ndarray:
+        """What attention makes of its heads, [query heads, rows, head_dim]."""
+
+    def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
+        """What a convolution takes in before each of its rows `gated` [rows, hidden], the nearest
+        first: [count, rows, hidden], zeros before the text."""
 
 
 class Arithmetic:
@@ -97,18 +103,33 @@ class Arithmetic:
         x: np.ndarray,
         layer: int,
         positions: np.ndarray,
-        attend: Attend,
+        context: Context,
         memory: np.ndarray | None = None,
     ) -> np.ndarray:
         """The residual stream [rows, hidden] after a layer; positions: [rows]. memory: keys and
         values of an encoded source [layers, 2, heads, source, head_dim], where there is one."""
         prefix = f"model.layers.{layer}."
-        heads = self._heads(self._read(x, prefix + "input_layernorm"), layer, positions)
-        update = self.linear(side_by_side(attend(layer, heads)), prefix + "self_attn.o_proj")
+        normed = self._read(x, prefix + "input_layernorm")
+        if self.config.kind(layer).convolution is not None:
+            update = self._convolved(normed, layer, context)
+        else:
+            mixed = context.attend(layer, self._heads(normed, layer, positions))
+            update = self.linear(side_by_side(mixed), prefix + "self_attn.o_proj")
         x = x + self._update(update, prefix + "self_attn.")
         if memory is not None:
             x = x + self._crossed(x, prefix + "cross_attn.", memory[layer])
         return self.with_mlp(x, prefix)
+
+    def _convolved(self, x: np.ndarray, layer: int, context: Context) -> np.ndarray:
+        """A gated short convolution over each element by itself (Liquid AI 2025, LFM2)."""
+        prefix = f"model.layers.{layer}.conv."
+        enters, leaves, values = np.split(self.linear(x, prefix + "in_proj"), 3, axis=-1)
+        gated = enters * values
+        taps = self.weight(prefix + "conv.weight").T  # [kernel, hidden], the row's own last
+        convolved = gated * taps[-1]
+        for tap, before in zip(taps[-2::-1], context.precede(layer, gated), strict=True):
+            convolved = convolved + before * tap
+        return self.linear(leaves * convolved, prefix + "out_proj")
 
     def with_mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
         """The residual stream after the MLP of the layer that `prefix` names."""

@@ -51,7 +51,7 @@ class ReferenceLayerStream(Arithmetic):
         return super().linear(x, name)
 
     def advance(self) -> None:
-        self._x = self.layer(self._x, self.num_done, self._positions, self._attend)
+        self._x = self.layer(self._x, self.num_done, self._positions, self)
         self.num_done += 1
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
@@ -67,7 +67,15 @@ class ReferenceLayerStream(Arithmetic):
             scores[:, start : start + len(part)] = hidden @ head.T
         return self.final(scores)
 
-    def _attend(self, layer: int, heads: Heads) -> np.ndarray:
+    def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
+        """See `edge_spec.runtimes.reference.arithmetic.Context`."""
+        found = np.zeros((self.config.num_preceding, *gated.shape), gated.dtype)
+        for span in self._spans:
+            for distance, before in enumerate(found, start=1):
+                before[span][distance:] = gated[span][:-distance]
+        return found
+
+    def attend(self, layer: int, heads: Heads) -> np.ndarray:
         """Some rows at a time, which attend to what stands before them: products so small that a
         matrix library takes one thread for each. With more it waits, for as long as other processes
         have a core, thousands of times."""

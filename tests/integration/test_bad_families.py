@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError, UnknownArchitectureError, UnsupportedModelError
+from edge_spec.errors import (
+    ModelFileError,
+    UnknownArchitectureError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
 from fixtures import families
 from fixtures import tiny_models as tiny
@@ -24,6 +30,7 @@ LACKED = {
     "biases in its MLPs": {"mlp_bias": True},
     "a mixture of experts": {"num_local_experts": 4},
     "layers of 'linear_attention'": {"layer_types": ["linear_attention", "full_attention"]},
+    "layers of 'conv'": {"layer_types": ["conv", "full_attention"]},
     "attention in chunks": {"attention_chunk_size": 8},
     "'dynamic'": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
 }
@@ -51,6 +58,34 @@ def test_a_window_that_is_asked_of_smollm3_is_named(tmp_path: Path) -> None:
     directory = families.write_hf("smollm3", tmp_path / "model", use_sliding_window=True)
     with pytest.raises(UnsupportedModelError, match="sliding window"):
         open_checkpoint(directory)
+
+
+def test_biases_of_convolutions_are_named_before_weights_are_read(tmp_path: Path) -> None:
+    directory = families.write_hf("lfm2", tmp_path / "model", conv_bias=True)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match="biases in its convolutions"):
+        open_checkpoint(directory)
+
+
+@pytest.mark.parametrize("kernel", [0, 1, 65, 10**9])
+def test_a_convolution_of_rows_that_none_has_is_refused(kernel: int, tmp_path: Path) -> None:
+    directory = families.write_hf("lfm2", tmp_path / "model", conv_L_cache=kernel)
+    with pytest.raises(ModelFileError, match=f"its convolutions take in {kernel} rows"):
+        open_checkpoint(directory)
+
+
+def test_a_model_of_convolutions_alone_is_refused(tmp_path: Path) -> None:
+    directory = families.write_hf("lfm2", tmp_path / "model", layer_types=["conv"] * 6)
+    with pytest.raises(ModelFileError, match="none of its layers attends"):
+        open_checkpoint(directory)
+
+
+def test_a_draft_of_its_first_layers_keeps_one_with_attention(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(families.write_hf("lfm2", tmp_path / "model"))
+    assert first_layers(checkpoint, 2).config.attending == (1,)
+    with pytest.raises(UsageError) as refused:
+        first_layers(checkpoint, 1)
+    assert refused.value.remedy == "Choose 2 to 6."
 
 
 @pytest.mark.parametrize(
@@ -137,6 +172,21 @@ def test_windows_that_cannot_be_are_refused(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "problem"),
     [
+        ("model.layers.0.conv.conv.weight", [64, 1, 4], "has the shape [64, 4], expected [64, 3]"),
+        ("model.layers.0.conv.conv.weight", [64, 2, 3], "has the shape [64, 2, 3]"),
+        ("model.layers.1.conv.in_proj.weight", [192, 64], "does not use, such as"),
+        ("model.layers.0.self_attn.q_proj.weight", [64, 64], "does not use, such as"),
+    ],
+)
+def test_a_convolution_of_another_shape_or_in_another_layer_is_named(
+    name: str, shape: list[int], problem: str, tmp_path: Path
+) -> None:
+    require_named("lfm2", name, shape, problem, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "problem"),
+    [
         ("model.layers.1.self_attn.sinks", [4], "does not use, such as"),
         ("model.decoder.weight", [4, 4], "does not use, such as"),
         ("model.layers.1.mlp.gate_up_proj.weight", [90, 64], "has 90 rows, expected 96"),
@@ -146,8 +196,13 @@ def test_windows_that_cannot_be_are_refused(case: str, tmp_path: Path) -> None:
 def test_a_tensor_too_many_or_of_another_shape_is_named(
     name: str, shape: list[int], problem: str, tmp_path: Path
 ) -> None:
-    directory = families.write_hf("phi3", tmp_path / "model")
-    weights = families.load("phi3").weights | {name: np.ones(shape, np.float32)}
+    require_named("phi3", name, shape, problem, tmp_path)
+
+
+def require_named(family: str, name: str, shape: list[int], problem: str, tmp_path: Path) -> None:
+    """A tensor of this shape is refused by its name."""
+    directory = families.write_hf(family, tmp_path / "model")
+    weights = families.load(family).weights | {name: np.ones(shape, np.float32)}
     stored = {tensor: ("F32", values) for tensor, values in weights.items()}
     (directory / "model.safetensors").write_bytes(tiny.safetensors(stored))
     with pytest.raises((ModelFileError, UnsupportedModelError)) as refused:
@@ -163,7 +218,7 @@ def test_the_gguf_exporter_names_what_it_does_not_write(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "lfm2"])
 def test_a_gguf_file_with_a_tensor_too_many_is_refused(name: str, tmp_path: Path) -> None:
     path = write_gguf(name, tmp_path / "model.gguf", {"blk.1.attn_sinks.weight": np.ones(4, "f4")})
     with pytest.raises(UnsupportedModelError, match="attn_sinks"):

@@ -30,7 +30,7 @@ from edge_spec.models.hub.cache import find_cached, link
 from edge_spec.models.hub.pull import open_model, pull
 from edge_spec.models.hub.reference import HubReference
 from edge_spec.models.source import Source
-from fixtures import fake_hub
+from fixtures import fake_hub, heads
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 PROMPT = "the inn and the"
@@ -583,3 +583,60 @@ def test_pull_says_where_the_tokens_of_the_two_differ(
     other.files["tokenizer.json"] = other.files["tokenizer.json"].replace(b"im_end", b"other")
     assert run(["pull", "hf:org/large", "--draft", "hf:org/other"]) == 0
     assert "other has other tokens than large" in capsys.readouterr().err
+
+
+# Trained heads
+
+
+@pytest.fixture
+def deep(tiny: ModuleType, tmp_path: Path) -> Path:
+    """A model of layers enough for a head."""
+    return Path(tiny.write_hf(tiny.build(num_hidden_layers=7), tmp_path / "deep"))
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_a_head_of_the_hub_drafts_for_its_target(
+    hub: Any, deep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("org/large", deep)
+    hub.add("org/head", heads.draw(7, 265, "speculators").write(tmp_path / "head"))
+    with edge_spec.load("hf:org/large", runtime="reference", draft="hf:org/head") as engine:
+        assert engine.generate(PROMPT, max_tokens=20).stats.drafters["eagle"].draft_n > 0
+    assert run(["doctor", "hf:org/large", "--draft", "hf:org/head", "--json"]) in (0, 1)
+    assert "EAGLE-3 from features 2, 3" in capsys.readouterr().out
+
+
+def test_pull_says_what_head_it_has_fetched_or_why_it_does_not_fit(
+    hub: Any, models: Path, deep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("Qwen/Qwen3-8B", deep)
+    hub.add("Qwen/Qwen3-0.6B", models / "small")
+    name = "RedHatAI/Qwen3-8B-speculator.eagle3"
+    hub.add(name, heads.draw(7, 265, "speculators").write(tmp_path / "head"))
+    assert run(["pull", "hf:Qwen/Qwen3-8B", "--draft", "auto"]) == 0
+    assert f"there is a head trained for hf:Qwen/Qwen3-8B, too: --draft hf:{name}" in (
+        capsys.readouterr().err
+    )
+    assert run(["pull", "hf:Qwen/Qwen3-8B", "--draft", f"hf:{name}"]) == 0
+    assert "EAGLE-3 from features 2, 3" in capsys.readouterr().err
+    assert run(["pull", "hf:Qwen/Qwen3-0.6B", "--draft", f"hf:{name}"]) == 0
+    assert "drafts from the inputs of the layers [2, 3, 4]" in capsys.readouterr().err
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_fetched(
+    hub: Any, models: Path
+) -> None:
+    repository = hub.add("org/small", models / "small")
+    del repository.files["tokenizer.json"]
+    with pytest.raises(UnsupportedModelError, match=r"hf:org/small has no tokenizer\.json"):
+        fetch("hf:org/small")
+    assert not hub.contents()
+
+
+def test_a_pickled_head_of_the_hub_is_not_fetched(hub: Any, tmp_path: Path) -> None:
+    head = heads.draw(7, 265, "safeailab").write(tmp_path / "head")
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    hub.add("org/head", head)
+    with pytest.raises(UnsupportedModelError, match="as a pickle"):
+        fetch("hf:org/head")
+    assert not hub.contents()

@@ -17,6 +17,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.llamacpp.hybrid import MAX_HYBRID_ROWS, HybridSession
 from edge_spec.testing import check_session
+from fixtures.family_gguf import write_gguf
 from fixtures.hybrid_models import VOCABULARY, write_qwen35
 
 pytest.importorskip("llama_cpp")
@@ -27,9 +28,12 @@ FLOAT32 = RuntimeOptions(context_length=256, kv_type="f32", flash_attention=Fals
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qwen35(tmp_path_factory.mktemp("hybrid") / "model.gguf")
+@pytest.fixture(scope="module", params=["qwen35", "lfm2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("hybrid") / "model.gguf"
+    if request.param == "qwen35":
+        return write_qwen35(target)
+    return write_gguf(request.param, target, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +123,7 @@ def test_a_tree_is_no_pass_of_it(model: LlamaCppModel) -> None:
     assert isinstance(session, HybridSession)
     session.prefill([1, 2, 3])
     tree = TokenTree(np.array([4, 5, 6]), np.array([-1, 0, 0]), np.ones(3))
-    with pytest.raises(ValueError, match="a chain of up to"):
+    with pytest.raises(ValueError, match="a chain of up to 8 rows: its recurrent layers"):
         session.forward(tree)
     session.close()
 

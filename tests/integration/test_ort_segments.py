@@ -62,6 +62,25 @@ def export(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Export
     return made
 
 
+def test_convolutions_are_cut_apart_bit_for_bit(
+    tmp_path: Path, random_tree: RandomTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    source = open_checkpoint(families.write_hf("lfm2", tmp_path / "hf"))
+    options = ExportOptions("int4", check=False)
+    OnnxExporter().export(source, tmp_path / "out", options, lambda what, part: None)
+    bundle = open_bundle(tmp_path / "out")
+    sessions = [model.open_session() for model in (opened(bundle), whole(bundle))]
+    for session in sessions:
+        session.prefill(families.texts()[0].tolist())
+    for rows in (1, 5, 1, 9):
+        tree = random_tree(rows)
+        one, other = (session.forward(tree) for session in sessions)
+        np.testing.assert_array_equal(one.logits, other.logits)
+        for session in sessions:
+            session.commit(tree.path(rows - 1))
+
+
 @pytest.fixture
 def copy(export: Export, tmp_path: Path) -> Bundle:
     """A bundle to damage."""

@@ -28,7 +28,7 @@ Tokens = Callable[..., list[int]]
 WINDOW = 8
 FLOAT32 = {"kv_type": "f32", "flash_attention": False}
 RECURRENT = ["mamba", "mamba2", "rwkv6", "rwkv7"]
-HYBRID = ["jamba", "falcon-h1", "lfm2", "granitehybrid", "nemotron_h", "qwen3next", "plamo2"]
+HYBRID = ["jamba", "falcon-h1", "granitehybrid", "nemotron_h", "qwen3next", "plamo2"]
 
 
 @pytest.fixture(scope="module")

@@ -107,11 +107,11 @@ def choose(
         completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
         placement = next((each for each, found in completed if found == options), None)
     chosen = Chosen(source, draft, options, tokens, plan, placement, head=head)
-    places = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
+    roles = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
     if draft is not None and options.drafts:
         how = options.draft_runtime_options
-        places.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
-    for role, each, named, how, providers in places:
+        roles.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
+    for role, each, named, how, providers in roles:
         order = runtime_order(each, options).names if role == ROLES[0] else ()
         choice = choose_runtime(each, named, options, providers, order)
         used = choice.runtime.name

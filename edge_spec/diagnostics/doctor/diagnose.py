@@ -34,6 +34,7 @@ from edge_spec.diagnostics.doctor.places import check_runtimes
 from edge_spec.diagnostics.doctor.speed import check_speed
 from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.errors import EdgeSpecError
+from edge_spec.loader.resolve import head_directory
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
@@ -41,7 +42,7 @@ from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.source import Source
 from edge_spec.placement.devices import Device, list_devices
 from edge_spec.placement.machine import describe_machine
-from edge_spec.storage.atomic import cache_directory, expanded
+from edge_spec.storage.atomic import cache_directory
 
 _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
@@ -112,11 +113,13 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     named = None if request.draft is None else [request.draft]
     try:
         drafts = chosen_drafts(source, named, "auto", is_planned=False)
+        is_here = bool(drafts) and Source(drafts[0], progress).is_fetched
+        path = head_directory(drafts[0], progress) if is_here else None
     except (EdgeSpecError, OSError) as error:
         report.add(ROLES[1], [problem("model", error)])
         return
     head = ""
-    if drafts and runtimes.is_head(path := expanded(Path(drafts[0]))):
+    if path is not None:
         config, drafts = target.variants[0].config, ()
         report.add(ROLES[1], settled("head", check_head(path, config)))
         if report.verdict != _VERDICTS[Severity.FAULT]:

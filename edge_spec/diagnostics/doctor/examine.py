@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.chat import check_template
+from edge_spec.diagnostics.doctor.families import check_family
 from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
 from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, warning
 from edge_spec.diagnostics.doctor.scores import check_scores
@@ -25,6 +26,7 @@ Check = Callable[[Subject], Iterator[Finding]]
 _FIRST: tuple[dict[str, Check], ...] = ({"files": check_files}, {"manifest": check_manifests})
 _DESCRIBED: dict[str, Check] = {
     "architecture": check_architecture,
+    "family": check_family,
     "tokenizer": check_tokenizer,
     "vocabulary": check_vocabulary,
     "profiles": check_profiles,

@@ -16,7 +16,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.heads.feature_store import FeatureStore
-from edge_spec.drafters.heads.network import EagleNetwork, Heads, attend
+from edge_spec.drafters.heads.layers import Heads, attend
+from edge_spec.drafters.heads.network import EagleNetwork
 
 WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
 _MAX_ROWS = 64
@@ -48,6 +49,7 @@ class EagleSession:
         self.length = 0
         self._network = network
         self._features = features
+        self._window = min(WINDOW, network.window or WINDOW)
         self._base = 0
         self._tokens = np.empty(0, np.int32)
         self._cache = np.empty(
@@ -135,12 +137,7 @@ class EagleSession:
         """Makes entries, and returns the last layer's stream [rows, hidden_size]. before: the slots
         whose features, or states, the rows go on from."""
         network, width = self._network, sees.shape[1]
-        sees = sees.copy()
-        sees[np.arange(len(slots)), slots] = True
-        reach = np.empty(width, np.int64)
-        reach[: self.length - self._base] = np.arange(self._base, self.length)
-        reach[self.length - self._base :] = self.length  # rows of a tree are near enough
-        sees &= (reach > positions[:, None] - WINDOW) | (np.arange(width) == slots[:, None])
+        seen = self._reached(sees, slots, positions)
         is_final, inputs = self._inputs(positions, before)
         stream, read = network.enter(self._tokens[slots], inputs)
         for layer in range(network.config.num_layers):
@@ -149,12 +146,25 @@ class EagleSession:
             made = network.heads(read, layer, positions)
             cache = self._cache[layer]
             cache[0][:, slots], cache[1][:, slots] = made.keys, made.values
-            mixed = attend(Heads(made.queries, *cache[:, :, :width]), sees)
+            mixed = attend(Heads(made.queries, *cache[:, :, :width]), seen)
             stream = network.leave(stream, mixed, layer)
         self._states[slots] = network.goes_on_from(stream)
         self._is_final[slots] = is_final
         self._is_known[slots] = is_final | ((before >= 0) & self._is_known[before])
         return stream
+
+    def _reached(
+        self, sees: np.ndarray, slots: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray | None:
+        """What rows see, with themselves, within the window; None where that is all there is."""
+        text, width = self.length - self._base, sees.shape[1]
+        sees[np.arange(len(slots)), slots] = True
+        if width > self._window:
+            reach = np.full(width, self.length)  # rows of a tree are near enough
+            reach[:text] = np.arange(self._base, self.length)
+            near = reach > positions[:, None] - self._window
+            sees = sees & (near | (np.arange(width) == slots[:, None]))
+        return None if sees.all() else sees
 
     def _inputs(self, positions: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whether the target has computed the feature of each row's last token, [rows] bool, and

@@ -20,6 +20,10 @@ class FeatureStore:
         self._written: int | None = None  # the lowest position since the last `begin`
 
     @property
+    def first(self) -> int:
+        return self._first
+
+    @property
     def end(self) -> int:
         return self._first + self._count
 

@@ -8,41 +8,84 @@ any of those before: the tree holds the likeliest paths, by the product of the h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from edge_spec.core.heads import MedusaHead
+from edge_spec.core.heads import HeadMatrix, MedusaHead, OpensProducts
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.draft.ahead import Path
 from edge_spec.drafters.draft.candidates import PRIORS, candidates_after, ranked
+from edge_spec.drafters.heads.float_products import FloatProducts
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 
 class MedusaNetwork:
-    """The formula: W (z + SiLU(A z + b)) for each head's own A, b and W."""
+    """The formula: W (z + SiLU(A z + b)) for each head's own A and b, and its own W or one that all
+    share. opens: what multiplies with them; by default numpy does, in float32."""
 
     kind = MedusaHead.drafted_by
 
-    def __init__(self, head: MedusaHead) -> None:
+    def __init__(self, head: MedusaHead, opens: OpensProducts = FloatProducts) -> None:
         self.num_heads = head.num_heads
-        self._head = head
+        self.shares_output = len(head.outputs) == 1
+        self._vocab_size, self._token_ids = head.vocab_size, head.token_ids
+        self._num_blocks = [len(blocks) for blocks in head.blocks]
+        self._products = opens(_matrices(head))
 
-    def logits(self, state: np.ndarray, index: int) -> np.ndarray:
-        """[vocab] float32 of a head, -inf for tokens that it does not score. state: [hidden_size]
-        after the target's final norm."""
-        for weight, bias in self._head.blocks[index]:
-            inner = weight @ state + bias
-            state = state + inner / (1 + np.exp(-np.clip(inner, -80, None)))
-        scores: np.ndarray = self._head.outputs[index] @ state
-        if self._head.token_ids is None:
+    def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
+        """[heads, vocab] float32, -inf for tokens that are not scored. state: [hidden_size] after
+        the target's final norm."""
+        states = np.concatenate([self._after_blocks(state[None], head) for head in heads])
+        if self.shares_output:  # in one go: its weights are read once
+            scores = self._products("output.0", states)
+        else:
+            rows = zip(heads, states, strict=True)
+            scores = np.concatenate([self._products(f"output.{i}", z[None]) for i, z in rows])
+        if self._token_ids is None:
             return scores
-        spread = np.full(self._head.vocab_size, -np.inf, np.float32)
-        spread[self._head.token_ids] = scores
+        spread = np.full((len(heads), self._vocab_size), -np.inf, np.float32)
+        spread[:, self._token_ids] = scores
         return spread
+
+    def _after_blocks(self, state: np.ndarray, head: int) -> np.ndarray:
+        """state: [1, hidden_size]"""
+        for block in range(self._num_blocks[head]):
+            inner = self._products(f"{head}.{block}", state)
+            state = state + inner / (1 + np.exp(-np.clip(inner, -80, None)))
+        return state
+
+
+def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
+    found = {
+        f"{index}.{block}": HeadMatrix((partial(np.asarray, weight),), bias)
+        for index, blocks in enumerate(head.blocks)
+        for block, (weight, bias) in enumerate(blocks)
+    }
+    return found | {
+        f"output.{index}": HeadMatrix((read,), is_output=True)
+        for index, read in enumerate(head.outputs)
+    }
+
+
+class IndependentHeads(Protocol):
+    """Heads whose draft tokens are independent of each other."""
+
+    @property
+    def num_heads(self) -> int:
+        """Tokens that they draft at most, one after the other."""
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether those of all heads are scored in one go."""
+
+    def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
+        """[heads, vocab] float32, of what the target has last told."""
 
 
 class MedusaDrafter(Drafter):
@@ -50,13 +93,15 @@ class MedusaDrafter(Drafter):
 
     traits = DrafterTraits(cost=Cost.PASS, hidden_states=True, head="medusa")
 
-    def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:
+    def __init__(self, network: IndependentHeads, name: str = "medusa") -> None:
         self.name = name
         self._network = network
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
         self._state: np.ndarray | None = None
-        self._likeliest: dict[int, list[tuple[int, int]]] = {}  # by head, of this round
+        self._count = 0  # of draft tokens, at most
+        self._logits: dict[int, np.ndarray] = {}  # by head, of this round
+        self._likeliest: dict[int, list[tuple[int, int]]] = {}
         self._sampler = Sampler(SamplingParams(), ())
 
     def use_sampler(self, sampler: Sampler) -> None:
@@ -67,7 +112,8 @@ class MedusaDrafter(Drafter):
         self._growth = nothing(prompt[-1])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._likeliest = {}
+        self._likeliest, self._logits = {}, {}
+        self._count = budget.num_draft_tokens
         root: Path = ()
         self._growth = nothing(pending)
         if self._state is not None and budget.num_draft_tokens > 0:
@@ -92,10 +138,18 @@ class MedusaDrafter(Drafter):
         if index == self._network.num_heads:
             return []
         if index not in self._likeliest:
-            assert self._state is not None
-            logits = self._network.logits(self._state, index)
-            self._likeliest[index] = ranked(self._weigh(logits))
+            self._likeliest[index] = ranked(self._weigh(self._scores(index)))
         return candidates_after(path, self._likeliest[index])
+
+    def _scores(self, index: int) -> np.ndarray:
+        """[vocab] logits of a head; of all heads at once, where that costs little more."""
+        if index not in self._logits:
+            assert self._state is not None
+            network = self._network
+            all_heads = range(max(index + 1, min(network.num_heads, self._count)))
+            heads = all_heads if network.shares_output else [index]
+            self._logits |= zip(heads, network.logits(self._state, heads), strict=True)
+        return self._logits[index]
 
     def _weigh(self, logits: np.ndarray) -> np.ndarray:
         """[vocab] what the target would prefer by such logits, whatever was drafted before."""

@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.models.hub.choosing import ChosenFiles, choose
+from edge_spec.models import runtimes
+from edge_spec.models.hub.choosing import CONFIG, ChosenFiles, choose
 from edge_spec.models.hub.client import library
 from edge_spec.models.hub.reference import COMMIT, HubReference
 from edge_spec.storage.atomic import atomic_file, sha256_file
@@ -77,9 +78,12 @@ def find_cached(reference: HubReference) -> HubModel | None:
         path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
     ]
     try:
-        return HubModel(reference, commit, snapshot, choose(reference, names))
+        choice = choose(reference, names)
     except EdgeSpecError:  # not all of it is here
         return None
+    if choice.has_to_be_head and not runtimes.says_head(snapshot / CONFIG):
+        return None
+    return HubModel(reference, commit, snapshot, choice)
 
 
 def list_cached() -> list[HubModel]:

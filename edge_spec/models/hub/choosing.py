@@ -37,6 +37,9 @@ class ChosenFiles:
     """Files that belong together: one GGUF file, or those of a Hugging Face directory."""
 
     names: tuple[str, ...]  # as the repository has them, "/" between folders
+    # A directory without a tokenizer, which only a trained head needs none of: its config.json
+    # tells whether it is one.
+    has_to_be_head: bool = False
 
     @property
     def is_gguf(self) -> bool:
@@ -52,14 +55,26 @@ def choose(reference: HubReference, names: Collection[str]) -> ChosenFiles:
     if reference.file is not None:
         return ChosenFiles((_named(reference, names),))
     weights = _safetensors(names)
+    if CONFIG in names and TOKENIZER not in names:
+        weights = weights or _only_safetensors(names)
+        if weights:
+            return ChosenFiles((CONFIG, *weights), has_to_be_head=True)
     if weights and CONFIG in names:
-        if TOKENIZER not in names:
-            raise UnsupportedModelError(
-                f"{reference} has no {TOKENIZER}",
-                remedy="Choose a repository that has one, or a GGUF file of the model.",
-            )
         return ChosenFiles((*(name for name in DESCRIPTION if name in names), *weights))
     return ChosenFiles((_preferred(reference, names),))
+
+
+def missing_tokenizer(reference: HubReference) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{reference} has no {TOKENIZER}",
+        remedy="Choose a repository that has one, or a GGUF file of the model.",
+    )
+
+
+def _only_safetensors(names: Collection[str]) -> tuple[str, ...]:
+    """Weights of another name, as some heads have them."""
+    found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    return tuple(found) if len(found) == 1 else ()
 
 
 def _named(reference: HubReference, names: Collection[str]) -> str:

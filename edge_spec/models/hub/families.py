@@ -1,4 +1,5 @@
-"""Small models that were published in the same family as larger ones."""
+"""Small models that were published in the same family as larger ones, and heads that were trained
+for them."""
 
 from __future__ import annotations
 
@@ -35,9 +36,31 @@ _FAMILIES = (
 )
 
 
+# Repository of a target -> repository of a head that was trained for it, with safetensors. What is
+# here was found by searching; none of these heads was tried with this version.
+_HEADS = (
+    (
+        r"meta-llama/(?:Meta-)?Llama-3\.1-8B-Instruct",
+        r"RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+    ),
+    (r"Qwen/Qwen3-8B(?:-GGUF)?", r"RedHatAI/Qwen3-8B-speculator.eagle3"),
+    (r"Qwen/Qwen3-(1\.7|4)B(?:-GGUF)?", r"AngelSlim/Qwen3-\1B_eagle3"),
+    (r"openai/gpt-oss-20b", r"RedHatAI/gpt-oss-20b-speculator.eagle3"),
+)
+
+
 def known_draft(repository: str) -> str | None:
     """org/name of a smaller model of the same family, None where the table has none."""
-    for target, draft in _FAMILIES:
+    return _known(_FAMILIES, repository)
+
+
+def known_head(repository: str) -> str | None:
+    """org/name of a head that was trained for this model, None where the table has none."""
+    return _known(_HEADS, repository)
+
+
+def _known(table: tuple[tuple[str, str], ...], repository: str) -> str | None:
+    for target, draft in table:
         match = re.fullmatch(target, repository, re.IGNORECASE)
         if match is not None:
             return match.expand(draft)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from edge_spec.core.model import Progress
+from edge_spec.models import runtimes
 from edge_spec.models.hub.cache import HubModel, find_cached, folder, link, remember
-from edge_spec.models.hub.choosing import CONFIG, choose
+from edge_spec.models.hub.choosing import CONFIG, choose, missing_tokenizer
 from edge_spec.models.hub.client import UnreachableError, list_files
 from edge_spec.models.hub.download import fetch_blobs, require_sane
 from edge_spec.models.hub.reference import HubReference
@@ -40,6 +41,10 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
         return cached
     choice = choose(reference, listing.files)
     require_sane(reference, {name: listing.files[name] for name in choice.names})
+    if choice.has_to_be_head:
+        fetch_blobs(reference, listing, [CONFIG], progress)
+        if not runtimes.says_head(folder(reference) / "blobs" / listing.files[CONFIG].digest):
+            raise missing_tokenizer(reference)
     # Descriptions first: small, and without permission they fail before the weights.
     fetch_blobs(reference, listing, list(choice.names), progress)
     snapshot = folder(reference) / "snapshots" / listing.commit

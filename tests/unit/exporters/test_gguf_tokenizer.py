@@ -116,6 +116,8 @@ def test_an_empty_token_has_the_name_that_llama_cpp_gives_it() -> None:
 def test_whole_words_stay_unmerged_only_where_llama_cpp_does_so() -> None:
     special = {"abc": NORMAL}  # no merge leads to it
     assert pieces(build(byte_level("a+b", special, pre="llama-bpe")), "abc") == ["abc"]
+    assert pieces(build(byte_level("a+b", special, pre="lfm2")), "abc") == ["abc"]
+    assert pieces(build(byte_level("a+b", special, pre="smaug-bpe")), "abc") == ["ab", "c"]
     assert pieces(build(byte_level("a+b", special, pre="tekken")), "abc") == ["abc"]
     assert pieces(build(byte_level("a+b", special, pre="qwen2")), "abc") == ["ab", "c"]
 
@@ -167,6 +169,7 @@ SPLITS = {
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), SMOLLM
     ),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "glm4"), LLAMA3),
+    **dict.fromkeys(("falcon-h1", "lfm2", "dbrx", "smaug-bpe"), LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), QWEN2),
     "tekken": TEKKEN,
     "default": DEFAULT,

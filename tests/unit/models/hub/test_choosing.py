@@ -6,7 +6,7 @@ import pytest
 
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.models.hub.choosing import choose
-from edge_spec.models.hub.families import known_draft
+from edge_spec.models.hub.families import known_draft, known_head
 from edge_spec.models.hub.reference import HubReference
 
 DIRECTORY = ["config.json", "tokenizer.json"]
@@ -84,9 +84,17 @@ def test_files_in_folders_are_no_part_of_the_directory() -> None:
     assert chosen(names) == (*DIRECTORY, "model.safetensors")
 
 
-def test_a_directory_without_a_tokenizer_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"has no tokenizer\.json"):
-        chosen(["config.json", "model.safetensors", "tokenizer.model"])
+@pytest.mark.parametrize("weights", ["model.safetensors", "medusa_lm_head.safetensors"])
+def test_a_directory_without_a_tokenizer_has_to_be_a_head(weights: str) -> None:
+    reference = HubReference.parse("hf:org/name")
+    found = choose(reference, ["config.json", weights, "tokenizer.model"])
+    assert found.names == ("config.json", weights) and found.has_to_be_head
+    assert not choose(reference, [*DIRECTORY, "model.safetensors"]).has_to_be_head
+
+
+def test_weights_of_two_names_are_no_head() -> None:
+    with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
+        chosen(["config.json", "one.safetensors", "two.safetensors"])
 
 
 @pytest.mark.parametrize(
@@ -143,3 +151,16 @@ def test_a_model_in_parts_is_refused_with_what_joins_them() -> None:
 )
 def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None) -> None:
     assert known_draft(target) == draft
+
+
+@pytest.mark.parametrize(
+    ("target", "head"),
+    [
+        ("Qwen/Qwen3-8B-GGUF", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("Qwen/Qwen3-4B", "AngelSlim/Qwen3-4B_eagle3"),
+        ("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
+        ("Qwen/Qwen3-14B", None),
+    ],
+)
+def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | None) -> None:
+    assert known_head(target) == head

@@ -1,0 +1,91 @@
+"""Trained heads with random weights, in the files and shapes of published ones: a random head's
+tokens are never right, but its speed and memory are a trained one's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+LLAMA_8B = ModelConfig(  # as Llama 3.1 states it
+    architecture="llama",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    context_length=8192,
+    norm_epsilon=1e-5,
+    rope_theta=500000.0,
+)
+
+
+def write_eagle3(directory: Path, target: ModelConfig, scored: int) -> Path:
+    """One layer of the target's shape, which scores `scored` tokens."""
+    hidden, inner = target.hidden_size, target.intermediate_size
+    shapes: Shapes = {
+        "fc.weight": (hidden, 3 * hidden),
+        "midlayer.self_attn.q_proj.weight": (target.query_size, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (target.kv_size, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (target.kv_size, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, target.query_size),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "lm_head.weight": (scored, hidden),
+        "norm.weight": (hidden,),
+    }
+    for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
+        shapes[f"midlayer.{norm}.weight"] = (hidden,)
+    config = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": target.norm_epsilon,
+        "rope_theta": target.rope_theta,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": scored,
+    }
+    return _written(directory, config, shapes, scored)
+
+
+def write_medusa(directory: Path, target: ModelConfig, scored: int, num_heads: int = 3) -> Path:
+    """One block a head, and one output matrix that they share."""
+    hidden = target.hidden_size
+    shapes: Shapes = {"lm_head.weight": (scored, hidden)}
+    for head in range(num_heads):
+        shapes[f"{head}.0.linear.weight"] = (hidden, hidden)
+        shapes[f"{head}.0.linear.bias"] = (hidden,)
+    return _written(directory, {"medusa_num_heads": num_heads}, shapes, scored)
+
+
+def _written(directory: Path, config: dict[str, object], shapes: Shapes, scored: int) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {name: ("F16", shape, 2) for name, shape in shapes.items()} | {
+        "d2t": ("I64", (scored,), 8)
+    }
+    header, end = {}, 0
+    for name, (kind, shape, size) in tensors.items():
+        start, end = end, end + size * int(np.prod(shape))
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    told = json.dumps(header).encode()
+    random = np.random.default_rng(0)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        for name, shape in shapes.items():
+            scale = 0.0 if "norm" in name else 0.02
+            values = random.standard_normal(shape, np.float32) * np.float32(scale)
+            file.write((values + np.float32("norm" in name)).astype(np.float16).tobytes())
+        file.write(np.zeros(scored, np.int64).tobytes())
+    return directory

@@ -1,0 +1,143 @@
+"""What the layers of trained heads compute of whatever they read: their formulas are those of
+Llama and Qwen3. Products with matrices are left to `core.heads.Products`, all else is float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import HeadMatrix, Products, TargetTables
+from edge_spec.core.rope import Rope
+from edge_spec.drafters.heads.blas_threads import one_blas_thread
+
+FEW_ROWS = 16
+_SHORT = 512  # keys, up to which numpy takes one thread by itself
+_ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
+
+
+class Heads(NamedTuple):
+    """[heads, rows, head_dim] each; groups of queries share keys."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+
+
+class HeadLayers:
+    """products: with a head's matrices, by the names of `layer_matrices`; its vectors are read from
+    `tensors`, of which norms may be missing."""
+
+    def __init__(
+        self, config: ModelConfig, products: Products, tensors: Mapping[str, np.ndarray]
+    ) -> None:
+        self._config = config
+        self._products = products
+        self._norms = {name: tensors[name] for name in tensors if "norm" in name}
+        scaling = config.rope_scaling
+        self._frequencies = Rope(config.rope_theta, scaling).frequencies(config.head_dim)
+        self._magnitude = 1.0 if scaling is None else scaling.magnitude
+
+    def heads(self, read: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
+        """Of what attention reads, [rows, in]."""
+        config, prefix = self._config, f"layers.{layer}."
+        found = self._split(self._products(prefix + "qkv", read))
+        ends = [config.num_heads, config.num_heads + config.num_kv_heads]
+        queries, keys, values = np.split(found, ends)
+        queries = self.normed(queries, prefix + "q_norm")
+        keys = self.normed(keys, prefix + "k_norm")
+        turned = self._turned(np.concatenate([queries, keys]), positions)
+        return Heads(turned[: ends[0]], turned[ends[0] :], values)
+
+    def leave(self, stream: np.ndarray, mixed: np.ndarray, layer: int) -> np.ndarray:
+        """The stream after a layer whose attention has mixed [query heads, rows, head_dim]."""
+        prefix = f"layers.{layer}."
+        beside = mixed.swapaxes(0, 1).reshape(len(stream), -1)
+        stream = stream + self._products(prefix + "o", beside)
+        read = self.normed(stream, prefix + "post_norm")
+        gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
+        gated = gate / (1 + np.exp(-np.clip(gate, -80, None))) * up
+        updated: np.ndarray = stream + self._products(prefix + "down", gated)
+        return updated
+
+    def normed(self, x: np.ndarray, name: str) -> np.ndarray:
+        """Root mean square normalization, or nothing where the head has no such norm."""
+        weight = self._norms.get(name)
+        return x if weight is None else rms_normed(x, weight, self._config.norm_epsilon)
+
+    def keys_values(
+        self, read: np.ndarray, layer: int, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """[heads, rows, head_dim] each, of a row that asks nothing."""
+        made = self.heads(read, layer, positions)
+        return made.keys, made.values
+
+    def _split(self, rows: np.ndarray) -> np.ndarray:
+        """[rows, heads * head_dim] -> [heads, rows, head_dim]."""
+        return rows.reshape(len(rows), -1, self._config.head_dim).swapaxes(0, 1)
+
+    def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """x: [heads, rows, head_dim], halves paired (Su et al. 2021)."""
+        angles = positions[:, None] * self._frequencies[None]
+        cos = (np.cos(angles) * self._magnitude).astype(np.float32)
+        sin = (np.sin(angles) * self._magnitude).astype(np.float32)
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def layer_matrices(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, HeadMatrix]:
+    joined = {"qkv": "qkv", "o": "o", "gate_up": ("gate", "up"), "down": ("down",)}
+    return {
+        prefix + name: own_matrix(tensors, [prefix + each for each in parts])
+        for name, parts in joined.items()
+    }
+
+
+def own_matrix(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatrix:
+    """Of the head's tensors, whose rows follow each other."""
+    parts = tuple(partial(tensors.__getitem__, name + ".weight") for name in names)
+    biases = [tensors[name + ".bias"] for name in names if name + ".bias" in tensors]
+    return HeadMatrix(parts, np.concatenate(biases) if biases else None)
+
+
+def targets_output(
+    tables: TargetTables, token_ids: np.ndarray | None, vocab_size: int
+) -> HeadMatrix:
+    """The target's own, read in parts."""
+    ids = np.arange(vocab_size) if token_ids is None else token_ids
+    parts = [ids[start : start + _ROWS_AT_ONCE] for start in range(0, len(ids), _ROWS_AT_ONCE)]
+    return HeadMatrix(tuple(partial(tables.output_rows, part) for part in parts), is_output=True)
+
+
+def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon)
+    normed: np.ndarray = x * scale.astype(np.float32) * weight
+    return normed
+
+
+def attend(heads: Heads, sees: np.ndarray | None) -> np.ndarray:
+    """Softmax attention; sees: [rows, keys] bool, at least one key a row; None: all. Returns
+    [query heads, rows, head_dim]."""
+    queries, keys, values = heads
+    is_short = len(queries[0]) > FEW_ROWS or keys.shape[1] <= _SHORT
+    with nullcontext() if is_short else one_blas_thread():
+        return _attended(queries, keys, values, sees)
+
+
+def _attended(
+    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, sees: np.ndarray | None
+) -> np.ndarray:
+    scaled = queries * np.float32(1 / np.sqrt(queries.shape[-1]))
+    grouped = scaled.reshape(len(keys), -1, *queries.shape[1:])
+    scores = grouped @ keys[:, None].swapaxes(-1, -2)
+    if sees is not None:
+        scores = np.where(sees, scores, -np.inf)
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores, out=scores)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: np.ndarray = (weights @ values[:, None]).reshape(queries.shape)
+    return mixed

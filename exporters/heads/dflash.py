@@ -1,0 +1,151 @@
+"""DFlash heads as z-lab publishes them. Layer ids name layers whose output is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import DFlashHead
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.heads.eagle import (
+    PADDING,
+    count,
+    head_config,
+    head_window,
+    mapping,
+    unusable,
+)
+from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name
+from edge_spec.exporters.heads.stored_tensors import StoredTensors
+from edge_spec.exporters.stored_tensor import StoredTensor
+
+_CONTEXT_NORM = "hidden_norm.weight"
+_MAX_BLOCK = 64  # tokens
+_OWN_TARGET = "Use the head with the model that it was trained for."
+
+
+def dflash_head(
+    path: Path,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    target: ModelConfig,
+    has_weights: bool,
+) -> DFlashHead:
+    """values: of config.json. Raises as `open_head` does."""
+    stated = mapping(values, "dflash_config")
+    named = named_as_ours(path, {n: t for n, t in tensors.items() if n != _CONTEXT_NORM})
+    if _CONTEXT_NORM in tensors:
+        named["context_norm"] = tensors[_CONTEXT_NORM]
+    config = head_config(path, values, named, target, "dflash")
+    if head_window(path, values) is not None:
+        raise UnsupportedModelError(
+            f"{path} has a sliding window, which is not computed for DFlash heads",
+            remedy="Use another head.",
+        )
+    head = DFlashHead(
+        path=path,
+        config=config,
+        feature_layers=_feature_layers(path, values, stated, target),
+        feature_size=target.hidden_size,
+        tensors=StoredTensors(named) if has_weights else {},
+        block_size=_block_size(path, values),
+        mask_token=_mask_token(path, stated, target),
+    )
+    _require_target(head, values, target)
+    _require_shapes(head, named)
+    return head
+
+
+def _feature_layers(
+    path: Path, values: Mapping[str, Any], stated: Mapping[str, Any], target: ModelConfig
+) -> tuple[int, ...]:
+    ids, layers = stated.get("target_layer_ids"), values.get("num_target_layers")
+    if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
+        raise ModelFileError(f"{path} names no layers", remedy="Download the head again.")
+    told = isinstance(layers, int) and layers != target.num_layers
+    # The output of the last layer is no input of any: features have it after the final norm alone.
+    if told or ids != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < target.num_layers - 1:
+        raise UsageError(
+            f"{path} drafts from the outputs of the layers {ids} of {layers or 'some'} layers, "
+            f"which a target of {target.num_layers} layers has not",
+            remedy=_OWN_TARGET,
+        )
+    return tuple(each + 1 for each in ids)
+
+
+def _block_size(path: Path, values: Mapping[str, Any]) -> int:
+    size = count(path, values, "block_size")
+    if not 2 <= size <= _MAX_BLOCK:
+        raise unusable(path, f"usable block_size: it is {size}, expected 2 to {_MAX_BLOCK}")
+    return size
+
+
+def _mask_token(path: Path, stated: Mapping[str, Any], target: ModelConfig) -> int:
+    token = stated.get("mask_token_id")
+    if not isinstance(token, int) or isinstance(token, bool):
+        raise unusable(path, "usable mask_token_id")
+    if not 0 <= token < target.vocab_size:
+        raise UsageError(
+            f"{path}: its mask token {token} is beyond the target's vocabulary of "
+            f"{target.vocab_size}",
+            remedy=_OWN_TARGET,
+        )
+    return token
+
+
+def _require_target(head: DFlashHead, values: Mapping[str, Any], target: ModelConfig) -> None:
+    """It shares the target's tables. Raises UsageError where they are another's."""
+    width, tokens, told = head.config.hidden_size, values.get("vocab_size"), None
+    if width != target.hidden_size:
+        told = f"it shares tables of {width} numbers a row, this target's have {target.hidden_size}"
+    elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
+        told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
+    if told is not None:
+        raise UsageError(f"{head.path} is a head for another target: {told}", remedy=_OWN_TARGET)
+
+
+def _require_shapes(head: DFlashHead, named: Mapping[str, StoredTensor]) -> None:
+    """Raises ModelFileError for a tensor that is missing or of another shape,
+    UnsupportedModelError for one too many."""
+    shapes = _shapes(head)
+    for name in [*shapes, *named]:
+        told = _CONTEXT_NORM if name == "context_norm" else published_name(name)
+        if name not in shapes:
+            raise UnsupportedModelError(
+                f"{head.path} has a tensor {told}, which no DFlash head has",
+                remedy="Use a head of a kind that docs/drafters.md lists.",
+            )
+        if name not in named or named[name].shape != shapes[name]:
+            found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
+            raise ModelFileError(
+                f"{head.path}: tensor {told} {found}, expected {list(shapes[name])}",
+                remedy="Download the head again, or use it with its own target.",
+            )
+
+
+def _shapes(head: DFlashHead) -> dict[str, tuple[int, ...]]:
+    config, hidden = head.config, head.config.hidden_size
+    joined = len(head.feature_layers) * head.feature_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, joined),
+        "context_norm": (hidden,),
+        "norm": (hidden,),
+    }
+    for layer in range(config.num_layers):
+        own = {
+            "q.weight": (config.query_size, hidden),
+            "k.weight": (config.kv_size, hidden),
+            "v.weight": (config.kv_size, hidden),
+            "o.weight": (hidden, config.query_size),
+            "gate.weight": (config.intermediate_size, hidden),
+            "up.weight": (config.intermediate_size, hidden),
+            "down.weight": (hidden, config.intermediate_size),
+            "q_norm": (config.head_dim,),
+            "k_norm": (config.head_dim,),
+            "input_norm": (hidden,),
+            "post_norm": (hidden,),
+        }
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+    return shapes
