@@ -26,7 +26,8 @@ _CONTEXT = 64  # tokens before a step
 
 
 def draft_token_s(path: Path, target: ModelConfig, source: TensorRows) -> float:
-    """Seconds of one, median of several, by the drafter that will read the head. path: of it."""
+    """Seconds of one, median of several, by the drafter that will read the head, in float32: what
+    its matrices are made into otherwise is faster. path: of it."""
     head = runtimes.open_head(path, target)
     if isinstance(head, MedusaHead):
         return _median(_medusa_step(MedusaNetwork(head), target))
