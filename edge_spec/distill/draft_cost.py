@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import MedusaHead
+from edge_spec.core.heads import EagleHead, MedusaHead
 from edge_spec.core.model import Forward, TensorRows
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
@@ -32,6 +32,7 @@ def draft_token_s(path: Path, target: ModelConfig, source: TensorRows) -> float:
     opens = opens_products(path, "", target.hidden_size, keeps=False)
     if isinstance(head, MedusaHead):
         return _median(_medusa_step(MedusaNetwork(head, opens), target))
+    assert isinstance(head, EagleHead)  # no others are trained here
     return _median(_eagle_step(EagleNetwork(head, StoredTables(source), opens), target))
 
 

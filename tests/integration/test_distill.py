@@ -227,7 +227,8 @@ def test_medusa_heads_are_trained_as_they_draft(
     for at in (0, 7, len(anchors) - 1):
         window, row = anchors[at]
         for position in range(POSITIONS):
-            drafted = network.logits(batch.states[window, row], position)[teacher.token_ids]
+            found = network.logits(batch.states[window, row], [position])[0]
+            drafted = found[teacher.token_ids]
             np.testing.assert_allclose(
                 scores[position][at].detach().numpy(), drafted, rtol=1e-4, atol=1e-4
             )
