@@ -55,7 +55,8 @@ def test_the_texts_tell_all_pre_tokenizers_apart(trained: ModuleType) -> None:
         "tokenizer.ggml.token_type": np.ones(len(vocabulary), np.int32),
         "tokenizer.ggml.merges": [" ".join(merge) for merge in described["model"]["merges"]],
     }
-    names = {rules: name for name, rules in PRE_TOKENIZERS.items()}.values()
+    # Some split alike and differ in whole words alone: tests/unit/exporters/test_gguf_tokenizer.py.
+    names = {splits: name for name, (splits, _) in PRE_TOKENIZERS.items()}.values()
     built = {
         name: tokenizer_from_gguf(metadata | {"tokenizer.ggml.pre": name}, Path("x"))
         for name in names

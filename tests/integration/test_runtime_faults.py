@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(session: Any, monkeypatch: Any
     capacity = session._cache.capacity
     with pytest.raises(MemoryError):
         session._cache.reserve(capacity + 1, 3)
-    assert session._cache.capacity == capacity == session._cache._block.shape[-2]
+    assert session._cache.capacity == capacity == session._cache._blocks["kv"].shape[-2]
     monkeypatch.undo()
     assert (session.forward(tree).logits == before).all()
 
