@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import distribution
@@ -36,6 +36,8 @@ from processor_models import CASES, convert, write_small_demo
 
 PROBE = Path(__file__).with_name("processor_probe.py")
 NATIVE = "native"
+# Which kernels OpenBLAS is told to take here, whatever an emulated processor can do.
+_THIS_MACHINES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 USUAL_CASES = ("ort int4", "ort int4 block 128", "ort int8", "ort fp32", "reference")
 HEAD = ("processor", "instructions", "case", "widths that agree", "noise", "by default")
 TEXTS = ("texts that differ", "with `--exact`")
@@ -98,21 +100,24 @@ class Interpreters:
             return "needs --arm64 DIRECTORY, made by benchmarks/arm64_root.py"
         return None
 
-    def command(self, name: str) -> tuple[list[str], dict[str, str]]:
-        """What starts Python on a processor that is not missing, and what it adds to the
-        environment."""
-        here = {} if self.own == sys.executable else {"PYTHONPATH": str(self.code)}
+    def command(self, name: str) -> tuple[list[str], dict[str, str | None]]:
+        """What starts Python on a processor that is not missing, and what it changes in the
+        environment; None: taken out of it."""
+        here: dict[str, str | None] = {}
+        if self.own != sys.executable:
+            here["PYTHONPATH"] = str(self.code)
         if name == NATIVE:
             return [self.own], here
         processor = PROCESSORS[name]
         assert processor.emulator is not None
         emulated = [processor.emulator, "-cpu", processor.cpu]
+        here |= dict.fromkeys(_THIS_MACHINES)
         if processor.machine == platform.machine():
             return [*emulated, self.own], here
         assert self.arm64 is not None
         path = os.pathsep.join([str(self.code), str(self.arm64 / SITE)])
         root = ["-L", str(self.arm64 / ROOT), str(python_of(self.arm64))]
-        return [*emulated, *root], {"PYTHONPATH": path}
+        return [*emulated, *root], here | {"PYTHONPATH": path}
 
 
 def link_code(folder: Path) -> Path:
@@ -137,17 +142,18 @@ def _home(module: str) -> Path:
 
 
 def run_probe(
-    command: Sequence[str], environment: dict[str, str], timeout_s: float
+    command: Sequence[str], environment: Mapping[str, str | None], timeout_s: float
 ) -> dict[str, Any]:
     """What the probe printed, or {"failed": why}."""
     with tempfile.TemporaryDirectory() as cache:
         # Of what is found of rows, none may be another processor's.
-        environment = {**os.environ, **environment, "EDGE_SPEC_CACHE": cache}
-        environment |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        changed = {**os.environ, **environment, "EDGE_SPEC_CACHE": cache}
+        given = {name: value for name, value in changed.items() if value is not None}
+        given |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
                 command,
-                env=environment,
+                env=given,
                 capture_output=True,
                 text=True,
                 check=False,
