@@ -20,9 +20,8 @@ GRAPH_FILE = "model.onnx"
 _OPERATORS = re.compile(r"[Oo]perators?[^:]*?: *([\w.,;\- ]+)")
 _ON_CPU: Mapping[str, str | int | bool] = {
     "INFERENCE_PRECISION_HINT": "f32",  # else it rounds to bfloat16 where the processor has that
-    # Else it rounds what a matrix is multiplied with to int8. Passes of 8 rows are twice as fast
-    # so, but what attention sums in another order moves then by a whole step of that rounding:
-    # 14 of 20 texts parted at near ties, and one request had two answers.
+    # Else it rounds what a matrix is multiplied with to int8. That is faster, but then the last
+    # bits, which depend on where a row stands in its pass, move scores by whole steps of it.
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     "ENABLE_CPU_PINNING": False,  # other models, and programs, run on the same cores
 }
