@@ -83,7 +83,7 @@ def measure(
     for prompt, example in zip(prompts, examples, strict=True):
         for window in windows_of([example], 512):
             batch = batch_of([window], trainee.num_positions)
-            one = drafted(trainee, teacher, batch), batch.written[batch.anchors]
+            one = drafted(trainee, batch), batch.written[batch.anchors]
             for name in ("all", prompt.category):
                 drafts[name].append(one)
     written = np.concatenate([e.conversation.tokens[e.conversation.start :] for e in examples])

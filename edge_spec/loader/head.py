@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.heads import DFlashHead, MedusaHead
-from edge_spec.core.model import TensorRows
+from edge_spec.core.model import Checkpoint, TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
@@ -51,7 +51,7 @@ def open_trained_head(
     return EagleNetwork(head, tables, opens)
 
 
-def open_weights(source: Source, who: str) -> TensorRows:
+def open_weights(source: Source, who: str) -> Checkpoint:
     """who: shares the target's tables. Raises UsageError for a target without them."""
     try:
         return runtimes.open_checkpoint(source.path)

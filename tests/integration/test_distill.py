@@ -21,7 +21,8 @@ from edge_spec.distill import Distilled, DistillRequest, distill
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.features import Example
-from edge_spec.distill.learning import write_drafter
+from edge_spec.distill.kinds import KINDS
+from edge_spec.distill.learning import Drafter
 from edge_spec.distill.windows import batch_of, windows_of
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
@@ -42,7 +43,7 @@ from edge_spec.distill.trainee import Teacher, Trainee  # noqa: E402
 from edge_spec.distill.training import Training, TrainingOptions  # noqa: E402
 
 LAYERS, HIDDEN, POSITIONS = 7, 64, 3
-ASKED = AskedOptions(runtime="reference", threads=1)
+ASKED = AskedOptions(runtime="reference", draft_runtime="reference", threads=1)
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -51,10 +52,10 @@ def quiet(what: str, fraction: float) -> None:
 
 @pytest.fixture(scope="module")
 def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its layers add nothing, so each token alone decides the next one."""
+    """Its attentions add nothing, so each token alone decides the next one."""
     model = tiny.build("llama", num_hidden_layers=LAYERS, max_position_embeddings=1024)
     for name, weights in model.weights.items():
-        if "o_proj" in name or "down_proj" in name:
+        if "o_proj" in name:
             weights[:] = 0
     return Path(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
@@ -92,13 +93,13 @@ def distilled(target: Path, prompts: Path, tmp_path: Path) -> Callable[..., Dist
 
 
 # Untrained ones are right in fewer than 1 of 20 cases; what is held out follows the same rule.
-@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8)])
+@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8), ("draft", 0.8)])
 def test_a_drafter_learns_what_the_target_writes(
     kind: str, floor: float, distilled: Callable[..., Distilled], target: Path, tmp_path: Path
 ) -> None:
     found = distilled(kind)
     history = found.report["history"]
-    assert history[0]["of_position"][0] < 0.1
+    assert history[0]["of_position"][0] < 0.2
     assert found.report["acceptance"][0] > floor
     assert found.report["forecast"]["speedup"] == max(each["speedup"] for each in history)
     assert found.report["verify"]["passed"] and found.report["verify"]["num_tokens"] > 0
@@ -107,8 +108,10 @@ def test_a_drafter_learns_what_the_target_writes(
     prompt = "tell me more"
     with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
         plain = engine.chat(prompt, max_tokens=40)
-    with edge_spec.load(str(target), runtime="reference", draft=str(found.path)) as engine:
-        name = {"medusa": "medusa", "eagle3": "eagle"}[kind]
+    with edge_spec.load(
+        str(target), runtime="reference", draft=str(found.path), draft_runtime="reference"
+    ) as engine:
+        name = KINDS[kind].drafter
         engine.set_drafter(name)
         with engine.verifying_all_draft_tokens():
             result = engine.chat(prompt, max_tokens=40)
@@ -212,6 +215,10 @@ def _shaken(trainee: Trainee) -> None:
         each.data += torch.from_numpy(noise * np.float32(0.1))
 
 
+def _write(trainee: Trainee, directory: Path) -> None:
+    Drafter(trainee.stored(), trainee.description(), trainee.texts()).write(directory)
+
+
 def test_medusa_heads_are_trained_as_they_draft(
     teacher: Teacher, examples: list[Example], target: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +227,7 @@ def test_medusa_heads_are_trained_as_they_draft(
     batch = batch_of(windows_of(examples[:2], 64), POSITIONS)
     scores = trainee.scores(batch)
     (tmp_path / "head").mkdir()
-    write_drafter(tmp_path / "head", trainee.stored(), trainee.description())
+    _write(trainee, tmp_path / "head")
     head = open_head(tmp_path / "head", open_checkpoint(target).config)
     assert isinstance(head, MedusaHead)
     network, anchors = MedusaNetwork(head), np.argwhere(batch.anchors)
@@ -244,7 +251,7 @@ def test_eagle_heads_are_trained_as_they_draft(
     batch = batch_of(windows_of([example], 64), POSITIONS)
     scores = [each.detach().numpy() for each in trainee.scores(batch)]
     (tmp_path / "head").mkdir()
-    write_drafter(tmp_path / "head", trainee.stored(), trainee.description())
+    _write(trainee, tmp_path / "head")
     head = open_head(tmp_path / "head", source.config)
     assert isinstance(head, EagleHead)
     assert head.feature_layers == (2, 3, 4)
