@@ -47,7 +47,7 @@ def distill(
     ray: Annotated[
         str | None,
         typer.Option(
-            help="A Ray cluster, HOST:PORT, whose machines write the answers and read the features.",
+            help="HOST:PORT of a Ray cluster: its machines write the answers and read the features.",
             metavar="ADDRESS",
         ),
     ] = None,

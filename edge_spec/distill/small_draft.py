@@ -41,15 +41,15 @@ class SmallDraftTrainee:
         self._rotation = Rotation(teacher.config)
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        logits = self._states(batch) @ torch.from_numpy(self._teacher.output).T
-        return self._by_position(logits, batch)
+        wanted, rows = self._wanted(batch)
+        logits = self._states(batch)[wanted] @ torch.from_numpy(self._teacher.output).T
+        return [logits[each] for each in rows]
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        states = self._states(batch)
-        parts = states.flatten(end_dim=1).split(_ROWS_AT_A_TIME)
+        wanted, rows = self._wanted(batch)
+        parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
         best = torch.cat([(each @ self._output.T).argmax(dim=-1) for each in parts])
-        found = self._by_position(best.unflatten(0, states.shape[:2]), batch)
-        drafts: np.ndarray = torch.stack(found, dim=1).numpy()
+        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).numpy()
         return drafts
 
     def stored(self) -> dict[str, np.ndarray]:
@@ -64,10 +64,16 @@ class SmallDraftTrainee:
     def texts(self) -> Mapping[str, str]:
         return text_files(self._source)
 
-    def _by_position(self, rows: Tensor, batch: Batch) -> list[Tensor]:
-        """rows: [windows, rows + positions, ...] of what follows each row."""
+    def _wanted(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """[windows, rows + positions] bool, the rows that something is drafted after; and by
+        position [anchors] which of them it is."""
         width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
-        return [rows[:, at : at + width][anchors] for at in range(1, self.num_positions + 1)]
+        wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+        places = range(1, self.num_positions + 1)
+        for at in places:
+            wanted[:, at : at + width] |= anchors
+        index = torch.cumsum(wanted.flatten(), 0).reshape(wanted.shape) - 1
+        return wanted, [index[:, at : at + width][anchors] for at in places]
 
     def _states(self, batch: Batch) -> Tensor:
         """[windows, rows + positions, hidden_size], after the final norm."""
