@@ -47,7 +47,7 @@ def distill(
     ray: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of a Ray cluster: its machines write the answers and read the features.",
+            help="HOST:PORT of a Ray cluster: its machines write answers and read features.",
             metavar="ADDRESS",
         ),
     ] = None,

@@ -8,6 +8,7 @@ alike. A machine that is lost loses its tasks to the others.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import socket
 from collections.abc import Generator, Iterator, Sequence
@@ -107,7 +108,7 @@ class Cluster:
         import ray
 
         try:
-            ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
             raise DeviceError(
                 f"cannot join the Ray cluster at {self.address}: {error}",
@@ -184,9 +185,8 @@ class Cluster:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = [
-            node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0
-        ]
+        listed: Any = ray.nodes  # Ray states no types of it
+        nodes = [each for each in listed() if each["Alive"] and each["Resources"].get("CPU", 0)]
         made = ray.remote(_Machine)
         for node in nodes:
             options = made.options(

@@ -39,6 +39,7 @@ torch = pytest.importorskip("torch")
 
 from edge_spec.distill.eagle3 import Eagle3Trainee  # noqa: E402
 from edge_spec.distill.medusa import MedusaTrainee  # noqa: E402
+from edge_spec.distill.small_draft import SmallDraftTrainee  # noqa: E402
 from edge_spec.distill.trainee import Teacher, Trainee  # noqa: E402
 from edge_spec.distill.training import Training, TrainingOptions  # noqa: E402
 
@@ -297,6 +298,8 @@ def _training(kind: str, target: Path, teacher: Teacher, path: Path) -> tuple[Tr
     trainee: Trainee = MedusaTrainee(teacher, POSITIONS)
     if kind == "eagle3":
         trainee = Eagle3Trainee(teacher, open_checkpoint(target), POSITIONS)
+    elif kind == "draft":
+        trainee = SmallDraftTrainee(teacher, open_checkpoint(target), 2, POSITIONS)
     costs = RowCosts({1: 1.0, 2: 1.1, 4: 1.3})
 
     def judge(found: Acceptance) -> Forecast:
@@ -310,7 +313,7 @@ class _Killed(BaseException):
     """As nothing is done when a process is killed, nothing is done for this."""
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft"])
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, _Killed])
 def test_a_resumed_training_is_the_same_training(
     kind: str,

@@ -28,7 +28,9 @@ def _answered(folder: Path) -> None:
     (folder / "answers.log").write_bytes(b"log")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("full", remedy="Make room.", errno=28)])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), StorageError("full", remedy="Make room.", errno=28)]
+)
 def test_what_was_finished_stays_and_is_told(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
