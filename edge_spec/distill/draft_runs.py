@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,9 @@ from edge_spec.distill.own_texts import NUM_TOKENS, OwnTexts
 from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.resumable import KEPT_DAYS
+
+TRIED, UNTRAINED = "distilled", "untrained"  # what the names of such models begin with
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,22 @@ class DraftRuns:
 
 @contextmanager
 def converted_aside(path: Path) -> Iterator[None]:
-    """What is converted of the model at `path`, whose name nobody else has, goes with the block."""
+    """What is converted of the model at `path`, whose name nobody else has, goes with the block,
+    and so does what a kill has left of others KEPT_DAYS ago."""
+    bundles = cache_directory() / "bundles"
     try:
         yield
     finally:
-        with suppress(OSError):
-            for kept in (cache_directory() / "bundles").glob(f"{path.name}-*"):
-                shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+        _remove(bundles.glob(f"{path.name}-*"))
+        before = time.time() - KEPT_DAYS * 86400
+        for prefix in (TRIED, UNTRAINED):
+            _remove(each for each in bundles.glob(f"{prefix}-*") if each.stat().st_mtime < before)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    with suppress(OSError):  # another process may be removing them
+        for path in paths:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _step(model: Model) -> Callable[[], object]:

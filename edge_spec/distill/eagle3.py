@@ -7,6 +7,7 @@ features, beside the tokens that the target wrote (training-time test, section 3
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from edge_spec.core.model import TensorRows
 from edge_spec.distill.network import Rotation, normed
+from edge_spec.distill.small_draft_files import stated_scaling
 from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter
 from edge_spec.distill.windows import Batch
 
@@ -30,7 +32,10 @@ class Eagle3Trainee:
         self.parameters = _beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
         self._embedding = torch.tensor(source.float32("model.embed_tokens.weight"))
-        self._rotation = Rotation(teacher.config)
+        # Trained as it will be read: what config.json cannot state is not there for either.
+        scaled = stated_scaling(teacher.config) is not None
+        plain = replace(teacher.config, rope_scaling=None)
+        self._rotation = Rotation(teacher.config if scaled else plain)
 
     def scores(self, batch: Batch) -> list[Tensor]:
         tokens = np.concatenate([batch.next_tokens[:, :, None], batch.written], axis=2)
@@ -76,7 +81,8 @@ class Eagle3Trainee:
             "vocab_size": config.vocab_size,
             "draft_vocab_size": len(self._teacher.token_ids),
         }
-        return told
+        scaling = stated_scaling(config)
+        return told if scaling is None else {**told, "rope_scaling": scaling}
 
     def _layer(self, embedded: Tensor, stream: Tensor, attention: _Attention) -> Tensor:
         read = torch.cat(

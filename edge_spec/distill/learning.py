@@ -15,6 +15,7 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Checkpoint, Progress
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
+from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
 from edge_spec.distill.kept_costs import Costs, kept_costs
 from edge_spec.distill.kinds import KINDS, Kind
@@ -164,7 +165,7 @@ class _Course:
         if own_examples is None:
             return history, ()
         with scratch_directory(self.folder / "draft") as scratch:
-            path = scratch / f"distilled-{self.digest}"
+            path = scratch / f"{TRIED}-{self.digest}"
             path.mkdir()
             _drafter(self.trainee).write(path)
             own = own_examples(path)
@@ -207,7 +208,7 @@ def _drafter(trainee: Trainee) -> Drafter:
 def _token_s(trainee: Trainee, folder: Path, digest: str, trials: Trials) -> float:
     """Times the drafter that has not learnt yet: the same arithmetic on other numbers."""
     with scratch_directory(folder / "untrained") as scratch:
-        path = scratch / f"untrained-{digest}"
+        path = scratch / f"{UNTRAINED}-{digest}"
         path.mkdir()
         _drafter(trainee).write(path)
         return trials.token_s(path)

@@ -10,7 +10,6 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import ModelInfo
-from edge_spec.core.rope import RopeScaling
 from edge_spec.errors import UnsupportedModelError, UsageError
 
 _CLASSES = {
@@ -19,6 +18,7 @@ _CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+FACTORS = "factors"  # of frequencies one by one, as GGUF files hold them
 _SHARE = 7  # of so many layers of the target, the draft has one
 
 
@@ -31,7 +31,7 @@ def num_kept(config: ModelConfig, asked: int | None) -> int:
             f"{config.architecture} are of another form",
             remedy="Use --kind medusa.",
         )
-    if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
+    if config.rope_scaling is not None and config.rope_scaling.kind == FACTORS:
         raise UnsupportedModelError(
             "the target's file holds its rotary frequencies one by one, which config.json of a "
             "draft cannot",
@@ -77,8 +77,9 @@ def description(source: ModelInfo, num_layers: int) -> dict[str, Any]:
     }
     if config.architecture == "mistral":
         told["sliding_window"] = None  # transformers would take 4096
-    if config.rope_scaling is not None:
-        told["rope_scaling"] = _scaling(config.rope_scaling)
+    scaling = stated_scaling(config)
+    if scaling is not None:
+        told["rope_scaling"] = scaling
     if source.eos_ids:
         told["eos_token_id"] = list(source.eos_ids)
     if source.bos_id is not None:
@@ -100,7 +101,11 @@ def text_files(source: ModelInfo) -> Mapping[str, str]:
     }
 
 
-def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+def stated_scaling(config: ModelConfig) -> dict[str, Any] | None:
+    """As config.json states it; None where there is none, or one that it has no words for."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind == FACTORS:
+        return None
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
     return {

@@ -261,10 +261,14 @@ def test_medusa_heads_are_trained_as_they_draft(
             )
 
 
+@pytest.mark.parametrize("variant", ["llama", "llama-linear", "llama-llama3"])
 def test_eagle_heads_are_trained_as_they_draft(
-    teacher: Teacher, examples: list[Example], target: Path, tmp_path: Path
+    variant: str, tiny: ModuleType, examples: list[Example], tmp_path: Path
 ) -> None:
-    source = open_checkpoint(target)
+    built = tiny.build(variant, num_hidden_layers=LAYERS, max_position_embeddings=1024)
+    source = open_checkpoint(tiny.write_hf(built, tmp_path / "hf"))
+    ids = np.arange(0, 265, 2)
+    teacher = Teacher(source.config, StoredTables(source).output_rows(ids), ids)
     trainee = Eagle3Trainee(teacher, source, POSITIONS)
     _shaken(trainee)
     example = examples[0]

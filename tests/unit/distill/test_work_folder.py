@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edge_spec.distill.draft_runs import converted_aside
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.errors import StorageError, UsageError
 from edge_spec.storage.resumable import KEPT_DAYS
@@ -76,3 +77,17 @@ def test_answers_outlive_a_training() -> None:
         (folder / "distilled-1" / "answers.bin").touch()
         forget_training(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["answers.bin", "answers.log"]
+
+
+def test_conversions_of_what_was_tried_go(tmp_path: Path) -> None:
+    """With the try, and after days where a kill has left them; those of others stay."""
+    bundles = tmp_path / "bundles"
+    ago = time.time() - (KEPT_DAYS + 1) * 86400
+    for name in ("distilled-1-onnx-2", "untrained-3-onnx-4", "untrained-5-onnx-6", "model-onnx-7"):
+        (bundles / name).mkdir(parents=True)
+    for name in ("untrained-3-onnx-4", "model-onnx-7"):
+        os.utime(bundles / name, (ago, ago))
+    with converted_aside(tmp_path / "distilled-1"):
+        assert len(list(bundles.iterdir())) == 4
+    left = sorted(path.name for path in bundles.iterdir())
+    assert left == ["model-onnx-7", "untrained-5-onnx-6"]
