@@ -44,6 +44,7 @@ DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
+_FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round activations to 8 bits
 MOST_SHARING = 16  # sessions of one pass
 SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
 _ROOM = 4  # times the memory of that cache, which has to be free
@@ -110,6 +111,7 @@ class LlamaCppModel:
             rollback=True,
             hidden_states=library.hidden is not None and not self._weights.is_hybrid,
             settled_tokens=SETTLED_TOKENS,
+            rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
         )
 
     @property
