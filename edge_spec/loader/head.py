@@ -12,7 +12,7 @@ from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.loader.head_products import opens_products
+from edge_spec.loader.head_products import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
@@ -42,13 +42,13 @@ def open_trained_head(
     """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
     without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
-    opens = opens_products(path, source.identity, target.config.hidden_size, threads)
+    backend = head_backend(path, source.identity, target.config.hidden_size, threads)
     if isinstance(head, MedusaHead):
-        return MedusaNetwork(head, opens)
+        return MedusaNetwork(head, backend)
     tables = StoredTables(open_weights(source, f"the head {path} shares"))
     if isinstance(head, DFlashHead):
-        return DFlashNetwork(head, tables, opens)
-    return EagleNetwork(head, tables, opens)
+        return DFlashNetwork(head, tables, backend)
+    return EagleNetwork(head, tables, backend)
 
 
 def open_weights(source: Source, who: str) -> TensorRows:
