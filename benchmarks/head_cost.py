@@ -152,9 +152,9 @@ def _times(
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: plain.forward(one),
         "with features": lambda: telling.forward(one),
-        "A, three draft tokens": lambda: _chain(drafting, 3),
+        "A, three draft tokens": lambda: _chain(drafting, 3, network.likeliest),
         "plain again": lambda: plain.forward(one),
-        "B, a round": lambda: medusa.logits(state, range(medusa.num_heads)),
+        "B, a round": lambda: medusa.likeliest(state),
     }
     for rows in ROWS:
         tree = TokenTree.chain(7, list(range(8, 7 + rows)))
@@ -202,12 +202,12 @@ def _drafting(network: EagleNetwork, context: int) -> tuple[FeatureStore, Any]:
     return store, session
 
 
-def _chain(session: Any, count: int) -> None:
+def _chain(session: Any, count: int, choose: Callable[[np.ndarray], Any]) -> None:
     """Drafts so many tokens, and takes them back: the first after a pass of the target, which
     leaves nothing of the head in the processor's caches."""
     length = session.length
     for token in range(7, 7 + count):
-        session.forward(TokenTree.chain(token))
+        choose(session.forward(TokenTree.chain(token)).logits[0])
         session.commit([0])
     session.rollback(length)
 

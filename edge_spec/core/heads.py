@@ -53,7 +53,9 @@ class EntryRows:
     `start` on."""
 
     embedded: np.ndarray  # [rows, hidden_size] float32 of the tokens
-    features: np.ndarray  # [rows, hidden_size] float32, as they enter, or what takes their place
+    found: np.ndarray  # [known, features_size] float32: the target's features of some rows,
+    states: np.ndarray  # [rows - known, hidden_size] float32: what takes their place in the others
+    order: np.ndarray  # [rows] int: which of these each row has, those found before the states
     positions: np.ndarray  # [rows] int
     start: int
     sees: np.ndarray | None  # [rows, start + rows] bool, no slot after its own; None: all of them
@@ -103,8 +105,7 @@ class HeadBackend(Protocol):
     def eagle_step(
         self, head: EagleHead, matrices: Mapping[str, HeadMatrix]
     ) -> BindsCaches | None:
-        """matrices: those of the layers, `head`, and `fc` where the head joins embedding and
-        feature with it."""
+        """matrices: all of the head's."""
 
     def medusa_step(
         self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]

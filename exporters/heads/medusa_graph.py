@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -22,24 +22,20 @@ LIKELIEST = 4  # tokens of a head that are told: as many as a row of a tree has 
 
 
 def medusa_graph(head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
-    """Returns a serialized ModelProto. matrices: K.B of block B of head K, and output.K or, where
-    heads share one, output.0; bits: as `HeadGraph.multiply` has them."""
+    """Returns a serialized ModelProto. matrices: K.B of block B of head K, and output.0, which
+    they share; bits: as `HeadGraph.multiply` has them."""
     graph = HeadGraph()
-    states = [_after_blocks(graph, head, matrices, bits, index) for index in range(head.num_heads)]
-    if len(head.outputs) == 1:  # its weights are read once
-        rows = graph.add("Concat", states, "states", axis=0)
-        logits = graph.multiply(rows, "output.0", matrices["output.0"], max(bits, 8), "logits")
+    count = head.num_heads
+    if all(len(blocks) == 1 for blocks in head.blocks):
+        rows = _after_one_block(graph, head, [matrices[f"{i}.0"] for i in range(count)], bits)
     else:
-        scored = [
-            graph.multiply(state, name, matrices[name], max(bits, 8), name + ".logits")
-            for index, state in enumerate(states)
-            for name in [f"output.{index}"]
-        ]
-        logits = graph.add("Concat", scored, "logits", axis=0)
+        states = [_after_blocks(graph, head, matrices, bits, index) for index in range(count)]
+        rows = graph.add("Concat", states, "states", axis=0)
+    logits = graph.multiply(rows, "output", matrices["output.0"], max(bits, 8), "logits")
     probs = graph.add("Softmax", [logits], "probs", axis=-1)
     tokens = len(head.token_ids) if head.token_ids is not None else head.vocab_size
-    count = graph.weight("count", np.array([min(LIKELIEST, tokens)]))
-    graph.add("TopK", [probs, count], ["shares", "likeliest"], axis=-1)
+    kept = graph.weight("kept", np.array([min(LIKELIEST, tokens)]))
+    graph.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
     return graph.serialized(
         "heads",
         [tensor("state", TensorProto.FLOAT, [1, head.hidden_size])],
@@ -49,6 +45,19 @@ def medusa_graph(head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int
             tensor("shares", TensorProto.FLOAT, ["heads", "count"]),
         ],
     )
+
+
+def _after_one_block(
+    graph: HeadGraph, head: MedusaHead, blocks: Sequence[HeadMatrix], bits: int
+) -> str:
+    """All heads read the same state: their matrices are one."""
+    biases = [each.bias for each in blocks if each.bias is not None]
+    parts = tuple(part for each in blocks for part in each.parts)
+    joined = HeadMatrix(parts, np.concatenate(biases))
+    inner = graph.multiply("state", "blocks", joined, bits, "blocks.inner")
+    shape = graph.weight("head_rows", np.array([head.num_heads, head.hidden_size]))
+    update = graph.add("Reshape", [graph.silu(inner, "blocks.silu"), shape], "update")
+    return graph.add("Add", ["state", update], "states")
 
 
 def _after_blocks(

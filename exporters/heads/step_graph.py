@@ -3,7 +3,9 @@
 Inputs and outputs (rows: entries made in this pass, total: entries before them and they):
 
     embedded               [1, rows, hidden]        of the tokens
-    features               [1, rows, hidden]        as they enter, or the states that replace them
+    found                  [1, known, features]     the target's features of some rows
+    replaced               [1, rows - known, hidden]  the states that take their place in the others
+    order                  [rows] int64             which of these each row has
     position_ids           [1, rows] int64
     cos, sin               [positions, head_dim / 2]
     attention_bias         [1, 1, rows, total]      0 where a row sees an entry, -inf elsewhere
@@ -32,8 +34,7 @@ from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
 def step_graph(head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
-    """Returns a serialized ModelProto. matrices: of the layers, `head`, and `fc` where the head
-    joins embedding and feature. bits: of layers, as `HeadGraph.multiply` has them; output matrices
+    """Returns a serialized ModelProto. matrices: all of the head's. bits: of layers, as `HeadGraph.multiply` has them; output matrices
     keep 8, or float32."""
     return _Step(head, matrices, bits).built()
 
@@ -56,7 +57,9 @@ class _Step:
 
     def _enter(self) -> tuple[str, str]:
         """What the first layer adds to, and what its attention reads."""
-        graph, features = self._graph, "features"
+        graph = self._graph
+        both = graph.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
+        features = graph.add("Gather", [both, "order"], "features", axis=1)
         if self._head.joins_embedding:
             embedded = self._norm("embedded", "embed_norm")
             beside = [embedded, self._norm(features, "state_norm")]
@@ -66,6 +69,18 @@ class _Step:
         beside = [self._norm("embedded", "layers.0.input_norm"), normed]
         stream = normed if self._head.adds_to_normed else features
         return stream, graph.add("Concat", beside, "beside", axis=-1)
+
+    def _known(self) -> str:
+        """What features that were found enter as, [1, known, hidden]."""
+        if self._head.joins_embedding:
+            return "found"
+        normed, count = "found", len(self._head.feature_layers)
+        if "feature_norm.0" in self._norms:
+            parts = [f"found.{index}" for index in range(count)]
+            self._graph.add("Split", ["found"], parts, axis=-1, num_outputs=count)
+            each = [self._norm(part, f"feature_norm.{i}") for i, part in enumerate(parts)]
+            normed = self._graph.add("Concat", each, "found.normed", axis=-1)
+        return self._multiply(self._norm(normed, "fc_norm"), "fc")
 
     def _attend(self, read: str, layer: int) -> str:
         config, graph, prefix = self._config, self._graph, f"layers.{layer}."
@@ -143,7 +158,10 @@ class _Step:
     def _inputs(self) -> list[object]:
         kinds, size = TensorProto, self._config.hidden_size
         return [
-            *(tensor(name, kinds.FLOAT, [1, "rows", size]) for name in ("embedded", "features")),
+            tensor("embedded", kinds.FLOAT, [1, "rows", size]),
+            tensor("found", kinds.FLOAT, [1, "known", "features"]),
+            tensor("replaced", kinds.FLOAT, [1, "others", size]),
+            tensor("order", kinds.INT64, ["rows"]),
             tensor("position_ids", kinds.INT64, [1, "rows"]),
             *(
                 tensor(name, kinds.FLOAT, ["positions", self._config.head_dim // 2])

@@ -95,12 +95,14 @@ class _BoundStep:
         cos, sin = self._layers.tables(int(rows.positions.max()) + 1)
         inputs = {
             "embedded": rows.embedded[None],
-            "features": rows.features[None],
-            "position_ids": rows.positions[None].astype(np.int64),
+            "found": rows.found[None],
+            "replaced": rows.states[None],
+            "order": rows.order,
+            "position_ids": rows.positions[None],
             "cos": cos,
             "sin": sin,
             "attention_bias": bias,
-            "logit_rows": rows.scored.astype(np.int64),
+            "logit_rows": rows.scored,
         }
         for name, values in inputs.items():
             binding.bind_cpu_input(name, values)

@@ -70,9 +70,9 @@ class Tables:
 class Recording(EagleNetwork):
     """Keeps all logits."""
 
-    def spread(self, scores: np.ndarray) -> np.ndarray:
-        self.seen = super().spread(scores)
-        return self.seen
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        self.seen = self.spread(scores[None])
+        return super().likeliest(scores)
 
 
 @dataclass

@@ -14,8 +14,9 @@ from edge_spec.drafters.heads.float_products import FloatProducts, NumpyBackend
 from edge_spec.drafters.heads.layers import Heads, attend
 from edge_spec.errors import ModelFileError
 from edge_spec.loader import head_products
-from edge_spec.loader.head_products import head_backend
+from edge_spec.loader.head_products import StoredBackend, head_backend
 from edge_spec.models import runtimes
+from edge_spec.runtimes.ort.runtime import OrtRuntime
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 OUT, IN = 96, 64
@@ -65,12 +66,15 @@ def test_products_are_as_near_as_their_bits_allow(
     assert rounded("qkv", inputs[:1]).shape == (1, OUT)
 
 
-def test_an_output_matrix_keeps_8_bits(matrices: dict[str, HeadMatrix]) -> None:
+def test_an_output_matrix_keeps_8_bits(
+    matrices: dict[str, HeadMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
     four, eight = (runtimes.product_graph(matrices["head"], bits) for bits in (4, 8))
     assert len(eight) > len(four)
     made: dict[str, bytes] = {}
-    StoredBackend(Keeping(made), 4).products(matrices)
-    assert made["head"] == eight
+    monkeypatch.setattr(OrtRuntime, "open_products", lambda _, stored, threads: made.update(stored))
+    StoredBackend(OrtRuntime(), 4).products(matrices)
+    assert made["head"] == eight and made["qkv"] != eight
 
 
 def test_what_was_made_once_is_read_from_the_cache(

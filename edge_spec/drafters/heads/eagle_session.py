@@ -80,6 +80,7 @@ class EagleSession:
             self._refresh()
 
     def forward(self, tree: TokenTree) -> Forward:
+        """Its logits are of the tokens that the head scores, [rows, num_scored]."""
         rows = len(tree)
         require_room(self.length, rows, self._network.config.context_length)
         first = self._reserve(rows)
@@ -94,7 +95,7 @@ class EagleSession:
             before = np.concatenate([stale - 1, first + tree.parents[at]])
             entries = _Entries(slots, positions, before, sees)
             scores[at] = self._make(entries, np.arange(len(stale), len(slots)))
-        return Forward(self._network.spread(scores))
+        return Forward(scores)
 
     def commit(self, rows: Sequence[int]) -> None:
         first = self.length - self._base
@@ -150,7 +151,7 @@ class EagleSession:
         slots, positions, before, sees = entries
         count, width = len(slots), sees.shape[1]
         seen = self._reached(sees, slots, positions)
-        is_final, inputs = self._inputs(positions, before)
+        is_final = self._features.available(positions - 1)
         start = int(slots[0])
         in_place = slots[-1] - start == count - 1  # each after the one before it
         if in_place:
@@ -161,8 +162,16 @@ class EagleSession:
             ahead[:, slots] = False
             start, seen = width, np.concatenate([ahead, own], axis=1)
             self._make_room(width + count)
-        embedded = self._network.embed(self._tokens[slots])
-        rows = EntryRows(embedded, inputs, positions, start, seen, scored)
+        rows = EntryRows(
+            self._network.embed(self._tokens[slots]),
+            self._features.get(positions[is_final] - 1),
+            self._replacing(before[~is_final]),
+            np.argsort(np.argsort(~is_final, kind="stable")),
+            positions,
+            start,
+            seen,
+            scored,
+        )
         states, logits = self._step(rows)
         if not in_place:
             self._cache[..., slots, :] = self._cache[..., start : start + count, :]
@@ -184,17 +193,12 @@ class EagleSession:
             sees = sees & (near | (np.arange(width) == slots[:, None]))
         return None if sees.all() else sees
 
-    def _inputs(self, positions: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether the target has computed the feature of each row's last token, [rows] bool, and
-        the feature, or what takes its place; nothing where nothing does."""
-        is_final = self._features.available(positions - 1)
-        inputs = np.zeros((len(positions), self._states.shape[1]), np.float32)
-        if is_final.any():
-            inputs[is_final] = self._network.entered(self._features.get(positions[is_final] - 1))
-        own = ~is_final & (before >= 0)
-        own[own] = self._is_known[before[own]]
-        inputs[own] = self._states[before[own]]
-        return is_final, inputs
+    def _replacing(self, before: np.ndarray) -> np.ndarray:
+        """[rows, hidden_size]: what takes the place of features that the target has not computed,
+        or nothing where nothing does."""
+        states = self._states[before]
+        states[(before < 0) | ~self._is_known[before]] = 0
+        return states
 
     def _reserve(self, rows: int) -> int:
         """Makes room for rows after the text, and returns the slot of the first. A text of twice

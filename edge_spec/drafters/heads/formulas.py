@@ -12,15 +12,25 @@ from edge_spec.drafters.heads.layers import HeadLayers, Heads, attend
 class EagleFormulas:
     """What backends without a step of their own draft by, and what theirs are compared with."""
 
-    def __init__(self, head: EagleHead, layers: HeadLayers, products: Products) -> None:
+    def __init__(self, head: EagleHead, products: Products) -> None:
         self.num_layers = head.config.num_layers
         self._head = head
-        self._layers = layers
+        self._layers = HeadLayers(head.config, products, head.tensors)
         self._products = products
 
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         """See core.heads.BindsCaches."""
         return _FormulaStep(self, self._layers, cache)
+
+    def known(self, found: np.ndarray) -> np.ndarray:
+        """found: [rows, features_size] -> [rows, hidden_size], what a token's features enter as."""
+        if self._head.joins_embedding:
+            return found
+        parts = [
+            self._layers.normed(each, f"feature_norm.{index}")
+            for index, each in enumerate(np.split(found, len(self._head.feature_layers), axis=1))
+        ]
+        return self._products("fc", self._layers.normed(np.concatenate(parts, axis=1), "fc_norm"))
 
     def enter(self, embedded: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What the first layer adds to, [rows, hidden_size], and what its attention reads."""
@@ -49,7 +59,8 @@ class _FormulaStep:
     def __call__(self, rows: EntryRows) -> tuple[np.ndarray, np.ndarray]:
         formulas, layers = self._formulas, self._layers
         end = rows.start + len(rows.positions)
-        stream, read = formulas.enter(rows.embedded, rows.features)
+        features = np.concatenate([formulas.known(rows.found), rows.states])[rows.order]
+        stream, read = formulas.enter(rows.embedded, features)
         for layer in range(formulas.num_layers):
             if layer:
                 read = layers.normed(stream, f"layers.{layer}.input_norm")

@@ -8,18 +8,17 @@ from functools import lru_cache, partial
 import numpy as np
 
 from edge_spec.core.heads import (
-    BindsCaches,
     EagleHead,
     EagleStep,
     HeadBackend,
     HeadMatrix,
     TargetTables,
 )
+from edge_spec.drafters.draft.candidates import ranked
 from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.formulas import EagleFormulas
 from edge_spec.drafters.heads.layers import (
     FEW_ROWS,
-    HeadLayers,
     layer_matrices,
     own_matrix,
     targets_output,
@@ -44,29 +43,16 @@ class EagleNetwork:
         self.num_scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
         self._head = head
         matrices = eagle_matrices(head, tables)
-        entry = {} if head.joins_embedding else {"fc": matrices["fc"]}
-        inner = {name: each for name, each in matrices.items() if name not in entry}
-        step = backend.eagle_step(head, inner)
-        self._products = backend.products(matrices if step is None else entry)
+        self._step = backend.eagle_step(head, matrices) or EagleFormulas(
+            head, backend.products(matrices)
+        )
         self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
-        self._layers = HeadLayers(head.config, self._products, head.tensors)
-        self._step: BindsCaches = step or EagleFormulas(head, self._layers, self._products)
 
     @property
     def features_size(self) -> int:
         """Of all features of a token beside each other."""
         return len(self.feature_layers) * self._head.feature_size
-
-    def entered(self, found: np.ndarray) -> np.ndarray:
-        """found: [rows, features_size] -> [rows, hidden_size], what a token's features enter as."""
-        if self._head.joins_embedding:
-            return found
-        parts = [
-            self._layers.normed(each, f"feature_norm.{index}")
-            for index, each in enumerate(np.split(found, len(self.feature_layers), axis=1))
-        ]
-        return self._products("fc", self._layers.normed(np.concatenate(parts, axis=1), "fc_norm"))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """[rows, hidden_size]. Few tokens are mostly those of a moment ago: they are remembered."""
@@ -77,6 +63,16 @@ class EagleNetwork:
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         """See BindsCaches."""
         return self._step.bound_to(cache)
+
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        """scores: [num_scored] of a row. (token of the target, kind of draft token), in falling
+        order. Raises ValueError for scores that no choice can be made by."""
+        peak = scores.max()
+        if not np.isfinite(peak):  # NaN, where any of them is
+            raise ValueError("logits that are not finite")
+        found = ranked(np.exp(scores - peak))
+        ids = self._head.token_ids
+        return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
 
     def spread(self, scores: np.ndarray) -> np.ndarray:
         """scores: [rows, num_scored] -> [rows, vocab of the target] float32; tokens that it does
