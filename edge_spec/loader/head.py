@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 
+_REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -43,12 +45,29 @@ def open_trained_head(
     without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
     backend = head_backend(path, source.identity, target.config.hidden_size, threads)
+    network: EagleNetwork | MedusaNetwork | DFlashNetwork
     if isinstance(head, MedusaHead):
-        return MedusaNetwork(head, backend)
-    tables = StoredTables(open_weights(source, f"the head {path} shares"))
-    if isinstance(head, DFlashHead):
-        return DFlashNetwork(head, tables, backend)
-    return EagleNetwork(head, tables, backend)
+        network = MedusaNetwork(head, backend)
+    else:
+        tables = StoredTables(open_weights(source, f"the head {path} shares"))
+        if isinstance(head, DFlashHead):
+            network = DFlashNetwork(head, tables, backend)
+        else:
+            network = EagleNetwork(head, tables, backend)
+    network.reported_acceptance = reported_acceptance(path)
+    return network
+
+
+def reported_acceptance(path: Path) -> tuple[float, ...]:
+    """What `edge-spec distill` has measured and written beside a head, by position; nothing where
+    there is no such report, or none that can be read: it is no more than a first expectation."""
+    try:
+        with (path / _REPORT).open("rb") as file:
+            found = json.loads(file.read(_LARGEST_REPORT))["acceptance"]
+        chances = tuple(float(each) for each in found)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return ()
+    return chances if all(0 <= each <= 1 for each in chances) else ()
 
 
 def open_weights(source: Source, who: str) -> TensorRows:

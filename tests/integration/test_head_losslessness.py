@@ -492,3 +492,25 @@ def test_options_that_a_head_contradicts_are_refused(
         options = options | {"draft": names[str(draft)]}
     with pytest.raises(EdgeSpecError, match=told):
         edge_spec.load(str(target), runtime="reference", **options)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ('{"acceptance": [0.5, 0.25]}', (0.5, 0.25)),
+        ('{"acceptance": [1.5]}', ()),
+        ('{"acceptance": "much"}', ()),
+        ('{"acceptance": [NaN]}', ()),
+        ("[", ()),
+        ("[]", ()),
+        (None, ()),
+    ],
+)
+def test_a_drafter_says_what_its_heads_report_says(
+    report: str | None, expected: tuple[float, ...], target: Path, head: Path
+) -> None:
+    if report is not None:
+        (head / "report.json").write_text(report)
+    with edge_spec.load(str(target), runtime="reference", draft=str(head), drafter="eagle") as it:
+        (drafter,) = it._drafting.speculation.drafters
+        assert tuple(drafter.reported_acceptance) == expected

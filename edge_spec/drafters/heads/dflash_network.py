@@ -25,6 +25,7 @@ class DFlashNetwork:
     with the head's matrices; by default numpy does, in float32."""
 
     kind = DFlashHead.drafted_by
+    reported_acceptance: Sequence[float] = ()  # see Drafter
     shares_output = True  # all rows are scored at once
 
     def __init__(

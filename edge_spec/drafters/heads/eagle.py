@@ -32,6 +32,10 @@ class EagleDrafter(DraftModelDrafter):
         model = EagleModel(network, self._target.store)
         super().__init__(model, model.open_session(), network.config.vocab_size, name=name)
 
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._network.reported_acceptance
+
     def attach(self, model: Model, session: Session) -> None:
         """Raises UnsupportedModelError where the runtime does not give features."""
         self._target.attach(session, self.name)

@@ -33,6 +33,7 @@ class MedusaNetwork:
     share. backend: what computes with them; by default numpy does, in float32."""
 
     kind = MedusaHead.drafted_by
+    reported_acceptance: Sequence[float] = ()  # see Drafter
 
     def __init__(self, head: MedusaHead, backend: HeadBackend | None = None) -> None:
         backend = backend or NumpyBackend()
@@ -104,6 +105,10 @@ class IndependentHeads(Protocol):
     def shares_output(self) -> bool:
         """Whether those of all heads are scored in one go."""
 
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        """See Drafter."""
+
     def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
         """[heads, vocab] float32, of what the target has last told."""
 
@@ -127,6 +132,10 @@ class MedusaDrafter(Drafter):
         self._logits: dict[int, np.ndarray] = {}  # by head, of this round
         self._likeliest: dict[int, list[tuple[int, int]]] = {}
         self._sampler = Sampler(SamplingParams(), ())
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._network.reported_acceptance
 
     def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler

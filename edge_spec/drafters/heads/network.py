@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -32,6 +32,7 @@ class EagleNetwork:
     default numpy does, in float32."""
 
     kind = EagleHead.drafted_by
+    reported_acceptance: Sequence[float] = ()  # see Drafter
 
     def __init__(
         self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
