@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.heads import DFlashHead, MedusaHead
+from edge_spec.core.heads import DFlashHead, EagleHead, MedusaHead
 from edge_spec.core.model import TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
@@ -49,13 +49,30 @@ def open_trained_head(
     if isinstance(head, MedusaHead):
         network = MedusaNetwork(head, backend)
     else:
-        tables = StoredTables(open_weights(source, f"the head {path} shares"))
+        tables = _NoTables() if _has_tables(head) else StoredTables(
+            open_weights(source, f"the head {path} shares")
+        )
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(head, tables, backend)
         else:
             network = EagleNetwork(head, tables, backend)
     network.reported_acceptance = reported_acceptance(path)
     return network
+
+
+class _NoTables:
+    """Beside a head that has both tables of its own."""
+
+    def embed(self, tokens: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
+        raise NotImplementedError
+
+
+def _has_tables(head: EagleHead | DFlashHead) -> bool:
+    """Whether it needs none of the target's."""
+    return isinstance(head, EagleHead) and head.embed_rows is not None and "head" in head.tensors
 
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:
