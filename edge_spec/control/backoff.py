@@ -32,8 +32,8 @@ class Backoff:
     """What one drafter has lost lately, and whether it rests.
 
     draft_token_s: seconds a draft token, where that is known. first_loss: plain steps that it may
-    lose before it has shown that it is of use; None: as many as later. The first round after a rest tells
-    nothing about it, nor whether the drafter is of use, since it has a text to catch up with.
+    lose before it has shown that it is of use; None: as many as later. The first round after a rest
+    tells nothing about either, since the drafter has a text to catch up with.
     """
 
     def __init__(

@@ -102,9 +102,7 @@ class HeadBackend(Protocol):
     def products(self, matrices: Mapping[str, HeadMatrix]) -> Products:
         """One by one."""
 
-    def eagle_step(
-        self, head: EagleHead, matrices: Mapping[str, HeadMatrix]
-    ) -> BindsCaches | None:
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches | None:
         """matrices: all of the head's."""
 
     def medusa_step(

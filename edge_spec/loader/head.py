@@ -49,8 +49,10 @@ def open_trained_head(
     if isinstance(head, MedusaHead):
         network = MedusaNetwork(head, backend)
     else:
-        tables = _NoTables() if _has_tables(head) else StoredTables(
-            open_weights(source, f"the head {path} shares")
+        tables = (
+            _NoTables()
+            if _has_tables(head)
+            else StoredTables(open_weights(source, f"the head {path} shares"))
         )
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(head, tables, backend)

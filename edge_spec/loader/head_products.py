@@ -73,9 +73,7 @@ class StoredBackend:
         stored = self._stored("products", list(matrices), make)
         return self.runtime.open_products(stored, self.threads)
 
-    def eagle_step(
-        self, head: EagleHead, matrices: Mapping[str, HeadMatrix]
-    ) -> BindsCaches | None:
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches | None:
         """None for layers that are too large for one file of the format."""
         if not _fits(head):
             return None

@@ -1,9 +1,9 @@
 """Medusa heads as one graph, which scores the tokens of all heads and picks the likeliest.
 
-    state      [1, hidden]              after the target's final norm
-    logits     [heads, scored tokens]
-    likeliest  [heads, LIKELIEST] int64 of the scored tokens, in falling order
-    shares     [heads, LIKELIEST]       of the sum of e to the logits
+state      [1, hidden]              after the target's final norm
+logits     [heads, scored tokens]
+likeliest  [heads, LIKELIEST] int64 of the scored tokens, in falling order
+shares     [heads, LIKELIEST]       of the sum of e to the logits
 """
 
 from __future__ import annotations

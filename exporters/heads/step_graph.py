@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, ValueInfoProto
 
 from edge_spec.core.heads import EagleHead, HeadMatrix
 from edge_spec.exporters.heads.graph_parts import HeadGraph
@@ -34,8 +34,8 @@ from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
 def step_graph(head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
-    """Returns a serialized ModelProto. matrices: all of the head's. bits: of layers, as `HeadGraph.multiply` has them; output matrices
-    keep 8, or float32."""
+    """Returns a serialized ModelProto. matrices: all of the head's. bits: of layers, as
+    `HeadGraph.multiply` has them; output matrices keep 8, or float32."""
     return _Step(head, matrices, bits).built()
 
 
@@ -155,7 +155,7 @@ class _Step:
         flat = graph.weight("flat_shape", np.array([1, 0, -1]))
         return graph.add("Reshape", [self._norm(split, f"{x}_norm"), flat], x + ".flat")
 
-    def _inputs(self) -> list[object]:
+    def _inputs(self) -> list[ValueInfoProto]:
         kinds, size = TensorProto, self._config.hidden_size
         return [
             tensor("embedded", kinds.FLOAT, [1, "rows", size]),
@@ -174,14 +174,14 @@ class _Step:
             *self._cache("past"),
         ]
 
-    def _outputs(self) -> list[object]:
+    def _outputs(self) -> list[ValueInfoProto]:
         return [
             tensor("states", TensorProto.FLOAT, [1, "rows", self._config.hidden_size]),
             tensor("logits", TensorProto.FLOAT, [1, "scored", "tokens"]),
             *self._cache("present"),
         ]
 
-    def _cache(self, when: str) -> list[object]:
+    def _cache(self, when: str) -> list[ValueInfoProto]:
         shape: list[int | str] = [1, self._config.num_kv_heads, "capacity", self._config.head_dim]
         return [
             tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)

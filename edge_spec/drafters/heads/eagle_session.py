@@ -196,7 +196,7 @@ class EagleSession:
     def _replacing(self, before: np.ndarray) -> np.ndarray:
         """[rows, hidden_size]: what takes the place of features that the target has not computed,
         or nothing where nothing does."""
-        states = self._states[before]
+        states: np.ndarray = self._states[before]
         states[(before < 0) | ~self._is_known[before]] = 0
         return states
 

@@ -24,7 +24,6 @@ from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
-
 Likeliest = tuple[np.ndarray, np.ndarray]  # tokens and their shares, in falling order
 
 

@@ -627,9 +627,7 @@ def test_a_head_that_does_not_pay_loses_little_in_its_first_answer(
 def test_a_head_that_is_reported_to_pay_is_tried_as_long_as_a_draft() -> None:
     """Right in six of ten, it is unlucky for a while at first."""
     clocks = [Clock(), Clock()]
-    unlucky = [
-        Head(clock, 0.05, lambda number: 0.0 if number < 8 else 0.8) for clock in clocks
-    ]
+    unlucky = [Head(clock, 0.05, lambda number: 0.0 if number < 8 else 0.8) for clock in clocks]
     unlucky[0].reported = (0.6, 0.6)
     trusted, doubted = (
         simulate(clock, policy_of(clock), [head], 100, noise=0)
