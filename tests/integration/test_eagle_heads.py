@@ -15,6 +15,7 @@ from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, HeadBackend
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.eagle_session import EagleModel
 from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
@@ -234,3 +235,21 @@ def test_a_pass_without_features_leaves_a_gap(rig_of: Callable[..., Rig]) -> Non
     assert len(rig.drafter.propose(9, CHAIN)) == 1
     rig.round(TokenTree.chain(9), [])
     assert len(rig.drafter.propose(rig.text[-1], CHAIN)) == 4
+
+
+def test_rows_of_a_level_need_not_follow_each_other(rig_of: Callable[..., Rig]) -> None:
+    """They are made elsewhere and moved to their places, where the next level reads them."""
+    rig = rig_of("safeailab", {})
+    rig.drafter.propose(rig.text[-1], CHAIN)  # has read the text
+    session = EagleModel(rig.network, rig.drafter._target.store).open_session()
+    session.prefill(rig.text[:-1])
+    tokens, parents = [rig.text[-1], 20, 30, 40, 50, 60], [-1, 0, 1, 0, 3, 4]
+    tree = TokenTree(
+        np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(6, np.float32)
+    )
+    scores = rig.network.spread(session.forward(tree).logits)
+    for row, path in enumerate([[], [20], [20, 30], [40], [40, 50], [40, 50, 60]]):
+        require_same(scores[row], rig.expected(path))
+    session.commit([0, 3, 4])
+    again = rig.network.spread(session.forward(TokenTree.chain(60)).logits)
+    require_same(again[0], rig.expected([40, 50, 60]))
