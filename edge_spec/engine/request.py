@@ -36,7 +36,7 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
         max_tokens=context_length if max_tokens is None else max_tokens,
         stop_ids=frozenset(parts.text.eos_ids),
         context_length=context_length,
-        max_rows=parts.model.capabilities.max_rows,
+        max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,
     )
     return Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop))

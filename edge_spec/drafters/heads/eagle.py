@@ -21,7 +21,9 @@ from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 class EagleDrafter(DraftModelDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, head="eagle")
+    traits = DrafterTraits(
+        trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
+    )
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         self._target = TargetFeatures(network.feature_layers, network.features_size, WINDOW)
