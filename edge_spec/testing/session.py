@@ -67,7 +67,7 @@ class _SessionCheck:
         vocab_size = model.config.vocab_size
         self._prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
         if model.config.encoder is not None:  # three tokens are its source, the others an answer
-            self._prompt[3] = model.config.encoder.start_id
+            self._prompt[2:4] = [model.config.encoder.start_id] * 2
         self._draft_tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
 
     def prefill_in_chunks(self) -> None:

@@ -96,7 +96,14 @@ def test_two_texts_in_one_tree_score_as_transformers_scores_them(
     session.close()
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("t5")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in FAMILIES
+        if families.CONFIGS[name]["model_type"] not in families.SOURCE_TYPES
+    ],
+)
 def test_conversations_share_passes(name: str, model: Opened) -> None:
     """Each with its own windows: of a pass that several share, too."""
     shared = model(name, "ort")
