@@ -29,6 +29,7 @@ class Capabilities:
     rollback: bool  # whether the KV cache can be rewound to any length
     hidden_states: bool  # whether Forward.hidden is filled
     settled_tokens: int = 0  # of context, from which on no other kernels are chosen
+    rounds_activations: bool = False  # to 8 bits, where a last bit that differs may count for much
     # Rows of one pass that can be dropped after it, without reading text again; None: all of them.
     rollback_rows: int | None = None
     why_no_trees: str = ""  # what about the model or its graph keeps rows from branching

@@ -44,6 +44,7 @@ DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
+_FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round activations to 8 bits
 MOST_SHARING = 16  # sessions of one pass
 SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
 _ROOM = 4  # times the memory of that cache, which has to be free
@@ -106,6 +107,7 @@ class LlamaCppModel:
             rollback=True,
             hidden_states=library.hidden is not None,
             settled_tokens=SETTLED_TOKENS,
+            rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
         )
         if self._weights.is_hybrid:
             self._make_rewindable(source)
@@ -115,12 +117,11 @@ class LlamaCppModel:
 
         self._choices = rewindable(self._weights, self._choices, source.path)
         kept = self._choices.kept_states
-        self.capabilities = Capabilities(
+        self.capabilities = replace(
+            self.capabilities,
             max_rows=kept + 1,
             trees=False,
-            rollback=True,
             hidden_states=False,
-            settled_tokens=SETTLED_TOKENS,
             rollback_rows=kept,
             why_no_trees=NO_BRANCHES,
         )
