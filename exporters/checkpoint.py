@@ -224,9 +224,11 @@ def _mlp_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
     if not config.gated_mlp:
         del parts["gate_proj"]
     if experts is None:
-        found = {f"{prefix}{part}.weight": shape for part, shape in parts.items()}
+        found: dict[str, tuple[int, ...]] = {
+            f"{prefix}{part}.weight": shape for part, shape in parts.items()
+        }
         if config.mlp_bias:
-            found |= {f"{prefix}{part}.bias": shape[:1] for part, shape in parts.items()}
+            found |= {f"{prefix}{part}.bias": (shape[0],) for part, shape in parts.items()}
         return found
     matrices = {
         f"{prefix}experts.{expert}.{part}": shape

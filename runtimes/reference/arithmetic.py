@@ -99,8 +99,8 @@ class Arithmetic:
         embedded = self.scaled(self.weight("model.embed_tokens.weight")[tokens])
         if not self.config.position_table:
             return embedded
-        table = self.weight(f"{half}.embed_positions.weight")
-        return embedded + table[positions]
+        at_positions: np.ndarray = self.weight(f"{half}.embed_positions.weight")[positions]
+        return embedded + at_positions
 
     def scaled(self, embeddings: np.ndarray) -> np.ndarray:
         """The residual stream before the first layer."""
