@@ -99,8 +99,9 @@ class Arithmetic:
         embedded = self.scaled(self.weight("model.embed_tokens.weight")[tokens])
         if not self.config.position_table:
             return embedded
-        at_positions: np.ndarray = self.weight(f"{half}.embed_positions.weight")[positions]
-        return embedded + at_positions
+        table = self.weight(f"{half}.embed_positions.weight")
+        placed: np.ndarray = embedded + table[positions]
+        return placed
 
     def scaled(self, embeddings: np.ndarray) -> np.ndarray:
         """The residual stream before the first layer."""
