@@ -1,13 +1,16 @@
 """A day of questions about the same documents, with and without heads that learn from the answers.
 
     python benchmarks/learning_curve.py [MODEL] [--questions 60] [--out curve.json]
-    python benchmarks/learning_curve.py [MODEL] --rates [--questions 60] [--last 20]
+    python benchmarks/learning_curve.py [MODEL] --rates --cache DIR [--questions 84] [--last 24]
+    python benchmarks/learning_curve.py [MODEL] --delay --cache DIR
 
 Documents and questions are made here. Every question is answered three times: without a head, with
 the head that the measurement has chosen, if any, and with the newest head in any case. After each
 question what an idle process would do is done at once, so no time of the day matters. The folder of
 what was learnt is `--cache`; with --rates nothing is learnt: the last questions are answered in
 turns, and tokens a second are what is printed. Texts have to be the same in all cases.
+More questions than were asked before are new ones. --delay has a process learn again, and says how
+long a prompt that comes meanwhile waits for its first text, beside one that comes while none runs.
 """
 
 from __future__ import annotations
@@ -222,6 +225,33 @@ def rates(day: Day, asked: argparse.Namespace) -> None:
     print(json.dumps({"per_second": found, "a head is chosen": drafts, **describe_machine()}))
 
 
+def delay(day: Day, asked: argparse.Namespace, pairs: int = 8, wait_s: float = 4.0) -> None:
+    """Milliseconds to the first text, in turns."""
+    learner, engine = day._learner, day.engines["chosen"]
+    assert learner is not None
+    learner._process._quiet_s = 0.1
+    found: dict[str, list[float]] = {"alone": [], "while it learns": []}
+    running = []
+    for index, question in enumerate(questions(2 * pairs, asked.manuals, asked.seed)):
+        name = list(found)[index % 2]
+        with learner._folder.writing(learner._id):
+            learner._folder.start_again()
+        learner._parts = replace(learner._parts, is_idle=lambda: bool(index % 2))  # noqa: B023
+        time.sleep(wait_s)
+        lifeline = learner._process._lifeline
+        running.append(lifeline is not None and not lifeline.has_ended)
+        began_s = time.perf_counter()
+        texts_s = [
+            time.perf_counter() - began_s
+            for chunk in engine.chat(question, stream=True, max_tokens=24)
+            if chunk.text
+        ]
+        found[name].append(texts_s[0] * 1e3)
+    told = {name: [round(each, 1) for each in values] for name, values in found.items()}
+    medians = {name: float(np.median(values)) for name, values in found.items()}
+    print(json.dumps({"median_ms": medians, "all_ms": told, "it ran": running}))
+
+
 def _accepted(stats: Stats) -> float:
     """Tokens of the head that were accepted, of all tokens."""
     counts = stats.drafters.get("medusa")
@@ -255,6 +285,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, help="Where it is learnt; kept afterwards.")
     parser.add_argument("--rates", action="store_true")
+    parser.add_argument("--delay", action="store_true")
     parser.add_argument("--last", type=int, default=20)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -262,8 +293,8 @@ def main() -> None:
         directory = asked.cache or Path(opened.enter_context(tempfile.TemporaryDirectory()))
         _share_models(directory)
         day = Day(asked, opened)
-        if asked.rates:
-            rates(day, asked)
+        if asked.rates or asked.delay:
+            (rates if asked.rates else delay)(day, asked)
             return
         rows = curve(day, asked)
         print(summary(rows), file=sys.stderr)

@@ -18,7 +18,7 @@ class LearntHead:
     """stats: how often its draft tokens were right, as `DrafterSwitch.remember` takes it."""
 
     network: MedusaNetwork
-    stats: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    stats: Mapping[str, list[float]] = field(default_factory=dict)
 
 
 class TakesAnswers(Protocol):
