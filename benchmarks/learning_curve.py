@@ -243,7 +243,7 @@ def delay(day: Day, asked: argparse.Namespace, pairs: int = 8, wait_s: float = 4
         began_s = time.perf_counter()
         texts_s = [
             time.perf_counter() - began_s
-            for chunk in engine.chat(question, stream=True, max_tokens=24)
+            for chunk in engine.chat(f"{index}. {question}", stream=True, max_tokens=24)
             if chunk.text
         ]
         found[name].append(texts_s[0] * 1e3)

@@ -86,7 +86,7 @@ def sit(folder: str, assignment: str) -> dict[str, str | None]:
     """Does what there is to do. Raises an EdgeSpecError, OSError; ForgottenError is no failure."""
     _give_way()
     asked = ASSIGNMENT.validate_json(assignment)
-    with suppress(ForgottenError), one_blas_thread():
+    with suppress(ForgottenError):
         Sitting(LearningFolder(Path(folder)), asked, Conditions()).run()
     return {}
 
@@ -114,6 +114,11 @@ class Sitting:
         self._state = self._readable_state()
 
     def run(self) -> None:
+        """On one thread."""
+        with one_blas_thread():
+            self._run()
+
+    def _run(self) -> None:
         while self._may_go_on():
             is_begun = self._folder.training.exists()
             task = next_task(self._state, self._folder.texts.entries(), is_begun=is_begun)

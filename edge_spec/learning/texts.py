@@ -48,7 +48,8 @@ class TextEntry(NamedTuple):
 
 def as_kept(states: np.ndarray) -> np.ndarray:
     """[rows, hidden_size] as files have it."""
-    return np.clip(states, -_LARGEST, _LARGEST).astype(_KEPT)
+    kept: np.ndarray = np.clip(states, -_LARGEST, _LARGEST).astype(_KEPT)
+    return kept
 
 
 class TextFiles:

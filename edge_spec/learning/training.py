@@ -78,7 +78,7 @@ class Heads:
     @classmethod
     def untrained(cls, hidden_size: int, count: int = NUM_HEADS) -> Heads:
         """Each begins as the target's own choice."""
-        parameters = {}
+        parameters: dict[str, np.ndarray] = {}
         for head in range(count):
             parameters[weight_name(head)] = np.zeros((hidden_size, hidden_size), np.float32)
             parameters[bias_name(head)] = np.zeros(hidden_size, np.float32)
