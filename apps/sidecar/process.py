@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from threading import Thread
 from types import FrameType
 
@@ -17,7 +17,7 @@ from edge_spec.apps.sidecar.wire import MAX_LINE_BYTES, LineTooLongError, Wire
 from edge_spec.core.callbacks import comes_later
 
 MAX_WAITING = 16  # lines read ahead
-_LOOK_S = 1.0  # between two looks whether the other program is gone, while it waits with these
+_LOOK_S = 1.0  # between two looks whether there is an end to all waiting
 
 
 class _Ended(BaseException):
@@ -42,11 +42,19 @@ def _serve(open_engine: Callable[[], Engine]) -> None:
     Thread(target=_read, args=(wire, lines), daemon=True).start()
     sidecar = Sidecar(open_engine(), wire.send)
     try:
-        while (line := lines.get()) is not None and sidecar.handle(line):
+        while (line := _next(lines)) is not None and sidecar.handle(line):
             pass
     finally:
         _ignore_the_end()
         sidecar.close()
+
+
+def _next(lines: Queue[bytes | None]) -> bytes | None:
+    """Looks up now and then: the system may give a signal to any thread, which does not wake this
+    one, and only this one handles it."""
+    while True:
+        with suppress(Empty):
+            return lines.get(timeout=_LOOK_S)
 
 
 def _read(wire: Wire, lines: Queue[bytes | None]) -> None:

@@ -101,15 +101,17 @@ def keep_promise(
 ) -> Losslessness:
     """The cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width` rows over
     one of a single row; asked only where it decides. replays: whether to leave near ties to plain
-    steps is cheap: drafting while the target scores cannot be done then."""
+    steps is cheap: drafting while the target scores cannot be done then. Near ties are not known
+    where the noise is not: passes keep to widths that agree then, at whatever price."""
     if mode is LosslessMode.TIES:
         return Losslessness(mode, tie_margin=found.tie_margin)
-    is_cheap = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE
+    is_replayed = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE
     agreeing = found.invariant_widths if len(found.invariant_widths) > 1 else ()
     if agreeing:
         cost = plain_cost() if agreeing[0] > 1 else 1.0
-        if mode is LosslessMode.ALWAYS or cost <= 1 + MOST_PADDING:
+        needs_them = mode is LosslessMode.ALWAYS or not found.noise_is_known
+        if needs_them or cost <= 1 + MOST_PADDING:
             return Losslessness(mode, agreeing, cost)
-    if mode is LosslessMode.ALWAYS or is_cheap:
+    if mode is LosslessMode.ALWAYS or (is_replayed and found.noise_is_known):
         return Losslessness(mode, replays=True, tie_margin=REPLAY_SAFETY * found.tie_margin)
     return Losslessness(mode, tie_margin=found.tie_margin)

@@ -29,6 +29,7 @@ class Capabilities:
     rollback: bool  # whether the KV cache can be rewound to any length
     hidden_states: bool  # whether Forward.hidden is filled
     settled_tokens: int = 0  # of context, from which on no other kernels are chosen
+    rounds_activations: bool = False  # to 8 bits, where a last bit that differs may count for much
 
 
 @dataclass(frozen=True, eq=False)

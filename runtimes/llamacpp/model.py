@@ -44,6 +44,7 @@ DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
+_FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round activations to 8 bits
 MOST_SHARING = 16  # sessions of one pass
 SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
 _ROOM = 4  # times the memory of that cache, which has to be free
@@ -110,6 +111,7 @@ class LlamaCppModel:
             rollback=True,
             hidden_states=library.hidden is not None and not self._weights.is_hybrid,
             settled_tokens=SETTLED_TOKENS,
+            rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
         )
 
     @property
@@ -201,6 +203,13 @@ class LlamaCppRuntime:
         if not is_plain(source):
             _require_plain_decoder(library, source)
         self._screened = source
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does, but for what servers may bring: "gpu" and names
+        such as "rpc0" are told when a model is opened."""
+        own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
+        if own:
+            choose_devices(own, self._library().devices())
 
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))

@@ -50,6 +50,7 @@ class OrtModel:
             trees=form is None or form.takes_trees,
             rollback=True,
             hidden_states=True,
+            rounds_activations=form is None and bundle.manifest.quantization.startswith("int"),
         )
         self.form = form
         self.config = self._loader.config

@@ -76,7 +76,7 @@ Start = Callable[..., Sidecar]
 
 
 @pytest.fixture
-def start(command: list[str], demo_gguf: Path, tmp_path: Path) -> Iterator[Start]:
+def start(command: list[str], converted: None, tmp_path: Path) -> Iterator[Start]:
     """Starts one; with `code`, Python that calls `run` in its own way."""
     started = []
 
@@ -92,7 +92,7 @@ def start(command: list[str], demo_gguf: Path, tmp_path: Path) -> Iterator[Start
 
 @pytest.fixture(scope="module")
 def shared(
-    command: list[str], demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+    command: list[str], converted: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sidecar]:
     """One for all tests that leave it with nothing to do; conversations are their own."""
     sidecar = Sidecar([*command, "serve", "smollm2", "--stdio"], tmp_path_factory.mktemp("shared"))
@@ -232,6 +232,29 @@ run(wait)
 """
 
 
+ANOTHER_THREAD = """
+import os, signal, sys, threading, time
+from types import SimpleNamespace
+from edge_spec.apps.sidecar import run
+
+def end_while_it_waits(main=threading.get_ident()):
+    looks = 0
+    while looks < 1000:
+        time.sleep(0)  # the main thread goes on, if it can
+        is_waiting = sys._current_frames()[main].f_code is threading.Condition.wait.__code__
+        looks = looks + 1 if is_waiting else 0
+    os.kill(os.getpid(), signal.SIGTERM)  # to this thread, the only one that lets it in
+    threading.Event().wait()
+
+def open_engine():
+    threading.Thread(target=end_while_it_waits, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    return SimpleNamespace(close=lambda: None)
+
+run(open_engine)
+"""
+
+
 def lose_input(sidecar: Sidecar) -> None:
     sidecar.process.stdin.close()
 
@@ -249,6 +272,12 @@ def test_it_ends_while_the_model_is_opened(cause: Callable[[Sidecar], None], sta
     sidecar = start(WAITING)
     sidecar.process.stderr.readline()
     cause(sidecar)
+    assert sidecar.end() == (0, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals there are no threads'")
+def test_it_ends_where_the_system_gives_the_signal_to_another_thread(start: Start) -> None:
+    sidecar = start(ANOTHER_THREAD)
     assert sidecar.end() == (0, "")
 
 

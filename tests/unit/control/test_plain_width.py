@@ -4,6 +4,7 @@ policy and round loop on a clock that passes alone move."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class StepsOff(ScriptedSession):
         logits = super().forward(tree).logits
         if len(tree) < self._off.from_width:
             seed = [len(self.committed), 7]
-            logits = logits + np.random.default_rng(seed).uniform(-0.2, 0.2, logits.shape)
+            noise = np.random.default_rng(seed).uniform(-1, 1, logits.shape)
+            logits = logits + self._off.noise * noise
         return Forward(logits.astype(np.float32))
 
 
@@ -55,6 +57,7 @@ class StepsOffModel(ScriptedModel):
     def __init__(self, from_width: int, seconds: Mapping[int, float]) -> None:
         super().__init__(random_logits(VOCAB, order=2, scale=1.0), VOCAB, context_length=1024)
         self.from_width = from_width
+        self.noise = 0.2
         self.seconds = seconds
         self.clock = Clock()
 
@@ -201,6 +204,34 @@ def test_the_cheapest_way_that_the_mode_allows_is_taken(
 ) -> None:
     kept = keep_promise(mode, BatchInvariance(margin, widths), lambda: cost)
     assert (kept.promise, kept.plain_width) == (promise, plain_width)
+
+
+@pytest.mark.parametrize(
+    ("mode", "widths", "promise"),
+    [
+        (LosslessMode.AUTO, (4, 8), Promise.BIT_IDENTICAL),
+        (LosslessMode.AUTO, (1,), Promise.TIES),
+        (LosslessMode.ALWAYS, (1,), Promise.REPLAYED),
+    ],
+)
+def test_near_ties_are_not_known_where_the_noise_is_not(
+    mode: LosslessMode, widths: tuple[int, ...], promise: Promise
+) -> None:
+    found = BatchInvariance(3e-6, widths, noise_is_known=False)
+    assert keep_promise(mode, found, lambda: 3.0).promise is promise
+
+
+@pytest.mark.parametrize(
+    ("rounds_activations", "noise", "is_known"),
+    [(True, 1e-6, False), (True, 0.1, True), (False, 1e-6, True)],
+)
+def test_noise_is_known_once_an_activation_was_rounded_the_other_way(
+    rounds_activations: bool, noise: float, is_known: bool
+) -> None:
+    model = StepsOffModel(2, FLAT)
+    model.noise = noise
+    model.capabilities = replace(model.capabilities, rounds_activations=rounds_activations)
+    assert measure_batch_invariance(model).noise_is_known is is_known
 
 
 def test_near_ties_are_not_replayed_where_that_would_end_drafting_meanwhile() -> None:
