@@ -49,10 +49,11 @@ class DrafterSwitch:
         with self._lock:
             return self._offered[0] if self._offered else self._names
 
-    @property
-    def factory(self) -> SpeculationFactory:
-        """Of what is offered from now on."""
-        return self._parts.speculation_factory
+    def with_head(self, factory: SpeculationFactory) -> SpeculationFactory:
+        """With the head that was learnt, where there is one."""
+        if self._head is None:
+            return factory
+        return replace(factory, setting=replace(factory.setting, head=self._head.network))
 
     def use_head(self, head: LearntHead | None) -> None:
         """From the next `take` on, a head that was learnt is among what drafters may be made of, or
@@ -60,10 +61,9 @@ class DrafterSwitch:
         if head is self._head:
             return
         before, self._head = self._parts, head
-        network = None if head is None else head.network
-        setting = replace(self.factory.setting, head=network)
-        changed = replace(self.factory, setting=setting)
-        self._parts = replace(self._parts, speculation_factory=changed)
+        changed = self._parts.speculation_factory
+        changed = replace(changed, setting=replace(changed.setting, head=None))
+        self._parts = replace(self._parts, speculation_factory=self.with_head(changed))
         if head is not None:
             self.remember(head.stats)
         try:

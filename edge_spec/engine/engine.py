@@ -115,7 +115,7 @@ class Engine:
             for draft in parts.drafts:
                 drafts.append(draft.fork())
                 opened.callback(drafts[-1].close_session)
-            speculation_factory = self._drafting.factory.forked(drafts)
+            speculation_factory = self._drafting.with_head(parts.speculation_factory).forked(drafts)
             speculation = speculation_factory.choose(self.drafter)
             opened.callback(speculation.close)
             parts = replace(
