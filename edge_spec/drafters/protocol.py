@@ -123,6 +123,12 @@ class Drafter:
         accepted; empty where the drafter does not sample."""
         return ()
 
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        """Tells how often its draft tokens were right where it was made, by position, each after
+        all before it; empty where nobody has reported it."""
+        return ()
+
     # A stage of a cascade drafts after draft tokens, which may be taken back.
 
     def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:

@@ -216,6 +216,13 @@ class LlamaCppRuntime:
             _require_plain_decoder(library, source)
         self._screened = source
 
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does, but for what servers may bring: "gpu" and names
+        such as "rpc0" are told when a model is opened."""
+        own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
+        if own:
+            choose_devices(own, self._library().devices())
+
     def devices(self, options: RuntimeOptions) -> list[placement.Device]:
         return list(listed(self.name, self._library(), options.rpc_servers))
 

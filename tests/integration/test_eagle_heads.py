@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, HeadBackend
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader.head_products import StoredBackend
+from edge_spec.models import runtimes
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads
@@ -66,9 +70,9 @@ class Tables:
 class Recording(EagleNetwork):
     """Keeps all logits."""
 
-    def logits(self, stream: np.ndarray) -> np.ndarray:
-        self.seen = super().logits(stream)
-        return self.seen
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        self.seen = self.spread(scores[None])
+        return super().likeliest(scores)
 
 
 @dataclass
@@ -116,8 +120,20 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stored
     return open_checkpoint(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
 
+@pytest.fixture(params=["formulas", "graph"])
+def backend(request: pytest.FixtureRequest) -> HeadBackend:
+    """Both in float32: numpy by the formulas, and onnxruntime by one graph of all layers."""
+    if request.param == "formulas":
+        return NumpyBackend()
+    runtime = runtimes.load_runtime("ort")
+    assert isinstance(runtime, ComputesHeads)
+    return StoredBackend(runtime, FLOAT_BITS)
+
+
 @pytest.fixture
-def rig_of(target: StoredCheckpoint, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+def rig_of(
+    target: StoredCheckpoint, backend: HeadBackend, tmp_path: Path
+) -> Iterator[Callable[..., Rig]]:
     def make(form: str, options: dict[str, Any], prompt: list[int] = PROMPT) -> Rig:
         head = heads.draw(LAYERS, target.config.vocab_size, form, **options)
         path = head.write(tmp_path / "head")
@@ -125,7 +141,7 @@ def rig_of(target: StoredCheckpoint, tmp_path: Path) -> Iterator[Callable[..., R
         model = ReferenceModel(target)
         session = model.open_session()
         assert isinstance(session, ReferenceSession)
-        network = Recording(open_head(path, target.config), tables)
+        network = Recording(open_head(path, target.config), tables, backend)
         drafter = EagleDrafter(network)
         drafter.attach(model, session)
         session.prefill(prompt[:-1])

@@ -89,6 +89,14 @@ def test_the_librarys_own_devices_are_listed(
     open_llama(llama, gguf(), providers=("cpu",)).close()
 
 
+def test_a_device_that_is_not_here_is_told_without_a_model(llama: str) -> None:
+    runtime = runtimes.load_runtime(llama)
+    with pytest.raises(UsageError, match=r"there is no device 'abacus'"):
+        runtime.require_devices(("abacus",))
+    runtime.require_devices(("cpu",))
+    runtime.require_devices(("rpc0", "gpu"))  # a server may have them
+
+
 def test_a_cache_beyond_the_free_memory_is_refused_before_the_library_is_asked(
     llama: str, gguf: Files, open_llama: OpenLlama
 ) -> None:
