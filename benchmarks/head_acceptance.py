@@ -1,10 +1,10 @@
-"""How far a trained head's tokens would be accepted in answers to the benchmark's prompts.
+"""How far a trained drafter's tokens would be accepted in answers to the benchmark's prompts.
 
     python benchmarks/head_acceptance.py smollm2 HEAD [HEAD ...]
 
 The target answers each prompt greedily. From every place of an answer, up to where it begins to
-repeat itself, each head drafts after the target's own tokens; position i counts where all before it
-were right. Heads are those that `edge-spec distill` writes; it needs the extra `distill`.
+repeat itself, each drafter drafts after the target's own tokens; position i counts where all before
+it were right. Drafters are those that `edge-spec distill` writes; it needs the extra `distill`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ import torch
 from common import report
 
 import edge_spec
-from edge_spec.core.model import TensorRows
+from edge_spec.core.model import Checkpoint
 from edge_spec.diagnostics.bench.loops import in_loops
 from edge_spec.distill.acceptance import measured_acceptance
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.draft_cost import draft_token_s
+from edge_spec.distill.draft_runs import DraftRuns
 from edge_spec.distill.eagle3 import Eagle3Trainee
 from edge_spec.distill.features import Example, FeatureRequest, read_features
 from edge_spec.distill.kinds import eagle3_layers
 from edge_spec.distill.medusa import MedusaTrainee
+from edge_spec.distill.small_draft import SmallDraftTrainee
 from edge_spec.distill.tensor_file import read_tensors
 from edge_spec.distill.trainee import Teacher, Trainee, drafted
 from edge_spec.distill.windows import batch_of, windows_of
 from edge_spec.loader.head import StoredTables, open_weights
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.runtimes import is_head
 from edge_spec.models.source import Source
 from edge_spec.text.prompt_files import Prompt, read_prompts
 
@@ -57,9 +61,11 @@ def answered(model: str, prompts: list[Prompt], max_tokens: int, folder: Path) -
         )
 
 
-def opened(head: Path, weights: TensorRows) -> tuple[Trainee, Teacher]:
+def opened(head: Path, weights: Checkpoint) -> tuple[Trainee, Teacher]:
     """A head as it was trained."""
     tensors, _ = read_tensors(head / "model.safetensors")
+    if "d2t" not in tensors:
+        return opened_draft(tensors, weights)
     ids = tensors["d2t"] + np.arange(len(tensors["d2t"]))
     teacher = Teacher(weights.config, StoredTables(weights).output_rows(ids), ids)
     trainee: Trainee
@@ -75,15 +81,33 @@ def opened(head: Path, weights: TensorRows) -> tuple[Trainee, Teacher]:
     return trainee, teacher
 
 
+def opened_draft(tensors: dict[str, np.ndarray], weights: Checkpoint) -> tuple[Trainee, Teacher]:
+    """An ordinary small draft, which drafts from the whole vocabulary."""
+    ids = np.arange(weights.config.vocab_size)
+    teacher = Teacher(weights.config, StoredTables(weights).output_rows(ids), ids)
+    count = sum(name.endswith("mlp.up_proj.weight") for name in tensors)
+    trainee = SmallDraftTrainee(teacher, weights, count, _POSITIONS)
+    for name, parameter in trainee.parameters.items():
+        parameter.data.copy_(torch.from_numpy(tensors[name].astype(np.float32)))
+    return trainee, teacher
+
+
+def draft_token_ms(drafter: Path, weights: Checkpoint) -> float:
+    if is_head(drafter):
+        return 1e3 * draft_token_s(drafter, weights.config, weights)
+    runs = DraftRuns(AskedOptions(), 0, lambda what, fraction: None)
+    return 1e3 * runs.token_s(drafter)
+
+
 def measure(
-    head: Path, weights: TensorRows, prompts: list[Prompt], examples: list[Example]
+    head: Path, weights: Checkpoint, prompts: list[Prompt], examples: list[Example]
 ) -> dict[str, Any]:
     trainee, teacher = opened(head, weights)
     drafts = defaultdict(list)
     for prompt, example in zip(prompts, examples, strict=True):
         for window in windows_of([example], 512):
             batch = batch_of([window], trainee.num_positions)
-            one = drafted(trainee, teacher, batch), batch.written[batch.anchors]
+            one = drafted(trainee, batch), batch.written[batch.anchors]
             for name in ("all", prompt.category):
                 drafts[name].append(one)
     written = np.concatenate([e.conversation.tokens[e.conversation.start :] for e in examples])
@@ -91,7 +115,7 @@ def measure(
     for name, chances in found.items():
         print(f"{head.name} {name}: {' '.join(f'{100 * each:.0f} %' for each in chances)}")
     scored = float(np.isin(written, teacher.token_ids).mean())
-    token_ms = 1e3 * draft_token_s(head, weights.config, weights)
+    token_ms = draft_token_ms(head, weights)
     print(
         f"{head.name} scores {100 * scored:.1f} % of {len(written)} tokens, {token_ms:.2f} ms each"
     )

@@ -16,7 +16,7 @@ _BYTES = 1_000_000  # of a MB
 def distill(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
     out: Annotated[Path, typer.Option(help="Directory of the drafter.", show_default=False)],
-    kind: Annotated[str, typer.Option(help="medusa or eagle3.")] = "medusa",
+    kind: Annotated[str, typer.Option(help="medusa, eagle3 or draft.")] = "medusa",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -38,7 +38,18 @@ def distill(
     ] = 3,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Most passes over the answers.  [default: medusa 8, eagle3 6]"),
+        typer.Option(help="Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]"),
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(help="Of an ordinary draft.  [default: one for seven of the model's]"),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of a Ray cluster: its machines write answers and read features.",
+            metavar="ADDRESS",
+        ),
     ] = None,
     max_cache: Annotated[
         int, typer.Option(help="MB on the disk for what the model computes of the answers.")
@@ -68,6 +79,8 @@ def distill(
         vocabulary=vocabulary,
         positions=positions,
         epochs=epochs,
+        layers=layers,
+        ray=ray,
         max_cache_bytes=max_cache * _BYTES,
         seed=seed,
     )

@@ -12,7 +12,11 @@ _TELLING = 0.02  # of the work: what is left cannot be told from less
 
 
 class ProgressBar:
-    """A `Progress` that appears with the first report and disappears at the end."""
+    """A `Progress` that appears with the first report and disappears at the end.
+
+    A step has one bar. What is told of it in brackets may change: "Training (41 % accepted)" is the
+    same step as "Training (42 % accepted)".
+    """
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -20,9 +24,10 @@ class ProgressBar:
         self._told = 0.0  # when a line was written last
 
     def __call__(self, what: str, fraction: float) -> None:
-        new = what not in self._tasks
+        step = what.partition(" (")[0]
+        new = step not in self._tasks
         if not sys.stderr.isatty():
-            self._print(what, fraction, new)
+            self._print(what, fraction, step)
             return
         if self._bar is None:
             from rich.console import Console
@@ -31,17 +36,17 @@ class ProgressBar:
             self._bar = Progress(console=Console(stderr=True), transient=True)
             self._bar.start()
         if new:
-            self._tasks[what] = self._bar.add_task(what, total=1.0)
-        self._bar.update(self._tasks[what], completed=fraction)
+            self._tasks[step] = self._bar.add_task(what, total=1.0)
+        self._bar.update(self._tasks[step], completed=fraction, description=what)
 
-    def _print(self, what: str, fraction: float, new: bool) -> None:
+    def _print(self, what: str, fraction: float, step: str) -> None:
         now = time.monotonic()
-        if new:
-            self._tasks[what] = now, fraction
+        if step not in self._tasks:
+            self._tasks[step] = now, fraction
             print(f"{what} ...", file=sys.stderr, flush=True)
             self._told = now
             return
-        begun_s, begun = self._tasks[what]
+        begun_s, begun = self._tasks[step]
         if now - self._told >= _EVERY_S and fraction - begun >= _TELLING and fraction < 1:
             left_s = (now - begun_s) * (1 - fraction) / (fraction - begun)
             print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from edge_spec.loader.head_products import head_backend
 from edge_spec.models import runtimes
 
 _REPETITIONS = 9
-_CONTEXT = 64  # tokens before a step
+CONTEXT = 64  # tokens before a step
 
 
 def draft_token_s(path: Path, target: ModelConfig, source: TensorRows) -> float:
@@ -31,9 +31,9 @@ def draft_token_s(path: Path, target: ModelConfig, source: TensorRows) -> float:
     head = runtimes.open_head(path, target)
     backend = head_backend(path, "", target.hidden_size, keeps=False)
     if isinstance(head, MedusaHead):
-        return _median(_medusa_step(MedusaNetwork(head, backend), target))
+        return median_s(_medusa_step(MedusaNetwork(head, backend), target))
     assert isinstance(head, EagleHead)  # no others are trained here
-    return _median(_eagle_step(EagleNetwork(head, StoredTables(source), backend), target))
+    return median_s(_eagle_step(EagleNetwork(head, StoredTables(source), backend), target))
 
 
 def _medusa_step(network: MedusaNetwork, target: ModelConfig) -> Callable[[], object]:
@@ -52,13 +52,14 @@ def _medusa_step(network: MedusaNetwork, target: ModelConfig) -> Callable[[], ob
 def _eagle_step(network: EagleNetwork, target: ModelConfig) -> Callable[[], object]:
     store = FeatureStore(network.features_size, WINDOW)
     session = EagleModel(network, store).open_session()
-    count = min(_CONTEXT, target.context_length - 1)
+    count = min(CONTEXT, target.context_length - 1)
     store.put(0, np.ones((count, network.features_size), np.float32))
     session.prefill([0] * count)
     return lambda: session.forward(TokenTree.chain(0))
 
 
-def _median(step: Callable[[], object]) -> float:
+def median_s(step: Callable[[], object]) -> float:
+    """Seconds of a step, of several."""
     step()  # the first one finds nothing in the processor's caches
     times = []
     for _ in range(_REPETITIONS):

@@ -6,15 +6,17 @@ features, beside the tokens that the target wrote (training-time test, section 3
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import TensorRows
-from edge_spec.core.rope import Rope
-from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter
+from edge_spec.distill.network import Rotation, normed
+from edge_spec.distill.small_draft_files import stated_scaling
+from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter
 from edge_spec.distill.windows import Batch
 
 _SPREAD = 0.02  # of what begins at random
@@ -30,10 +32,10 @@ class Eagle3Trainee:
         self.parameters = _beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
         self._embedding = torch.tensor(source.float32("model.embed_tokens.weight"))
-        config = teacher.config
-        rope = Rope(config.rope_theta, config.rope_scaling)
-        self._frequencies = torch.from_numpy(rope.frequencies(config.head_dim))
-        self._magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
+        # Trained as it will be read: what config.json cannot state is not there for either.
+        scaled = stated_scaling(teacher.config) is not None
+        plain = replace(teacher.config, rope_scaling=None)
+        self._rotation = Rotation(teacher.config if scaled else plain)
 
     def scores(self, batch: Batch) -> list[Tensor]:
         tokens = np.concatenate([batch.next_tokens[:, :, None], batch.written], axis=2)
@@ -48,6 +50,9 @@ class Eagle3Trainee:
             found.append(self._linear(normed, "lm_head"))
         return found
 
+    def drafts(self, batch: Batch) -> np.ndarray:
+        return likeliest(self.scores(batch), self._teacher.token_ids)
+
     def stored(self) -> dict[str, np.ndarray]:
         ids, vocab_size = self._teacher.token_ids, self._teacher.config.vocab_size
         return {
@@ -55,6 +60,9 @@ class Eagle3Trainee:
             "d2t": ids - np.arange(len(ids)),
             "t2d": np.isin(np.arange(vocab_size), ids),
         }
+
+    def texts(self) -> Mapping[str, str]:
+        return {}
 
     def description(self) -> dict[str, Any]:
         config = self._teacher.config
@@ -73,7 +81,8 @@ class Eagle3Trainee:
             "vocab_size": config.vocab_size,
             "draft_vocab_size": len(self._teacher.token_ids),
         }
-        return told
+        scaling = stated_scaling(config)
+        return told if scaling is None else {**told, "rope_scaling": scaling}
 
     def _layer(self, embedded: Tensor, stream: Tensor, attention: _Attention) -> Tensor:
         read = torch.cat(
@@ -95,23 +104,14 @@ class Eagle3Trainee:
         made = self._linear(read, f"midlayer.self_attn.{name}_proj")
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         if name != "v":
-            made = self._turned(made, positions)
+            made = self._rotation.turned(made, positions)
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
-
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Halves paired (Su et al. 2021)."""
-        angles = positions[:, None] * self._frequencies
-        cos = (angles.cos() * self._magnitude).float()
-        sin = (angles.sin() * self._magnitude).float()
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return torch.nn.functional.linear(x, self.parameters[name + ".weight"])
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
-        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._teacher.config.norm_epsilon)
-        return x * scale * self.parameters[name + ".weight"]
+        return normed(x, self.parameters[name + ".weight"], self._teacher.config.norm_epsilon)
 
 
 class _Attention:
@@ -168,9 +168,3 @@ def _beginning(
 
 
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-
-
-def is_like_llama(config: ModelConfig) -> bool:
-    """Whether a head of this form can begin as one of the target's layers."""
-    is_dense = config.num_experts == 0 and config.gated_mlp and config.activation == "silu"
-    return is_dense and config.norm_places == "before" and not config.qk_norm

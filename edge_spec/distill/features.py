@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,10 @@ class FeatureRequest:
     max_bytes: int
 
 
+# Gives what `feature_rows` does, wherever it is computed.
+Reader = Callable[[Sequence[Conversation], FeatureRequest], Generator[np.ndarray]]
+
+
 def require_features(model: Model, name: str) -> None:
     """Raises UnsupportedModelError where the runtime does not give them."""
     session = model.open_session()
@@ -71,9 +77,11 @@ def read_features(
     request: FeatureRequest,
     folder: Path,
     progress: Progress,
+    reader: Reader | None = None,
 ) -> list[Example]:
-    """Goes on with what `folder` has of these conversations. Raises UsageError where the bound
-    leaves too few to train on, an EdgeSpecError, OSError."""
+    """Goes on with what `folder` has of these conversations. reader: None: the model itself.
+    Raises UsageError where the bound leaves out all of the held-out ones or all of the others, an
+    EdgeSpecError, OSError."""
     name = "features-" + "-".join(map(str, request.layers)) + ("-a" if request.of_answers else "")
     path = folder / f"{name}.bin"
     row_bytes = len(request.layers) * model.config.hidden_size * _KEPT.itemsize
@@ -81,7 +89,7 @@ def read_features(
     ends = np.cumsum(sizes) * row_bytes
     count = int(np.searchsorted(ends, request.max_bytes, side="right"))
     kept = conversations[:count]
-    if not any(each.is_held_out for each in kept) or all(each.is_held_out for each in kept):
+    if {each.is_held_out for each in kept} != {each.is_held_out for each in conversations}:
         raise UsageError(
             f"a cache of {request.max_bytes / 1e6:.0f} MB has room for {count} of "
             f"{len(conversations)} conversations, too few to train on",
@@ -97,7 +105,7 @@ def read_features(
     with StepFile(path, folder / f"{name}.log") as file:
         _require_same(file, sizes[:count])
         if len(file.steps) < count:
-            _collect(model, kept, request, file, progress)
+            _collect(reader or partial(feature_rows, model), kept, request, file, progress)
     shape = (-1, len(request.layers), model.config.hidden_size)
     stored = np.memmap(path, _KEPT, "r").reshape(shape)
     starts = np.cumsum([0, *sizes[:count]])
@@ -107,13 +115,10 @@ def read_features(
     ]
 
 
-def _collect(
-    model: Model,
-    conversations: Sequence[Conversation],
-    request: FeatureRequest,
-    file: StepFile,
-    progress: Progress,
-) -> None:
+def feature_rows(
+    model: Model, conversations: Sequence[Conversation], request: FeatureRequest
+) -> Generator[np.ndarray]:
+    """Yields [rows, layers, hidden_size] float16 of each conversation, in their order."""
     session = model.open_session()
     pieces: list[np.ndarray] = []
 
@@ -123,17 +128,29 @@ def _collect(
     try:
         assert isinstance(session, GivesFeatures)
         session.collect_features(request.layers, take)
-        for index in range(len(file.steps), len(conversations)):
-            progress("Reading what the model computes", index / len(conversations))
-            each = conversations[index]
+        for each in conversations:
             session.rollback(0)
             pieces.clear()
             session.prefill(each.tokens[:-1].tolist())
-            rows = np.concatenate(pieces)[_first(each, request) :]
-            file.write(rows.tobytes())
-            file.finish([index, len(rows)])
+            yield np.concatenate(pieces)[_first(each, request) :]
     finally:
         session.close()
+
+
+def _collect(
+    reader: Reader,
+    conversations: Sequence[Conversation],
+    request: FeatureRequest,
+    file: StepFile,
+    progress: Progress,
+) -> None:
+    begun = len(file.steps)
+    progress("Reading what the model computes", begun / len(conversations))
+    with closing(reader(conversations[begun:], request)) as found:
+        for index, rows in enumerate(found, begun):
+            file.write(rows.tobytes())
+            file.finish([index, len(rows)])
+            progress("Reading what the model computes", (index + 1) / len(conversations))
 
 
 def _require_same(file: StepFile, sizes: Sequence[int]) -> None:

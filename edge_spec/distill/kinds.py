@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import TensorRows
+from edge_spec.core.model import Checkpoint
 from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.small_draft_files import num_kept
 from edge_spec.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class Kind:
     """drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
     state after the target's final norm, which its teacher is made of. of_answers: whether it reads
-    those of prompts, too."""
+    those of prompts, too. require: raises an EdgeSpecError for a target of which none can be made.
+    scores_all: whether it drafts from the whole vocabulary. on_policy: whether it learns from what
+    it writes itself, too."""
 
     drafter: str
     layers: Callable[[ModelConfig], tuple[int, ...]]
@@ -27,25 +30,29 @@ class Kind:
     rate: float
     epochs: int
     rows: int  # of a step
-    make: Callable[[Teacher, TensorRows, DistillRequest], Trainee]
+    require: Callable[[ModelConfig, DistillRequest], object]
+    make: Callable[[Teacher, Checkpoint, DistillRequest], Trainee]
+    scores_all: bool = False
+    on_policy: bool = False
 
 
-def _medusa(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
+def _medusa(teacher: Teacher, source: Checkpoint, request: DistillRequest) -> Trainee:
     from edge_spec.distill.medusa import MedusaTrainee
 
     return MedusaTrainee(teacher, request.positions)
 
 
-def _eagle3(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
-    from edge_spec.distill.eagle3 import Eagle3Trainee, is_like_llama
+def _eagle3(teacher: Teacher, source: Checkpoint, request: DistillRequest) -> Trainee:
+    from edge_spec.distill.eagle3 import Eagle3Trainee
 
-    if not is_like_llama(teacher.config):
-        raise UnsupportedModelError(
-            f"a head of the kind eagle3 begins as a layer of its target, and those of "
-            f"{teacher.config.architecture} are of another form",
-            remedy="Use --kind medusa.",
-        )
     return Eagle3Trainee(teacher, source, request.positions, request.seed)
+
+
+def _draft(teacher: Teacher, source: Checkpoint, request: DistillRequest) -> Trainee:
+    from edge_spec.distill.small_draft import SmallDraftTrainee
+
+    count = num_kept(teacher.config, request.layers)
+    return SmallDraftTrainee(teacher, source, count, request.positions)
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, ...]:
@@ -60,6 +67,17 @@ def eagle3_layers(num_layers: int) -> tuple[int, ...]:
     return layers
 
 
+def _require_eagle3(config: ModelConfig, request: DistillRequest) -> None:
+    eagle3_layers(config.num_layers)
+    is_dense = config.num_experts == 0 and config.gated_mlp and config.activation == "silu"
+    if not is_dense or config.norm_places != "before" or config.qk_norm:
+        raise UnsupportedModelError(
+            f"a head of the kind eagle3 begins as a layer of its target, and those of "
+            f"{config.architecture} are of another form",
+            remedy="Use --kind medusa.",
+        )
+
+
 KINDS = {
     "medusa": Kind(
         drafter="medusa",
@@ -68,6 +86,7 @@ KINDS = {
         rate=2e-3,
         epochs=8,
         rows=512,
+        require=lambda config, request: None,
         make=_medusa,
     ),
     "eagle3": Kind(
@@ -77,6 +96,19 @@ KINDS = {
         rate=5e-4,
         epochs=6,
         rows=1024,
+        require=_require_eagle3,
         make=_eagle3,
+    ),
+    "draft": Kind(
+        drafter="draft-model",
+        layers=lambda config: (config.num_layers,),
+        of_answers=False,
+        rate=5e-4,
+        epochs=6,
+        rows=1024,
+        require=lambda config, request: num_kept(config, request.layers),
+        make=_draft,
+        scores_all=True,
+        on_policy=True,
     ),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Progress, TensorRows
-from edge_spec.distill.acceptance import best_chain
-from edge_spec.distill.draft_cost import draft_token_s
+from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
+from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
+from edge_spec.distill.kept_costs import Costs, kept_costs
 from edge_spec.distill.kinds import KINDS, Kind
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.tensor_file import write_tensors
@@ -27,10 +28,14 @@ from edge_spec.storage.atomic import scratch_directory
 
 _LEAST_STEPS = 40  # of an epoch,
 _LEAST_ROWS = 32  # but for steps of fewer rows
+_ON_POLICY_RATE = 0.3  # of the rate before
+_ON_POLICY_EPOCHS = 1
 
 if TYPE_CHECKING:
-    from edge_spec.distill.trainee import Trainee
+    from edge_spec.distill.trainee import Teacher, Trainee
     from edge_spec.distill.training import TrainingOptions
+
+OwnExamples = Callable[[Path], Sequence[Example]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,26 +44,56 @@ class Target:
     threads: None: as PyTorch chooses."""
 
     config: ModelConfig
-    weights: TensorRows
+    weights: Checkpoint
     costs: RowCosts
     token_ids: np.ndarray
     threads: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Learnt:
-    """The drafter's file, and how it came to it. coverage: the share of held-out tokens that it
-    scores. draft_s: of a draft token here."""
+class Trials:
+    """What is tried with a drafter in a directory while it learns.
 
-    tensors: dict[str, np.ndarray]
-    config: dict[str, Any]  # config.json
+    token_s: seconds of its draft tokens here. own_examples: of texts that it writes itself; None
+    for a kind that writes none.
+    """
+
+    token_s: Callable[[Path], float]
+    own_examples: OwnExamples | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Drafter:
+    """What is in a drafter's directory."""
+
+    tensors: Mapping[str, np.ndarray]
+    config: Mapping[str, Any]  # config.json
+    texts: Mapping[str, str]  # other files
+
+    def write(self, directory: Path) -> None:
+        """Raises StorageError where there is no space, OSError."""
+        write_tensors(directory / "model.safetensors", self.tensors)
+        texts = {"config.json": json.dumps(self.config, indent=2), **self.texts}
+        for name, text in texts.items():
+            (directory / name).write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True, eq=False)
+class Learnt:
+    """The drafter, and how it came to it. num_scored: tokens that it may draft; coverage: the share
+    of held-out tokens that these are. num_own: tokens of texts of its own, learnt from after the
+    step on_policy_from of the history."""
+
+    drafter: Drafter
     history: Sequence[Evaluation]
     best: Evaluation
+    num_scored: int
     coverage: float
-    costs: RowCosts
-    draft_s: float
+    costs: Costs
     num_learnt: int  # tokens of answers,
     num_held_out: int
+    num_own: int = 0
+    on_policy_from: int | None = None
 
 
 def learn(
@@ -67,13 +102,13 @@ def learn(
     request: DistillRequest,
     folder: Path,
     progress: Progress,
+    trials: Trials,
 ) -> Learnt:
     """folder: keeps the training, which is gone on with where it is the same. Raises an
     EdgeSpecError, OSError."""
     import torch
 
     from edge_spec.distill.trainee import Teacher
-    from edge_spec.distill.training import Training
 
     if target.threads is not None:
         torch.set_num_threads(target.threads)
@@ -81,44 +116,102 @@ def learn(
     output = StoredTables(target.weights).output_rows(target.token_ids)
     teacher = Teacher(target.config, output, target.token_ids)
     trainee = kind.make(teacher, target.weights, request)
-    draft_s = _draft_s(trainee, target, folder)
     options = _options(kind, request, examples)
-    path = folder / f"training-{_digest(options, request, target, examples)}.safetensors"
-    training = Training(
-        trainee,
-        teacher,
-        options,
-        path,
-        lambda found: best_chain(found, target.costs, lambda count: count * draft_s),
+    digest = _digest(options, request, target, examples)
+    # Measured once: a training that is gone on with judges by the same costs.
+    costs = kept_costs(
+        folder / f"costs-{digest}.json",
+        lambda: Costs(target.costs.measured, _token_s(trainee, folder, digest, trials)),
     )
-    state = training.run(examples, progress)
-    assert state.best is not None
+    course = _Course(trainee, teacher, costs, folder, digest)
+    history, own = course.run(examples, options, progress, trials.own_examples)
     held_out = [each.conversation for each in examples if each.conversation.is_held_out]
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     return Learnt(
-        tensors=trainee.stored(),
-        config=trainee.description(),
-        history=tuple(state.history),
-        best=state.best,
-        coverage=coverage(held_out, target.token_ids),
-        costs=target.costs,
-        draft_s=draft_s,
+        drafter=_drafter(trainee),
+        history=tuple(history),
+        best=max(history, key=lambda each: each.speedup),
+        num_scored=target.config.vocab_size if kind.scores_all else len(target.token_ids),
+        coverage=1.0 if kind.scores_all else coverage(held_out, target.token_ids),
+        costs=costs,
         num_learnt=sum(each.num_answered for each in learnt),
         num_held_out=sum(each.num_answered for each in held_out),
+        num_own=sum(each.conversation.num_answered for each in own),
+        on_policy_from=course.on_policy_from,
     )
 
 
-def write_drafter(directory: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
-    """Raises StorageError where there is no space, OSError."""
-    write_tensors(directory / "model.safetensors", tensors)
-    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+@dataclass(eq=False)
+class _Course:
+    """Trains on the target's texts, then on the drafter's own beside them."""
+
+    trainee: Trainee
+    teacher: Teacher
+    costs: Costs
+    folder: Path
+    digest: str
+    on_policy_from: int | None = None
+
+    def run(
+        self,
+        examples: Sequence[Example],
+        options: TrainingOptions,
+        progress: Progress,
+        own_examples: OwnExamples | None,
+    ) -> tuple[list[Evaluation], Sequence[Example]]:
+        """Returns what was measured, and the examples of its own texts. The trainee then has the
+        parameters of the best forecast of both."""
+        history = self._trained("training", examples, options, progress)
+        if own_examples is None:
+            return history, ()
+        with scratch_directory(self.folder / "draft") as scratch:
+            path = scratch / f"{TRIED}-{self.digest}"
+            path.mkdir()
+            _drafter(self.trainee).write(path)
+            own = own_examples(path)
+        self.on_policy_from = history[-1].step
+        later = replace(
+            options,
+            epochs=_ON_POLICY_EPOCHS,
+            rate=_ON_POLICY_RATE * options.rate,
+            name="Training on its own texts",
+        )
+        found = self._trained("on-policy", [*examples, *own], later, progress)
+        # The first of them is the best one before, measured again.
+        history += [
+            replace(each, step=each.step + self.on_policy_from) for each in found if each.step
+        ]
+        return history, own
+
+    def _trained(
+        self,
+        name: str,
+        examples: Sequence[Example],
+        options: TrainingOptions,
+        progress: Progress,
+    ) -> list[Evaluation]:
+        from edge_spec.distill.training import Training
+
+        path = self.folder / f"{name}-{self.digest}.safetensors"
+        training = Training(self.trainee, self.teacher, options, path, self._forecast)
+        return list(training.run(examples, progress).history)
+
+    def _forecast(self, found: Acceptance) -> Forecast:
+        token_s = self.costs.draft_token_s
+        return best_chain(found, RowCosts(self.costs.passes_s), lambda count: count * token_s)
 
 
-def _draft_s(trainee: Trainee, target: Target, folder: Path) -> float:
+def _drafter(trainee: Trainee) -> Drafter:
+    return Drafter(trainee.stored(), trainee.description(), trainee.texts())
+
+
+def _token_s(trainee: Trainee, folder: Path, digest: str, trials: Trials) -> float:
     """Times the drafter that has not learnt yet: the same arithmetic on other numbers."""
-    with scratch_directory(folder / "untrained") as untrained:
-        write_drafter(untrained, trainee.stored(), trainee.description())
-        return draft_token_s(untrained, target.config, target.weights)
+    with scratch_directory(folder / "untrained") as scratch:
+        path = scratch / f"{UNTRAINED}-{digest}"
+        path.mkdir()
+        _drafter(trainee).write(path)
+        return trials.token_s(path)
 
 
 def _options(kind: Kind, request: DistillRequest, examples: Sequence[Example]) -> TrainingOptions:
@@ -139,7 +232,7 @@ def _digest(
     examples: Sequence[Example],
 ) -> str:
     """Changes with all that decides the training, but for what passes cost."""
-    told = [repr(options), request.kind, request.positions, len(examples)]
+    told = [repr(options), request.kind, request.positions, request.layers, len(examples)]
     told += [int(each.conversation.num_answered) for each in examples]
     content = json.dumps(told).encode() + target.token_ids.tobytes()
     return hashlib.sha256(content).hexdigest()[:16]

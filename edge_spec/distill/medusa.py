@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter
+from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter
 from edge_spec.distill.windows import Batch
 
 
@@ -35,6 +36,9 @@ class MedusaTrainee:
         output = torch.from_numpy(self._teacher.output)
         return [self._head(states, head) @ output.T for head in range(self.num_positions)]
 
+    def drafts(self, batch: Batch) -> np.ndarray:
+        return likeliest(self.scores(batch), self._teacher.token_ids)
+
     def stored(self) -> dict[str, np.ndarray]:
         ids = self._teacher.token_ids
         return {
@@ -42,6 +46,9 @@ class MedusaTrainee:
             "lm_head.weight": self._teacher.output,
             "d2t": ids - np.arange(len(ids)),
         }
+
+    def texts(self) -> Mapping[str, str]:
+        return {}
 
     def description(self) -> dict[str, Any]:
         return {

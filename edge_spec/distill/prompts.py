@@ -106,7 +106,7 @@ class GivenPrompts:
         if turn:
             sampling = engine.chat_sampling(temperature=0.8, seed=task)
         prompt = engine.parts.text.prompt_of(text)
-        return _answered(engine, prompt, self.max_tokens, sampling, is_held_out, stop)
+        return answered(engine, prompt, self.max_tokens, sampling, is_held_out, stop)
 
     @staticmethod
     def _in_turns(prompts: Sequence[str]) -> tuple[str, ...]:
@@ -143,14 +143,14 @@ class OwnPrompts:
         text = (beginning + asked).strip()
         prompt = engine.chat_prompt(text)
         if task % 4 == 3:
-            answer = _answered(engine, prompt, self.max_tokens, SamplingParams(), False, stop)
+            answer = answered(engine, prompt, self.max_tokens, SamplingParams(), False, stop)
             if answer is None:
                 return None
             told = engine.parts.text.tokenizer.decode(answer.tokens[answer.start :].tolist())
             request = _REQUESTS[random.integers(len(_REQUESTS))]
             prompt = engine.chat_prompt(request.format(told.strip()))
         held_out = task % HELD_OUT == HELD_OUT - 1
-        return _answered(engine, prompt, self.max_tokens, SamplingParams(), held_out, stop)
+        return answered(engine, prompt, self.max_tokens, SamplingParams(), held_out, stop)
 
 
 def require_own_prompts(engine: Engine) -> None:
@@ -227,14 +227,14 @@ def _around_message(engine: Engine) -> tuple[str, str]:
 def _written(engine: Engine, text: str, params: SamplingParams, stop: Stop) -> str | None:
     """A message that the target ends itself; None for one that it does not, or hardly begins."""
     tokens = engine.encode(text)
-    answer = _answered(engine, tokens, _PROMPT_TOKENS, params, False, stop)
+    answer = answered(engine, tokens, _PROMPT_TOKENS, params, False, stop)
     if answer is None or answer.tokens[-1] not in engine.parts.text.eos_ids:
         return None
     message = engine.parts.text.tokenizer.decode(answer.tokens[answer.start :].tolist())
     return message if len(message.split()) >= _LEAST_WORDS else None
 
 
-def _answered(
+def answered(
     engine: Engine,
     prompt: Sequence[int],
     max_tokens: int,

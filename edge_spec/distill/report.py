@@ -27,11 +27,16 @@ def document(request: DistillRequest, model: str, learnt: Learnt, proof: Proof) 
         "acceptance": list(best.of_position),
         "forecast": {"num_draft_tokens": best.num_draft_tokens, "speedup": best.speedup},
         "pays": best.speedup > 1,
-        "tokens": {"learnt": learnt.num_learnt, "held_out": learnt.num_held_out},
-        "vocabulary": {"scored": len(learnt.tensors["d2t"]), "coverage": learnt.coverage},
+        "tokens": {
+            "learnt": learnt.num_learnt,
+            "held_out": learnt.num_held_out,
+            "own": learnt.num_own,
+        },
+        "on_policy_from": learnt.on_policy_from,
+        "vocabulary": {"scored": learnt.num_scored, "coverage": learnt.coverage},
         "costs_ms": {
-            "passes": {rows: 1e3 * seconds for rows, seconds in costs.measured.items()},
-            "draft_token": 1e3 * learnt.draft_s,
+            "passes": {rows: 1e3 * seconds for rows, seconds in costs.passes_s.items()},
+            "draft_token": 1e3 * costs.draft_token_s,
         },
         "history": [_finite(asdict(each)) for each in learnt.history],
         "verify": {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_spec.errors import MissingDependencyError, UsageError
 
-KINDS = ("medusa", "eagle3")
+KINDS = ("medusa", "eagle3", "draft")
 _MOST_POSITIONS = 8
 
 
@@ -18,6 +18,8 @@ class DistillRequest:
 
     num_tokens: of answers. max_tokens: of one. vocabulary: tokens that the drafter scores.
     positions: draft tokens that it is trained for. epochs: None: what is usual for the kind.
+    layers: of an ordinary draft; None: one for seven of the target's. ray: the address of a
+    cluster.
     """
 
     out: Path
@@ -29,18 +31,22 @@ class DistillRequest:
     vocabulary: int = 4096
     positions: int = 3
     epochs: int | None = None
+    layers: int | None = None
+    ray: str | None = None
     max_cache_bytes: int = 4_000_000_000
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(
-                f"there is no drafter of the kind {self.kind}", remedy=f"Use {' or '.join(KINDS)}."
+                f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."
             )
         if self.prompts is not None and self.domain is not None:
             raise UsageError(
                 "--prompts and --domain both say what is asked", remedy="Leave one out."
             )
+        if self.layers is not None and self.kind != "draft":
+            raise UsageError("--layers is for --kind draft", remedy="Leave it out.")
         for name, value, least, most in (
             ("tokens", self.num_tokens, 1, None),
             ("max-tokens", self.max_tokens, 4, None),
@@ -58,6 +64,11 @@ class DistillRequest:
             raise MissingDependencyError(
                 "a drafter is trained with PyTorch, which is not installed",
                 remedy='Run: pip install "edge-spec[distill]".',
+            )
+        if self.ray is not None and find_spec("ray") is None:
+            raise MissingDependencyError(
+                "--ray needs Ray, which is not installed",
+                remedy='Run: pip install "edge-spec[ray]".',
             )
 
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.core.model import Progress, TensorRows
+from edge_spec.core.model import Checkpoint, Progress
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
-from edge_spec.distill.answers import write_answers
+from edge_spec.distill.answers import Writers, local_writers, write_answers
+from edge_spec.distill.cluster import Cluster, require_answer
+from edge_spec.distill.draft_cost import draft_token_s
+from edge_spec.distill.draft_runs import DraftRuns, converted_aside
 from edge_spec.distill.features import (
     Example,
     FeatureRequest,
+    Reader,
+    feature_rows,
     read_features,
     require_features,
 )
 from edge_spec.distill.kinds import KINDS
-from edge_spec.distill.learning import Target, learn, write_drafter
+from edge_spec.distill.learning import Target, Trials, learn
 from edge_spec.distill.prompts import (
     GivenPrompts,
     OwnPrompts,
@@ -33,25 +36,18 @@ from edge_spec.distill.prompts import (
 )
 from edge_spec.distill.report import document, html_page
 from edge_spec.distill.request import DistillRequest
-from edge_spec.distill.vocabulary import most_written
+from edge_spec.distill.vocabulary import most_written, with_others
+from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader import load_asked
 from edge_spec.loader.head import open_weights
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import (
-    as_storage_error,
-    atomic_directory,
-    cache_directory,
-    try_lock,
-    unlock,
-)
+from edge_spec.storage.atomic import as_storage_error, atomic_directory
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
-DIRECTORY = "distill"  # in the cache
 _PROOF = Extent(num_prompts=8, max_tokens=48, num_draws=0, num_runs=2)
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,6 @@ class Distilled:
 
     path: Path
     report: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class _Material:
-    """All that is learnt from, without the open model that it came from."""
-
-    name: str
-    target: Target
-    examples: Sequence[Example]
 
 
 def distill(
@@ -83,18 +70,24 @@ def distill(
     if asked.draft or asked.drafter != "auto":
         raise UsageError("the drafter is what is trained", remedy="Leave --draft, --drafter out.")
     tasks = _tasks(request)
+    if request.ray is not None:
+        require_answer(request.ray)
     source = Source(model, progress)
     weights = open_weights(source, "a trained drafter shares")
-    with _folder(source, tasks) as folder, as_storage_error(folder / "answers.bin"):
-        material = _material(model, asked, request, tasks, weights, folder, progress)
-        learnt = learn(material.examples, material.target, request, folder, progress)
-        with atomic_directory(request.out) as work:
-            write_drafter(work, learnt.tensors, learnt.config)
-            proof = _proven(model, asked, request, work, progress)
-            report = document(request, material.name, learnt, proof)
-            (work / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
-            (work / "report.html").write_text(html_page(report), encoding="utf-8")
-        _forget(folder)
+    KINDS[request.kind].require(weights.config, request)
+    with (
+        work_folder(source, tasks.identity) as folder,
+        as_storage_error(folder / "answers.bin"),
+    ):
+        work = _Work(model, asked, request, tasks, folder, progress)
+        name, target, examples = work.material(weights)
+        learnt = learn(examples, target, request, folder, progress, work.trials(target, examples))
+        with atomic_directory(request.out) as made:
+            learnt.drafter.write(made)
+            report = document(request, name, learnt, work.proof(made))
+            (made / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+            (made / "report.html").write_text(html_page(report), encoding="utf-8")
+        forget_training(folder)
     return Distilled(request.out, report)
 
 
@@ -108,49 +101,98 @@ def _tasks(request: DistillRequest) -> Tasks:
     return OwnPrompts(request.max_tokens, request.seed)
 
 
-@contextmanager
-def _folder(source: Source, tasks: Tasks) -> Iterator[Path]:
-    """Of this model and these prompts. Raises UsageError where another process is at it."""
-    key = hashlib.sha256(f"{source.identity} {tasks.identity}".encode()).hexdigest()[:16]
-    folder = cache_directory() / DIRECTORY / f"{source.name}-{key}"
-    with as_storage_error(folder, refusals=True):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(folder)
-    if lock is None and os.name != "nt":
-        raise UsageError(f"another process trains from {folder}", remedy="Wait until it has ended.")
-    try:
-        yield folder
-    except KeyboardInterrupt:
-        _log.warning("what is finished is kept in %s: the same command goes on with it", folder)
-        raise
-    finally:
-        unlock(lock)
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What is done with the open model. folder: keeps what is finished."""
 
+    model: str
+    asked: AskedOptions
+    request: DistillRequest
+    tasks: Tasks
+    folder: Path
+    progress: Progress
 
-def _material(
-    model: str,
-    asked: AskedOptions,
-    request: DistillRequest,
-    tasks: Tasks,
-    weights: TensorRows,
-    folder: Path,
-    progress: Progress,
-) -> _Material:
-    kind = KINDS[request.kind]
-    with load_asked(model, asked, progress, keeps_ngrams=False) as engine:
-        loaded = engine.parts.model
-        layers = kind.layers(loaded.config)
-        _require_trainable(engine, tasks)
-        answers = write_answers(engine, tasks, folder, request.num_tokens, progress)
-        wanted = FeatureRequest(layers, kind.of_answers, request.max_cache_bytes)
-        examples = read_features(loaded, answers, wanted, folder, progress)
-        learnt = [each for each in answers if not each.is_held_out]
-        eos_ids = engine.parts.text.eos_ids
-        ids = most_written(learnt, loaded.config.vocab_size, request.vocabulary, eos_ids)
-        costs = engine.parts.speculation_factory.costs
-        assert costs is not None  # the loader always gives them
-        target = Target(loaded.config, weights, RowCosts(costs().measured), ids, asked.threads)
-        return _Material(engine.name, target, examples)
+    def material(self, weights: Checkpoint) -> tuple[str, Target, Sequence[Example]]:
+        """The model's name, and all that is learnt from, without the open model."""
+        request = self.request
+        with self._opened() as engine:
+            _require_trainable(engine, self.tasks)
+            with self._sources(engine) as (writers, reader):
+                answers = write_answers(
+                    writers, self.tasks, self.folder, request.num_tokens, self.progress
+                )
+                examples = read_features(
+                    engine.parts.model,
+                    answers,
+                    self._wanted(weights),
+                    self.folder,
+                    self.progress,
+                    reader,
+                )
+            learnt = [each for each in answers if not each.is_held_out]
+            eos_ids = engine.parts.text.eos_ids
+            ids = most_written(learnt, weights.config.vocab_size, request.vocabulary, eos_ids)
+            if KINDS[request.kind].scores_all:
+                others = request.vocabulary // 2
+                ids = with_others(ids, weights.config.vocab_size, others, request.seed)
+            costs = engine.parts.speculation_factory.costs
+            assert costs is not None  # the loader always gives them
+            measured = RowCosts(costs().measured)
+            target = Target(weights.config, weights, measured, ids, self.asked.threads)
+            return engine.name, target, examples
+
+    def trials(self, target: Target, examples: Sequence[Example]) -> Trials:
+        """What is tried with the drafter while it learns."""
+        if not KINDS[self.request.kind].on_policy:
+            return Trials(lambda path: draft_token_s(path, target.config, target.weights))
+        runs = DraftRuns(self.asked, self.request.seed, self.progress)
+        learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
+
+        def own_examples(path: Path) -> Sequence[Example]:
+            folder = self.folder / path.name
+            written = runs.own_texts(path, learnt, folder)
+            wanted = self._wanted(target.weights)
+            with self._opened() as engine, self._sources(engine) as (_, reader):
+                return read_features(
+                    engine.parts.model, written, wanted, folder, self.progress, reader
+                )
+
+        return Trials(runs.token_s, own_examples)
+
+    def proof(self, drafter: Path) -> Proof:
+        """Raises UnsupportedModelError for a drafter with which texts differ."""
+        name = KINDS[self.request.kind].drafter
+        with_it = replace(self.asked, draft=[str(drafter)], drafter=name)
+        with (
+            converted_aside(drafter),
+            load_asked(self.model, with_it, self.progress, keeps_ngrams=False) as engine,
+        ):
+            proof = prove(engine, read_prompts(OWN_PROMPTS), _PROOF, self.progress)
+        if proof.passed is False:
+            forget_training(self.folder)  # the same would come of it again
+            raise UnsupportedModelError(
+                f"texts with the drafter differ from those of {self.model}: it was not written",
+                remedy="Run edge-spec verify on the model, and report what it finds.",
+            )
+        return proof
+
+    def _wanted(self, weights: Checkpoint) -> FeatureRequest:
+        kind = KINDS[self.request.kind]
+        layers = kind.layers(weights.config)
+        return FeatureRequest(layers, kind.of_answers, self.request.max_cache_bytes)
+
+    def _opened(self) -> Engine:
+        return load_asked(self.model, self.asked, self.progress, keeps_ngrams=False)
+
+    @contextmanager
+    def _sources(self, engine: Engine) -> Iterator[tuple[Writers, Reader]]:
+        """Who answers, and who reads what the model computes: this machine, or those of --ray."""
+        if self.request.ray is None:
+            writers = partial(local_writers, engine, self.tasks)
+            yield writers, partial(feature_rows, engine.parts.model)
+            return
+        with Cluster(self.request.ray, self.model, self.asked, self.tasks) as cluster:
+            yield cluster.writers, cluster.feature_rows
 
 
 def _require_trainable(engine: Engine, tasks: Tasks) -> None:
@@ -163,26 +205,3 @@ def _require_trainable(engine: Engine, tasks: Tasks) -> None:
     require_features(engine.parts.model, engine.name)
     if isinstance(tasks, OwnPrompts):
         require_own_prompts(engine)
-
-
-def _proven(
-    model: str, asked: AskedOptions, request: DistillRequest, drafter: Path, progress: Progress
-) -> Proof:
-    """Raises UnsupportedModelError for a drafter with which texts differ."""
-    with_it = replace(asked, draft=[str(drafter)], drafter=KINDS[request.kind].drafter)
-    with load_asked(model, with_it, progress, keeps_ngrams=False) as engine:
-        proof = prove(engine, read_prompts(OWN_PROMPTS), _PROOF, progress)
-    if proof.passed is False:
-        raise UnsupportedModelError(
-            f"texts with the drafter differ from those of {model}: it was not written",
-            remedy="Run edge-spec verify on the model, and report what it finds.",
-        )
-    return proof
-
-
-def _forget(folder: Path) -> None:
-    """Keeps the answers alone, which a drafter of another kind can be trained on."""
-    for path in folder.iterdir():
-        if not path.name.startswith("answers"):
-            with suppress(OSError):
-                path.unlink()

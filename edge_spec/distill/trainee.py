@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,11 +25,18 @@ class Trainee(Protocol):
     def scores(self, batch: Batch) -> list[Tensor]:
         """By position: [anchors, scored tokens] logits after the target's own tokens."""
 
+    def drafts(self, batch: Batch) -> np.ndarray:
+        """[anchors, positions] the likeliest tokens, as a greedy chain drafts them after the
+        target's own tokens. Called without gradients."""
+
     def stored(self) -> dict[str, np.ndarray]:
         """The tensors of the drafter's file."""
 
     def description(self) -> dict[str, Any]:
         """Its config.json."""
+
+    def texts(self) -> Mapping[str, str]:
+        """What else is in its directory: name -> content."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +87,17 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     return total
 
 
-def drafted(trainee: Trainee, teacher: Teacher, batch: Batch) -> np.ndarray:
-    """[anchors, positions] the likeliest tokens, as a greedy chain drafts them."""
+def drafted(trainee: Trainee, batch: Batch) -> np.ndarray:
+    """[anchors, positions] what it drafts from every anchor."""
     with torch.no_grad():
-        best = [logits.argmax(dim=-1).numpy() for logits in trainee.scores(batch)]
-    found: np.ndarray = teacher.token_ids[np.stack(best, axis=1)]
+        return trainee.drafts(batch)
+
+
+def likeliest(scores: Sequence[Tensor], token_ids: np.ndarray) -> np.ndarray:
+    """[anchors, positions] the tokens with the largest logits. scores: by position, [anchors,
+    scored tokens]; token_ids: [scored tokens]."""
+    best = [logits.argmax(dim=-1).numpy() for logits in scores]
+    found: np.ndarray = token_ids[np.stack(best, axis=1)]
     return found
 
 

@@ -34,6 +34,7 @@ class TrainingOptions:
     evaluations: int = 12
     patience: int = 4
     seed: int = 0
+    name: str = "Training"  # of the step, as it is told
 
 
 class Training:
@@ -97,7 +98,7 @@ class Training:
 
     def _evaluate(self, windows: Sequence[Window]) -> None:
         state = self._state
-        acceptance = held_out_acceptance(self._trainee, self._teacher, windows, self._options.rows)
+        acceptance = held_out_acceptance(self._trainee, windows, self._options.rows)
         forecast = self._judge(acceptance)
         loss = float(np.mean(state.losses)) if state.losses else math.nan
         best = state.best
@@ -122,7 +123,7 @@ class Training:
     def _told(self) -> str:
         last = self._state.history[-1]
         chances = "/".join(f"{100 * each:.0f}" for each in last.of_position)
-        return f"Training, {chances} % accepted by position"
+        return f"{self._options.name} ({chances} % accepted by position)"
 
     def _save(self) -> None:
         state = self._state
@@ -160,12 +161,10 @@ def rate_at(step: int, total: int) -> float:
     return _LEAST_RATE + (1 - _LEAST_RATE) * (1 + math.cos(math.pi * done)) / 2
 
 
-def held_out_acceptance(
-    trainee: Trainee, teacher: Teacher, windows: Sequence[Window], rows: int
-) -> Acceptance:
+def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) -> Acceptance:
     """Of drafts from every place of the windows."""
     found = []
     for each in in_batches(windows, rows):
         batch = batch_of(each, trainee.num_positions)
-        found.append((drafted(trainee, teacher, batch), batch.written[batch.anchors]))
+        found.append((drafted(trainee, batch), batch.written[batch.anchors]))
     return measured_acceptance(found)

@@ -25,6 +25,16 @@ def most_written(
     return found
 
 
+def with_others(token_ids: np.ndarray, vocab_size: int, count: int, seed: int) -> np.ndarray:
+    """[at most count more] int64, ascending: these tokens and some that are drawn of all others. A
+    drafter that drafts from the whole vocabulary learns from them that they are seldom written
+    (cf. sampled softmax, Jean et al. 2015)."""
+    others = np.setdiff1d(np.arange(vocab_size), token_ids)
+    drawn = np.random.default_rng(seed).permutation(others)[:count]
+    found: np.ndarray = np.sort(np.concatenate([token_ids, drawn]))
+    return found
+
+
 def coverage(conversations: Iterable[Conversation], token_ids: np.ndarray) -> float:
     """Returns the share of answers' tokens that are among these."""
     answers = np.concatenate([each.tokens[each.start :] for each in conversations])

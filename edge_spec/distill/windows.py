@@ -26,6 +26,7 @@ class Batch:
 
     features: [windows, rows, layers, hidden_size] float32, without the last layer's.
     states: [windows, rows + positions, hidden_size] float32, after the target's final norm.
+    tokens: [windows, rows + positions] int64, the text that the states are of.
     next_tokens: [windows, rows] int64, the token after each row.
     written: [windows, rows, positions] int64, the tokens after that one; -1 where there are none.
     anchors: [windows, rows] bool, from which drafting may begin.
@@ -34,6 +35,7 @@ class Batch:
 
     features: np.ndarray
     states: np.ndarray
+    tokens: np.ndarray
     next_tokens: np.ndarray
     written: np.ndarray
     anchors: np.ndarray
@@ -89,6 +91,7 @@ def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
     batch = Batch(
         features=np.zeros((count, width, size[0] - 1, size[1]), np.float32),
         states=np.zeros((count, width + num_positions, size[1]), np.float32),
+        tokens=np.zeros((count, width + num_positions), np.int64),
         next_tokens=np.zeros((count, width), np.int64),
         written=np.full((count, width, num_positions), -1, np.int64),
         anchors=np.zeros((count, width), bool),
@@ -106,6 +109,8 @@ def _fill(batch: Batch, at: int, window: Window, num_positions: int) -> None:
     batch.states[at, : len(rows)] = rows[:, -1]
     places = example.first + np.arange(window.begin, window.end)
     tokens = example.conversation.tokens
+    read = tokens[places[0] : places[0] + length + num_positions]
+    batch.tokens[at, : len(read)] = read
     batch.next_tokens[at, :length] = tokens[places + 1]
     batch.written[at, :length] = written_after(tokens, places, num_positions)
     batch.anchors[at, :length] = np.arange(window.begin, window.end) >= example.anchors[0]

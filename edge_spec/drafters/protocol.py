@@ -50,6 +50,7 @@ class DrafterTraits:
 
     cost: Cost = Cost.LOOKUP
     samples: bool = False  # it may propose tokens that were sampled
+    trees: bool = False  # its draft tokens branch; a target that takes chains gets the best of them
     auto: bool = False  # "auto" chooses it: see `factory.auto_drafters`
     remembers: bool = False  # it keeps answers for later runs
     draft_model: bool = False  # it needs a second model

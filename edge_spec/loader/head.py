@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.heads import DFlashHead, EagleHead, MedusaHead
-from edge_spec.core.model import TensorRows
+from edge_spec.core.model import Checkpoint, TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
@@ -89,7 +89,7 @@ def reported_acceptance(path: Path) -> tuple[float, ...]:
     return chances if all(0 <= each <= 1 for each in chances) else ()
 
 
-def open_weights(source: Source, who: str) -> TensorRows:
+def open_weights(source: Source, who: str) -> Checkpoint:
     """who: shares the target's tables. Raises UsageError for a target without them."""
     try:
         return runtimes.open_checkpoint(source.path)

@@ -21,7 +21,8 @@ from edge_spec.distill import Distilled, DistillRequest, distill
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.features import Example
-from edge_spec.distill.learning import write_drafter
+from edge_spec.distill.kinds import KINDS
+from edge_spec.distill.learning import Drafter
 from edge_spec.distill.windows import batch_of, windows_of
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
@@ -38,25 +39,37 @@ torch = pytest.importorskip("torch")
 
 from edge_spec.distill.eagle3 import Eagle3Trainee  # noqa: E402
 from edge_spec.distill.medusa import MedusaTrainee  # noqa: E402
+from edge_spec.distill.small_draft import SmallDraftTrainee  # noqa: E402
 from edge_spec.distill.trainee import Teacher, Trainee  # noqa: E402
 from edge_spec.distill.training import Training, TrainingOptions  # noqa: E402
 
 LAYERS, HIDDEN, POSITIONS = 7, 64, 3
-ASKED = AskedOptions(runtime="reference", threads=1)
+ASKED = AskedOptions(runtime="reference", draft_runtime="reference", threads=1)
 
 
 def quiet(what: str, fraction: float) -> None:
     """Tells nobody."""
 
 
-@pytest.fixture(scope="module")
-def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its layers add nothing, so each token alone decides the next one."""
+def _target(tiny: ModuleType, path: Path, *silent: str) -> Path:
+    """Its attentions add nothing, so each token alone decides the next one."""
     model = tiny.build("llama", num_hidden_layers=LAYERS, max_position_embeddings=1024)
     for name, weights in model.weights.items():
-        if "o_proj" in name or "down_proj" in name:
+        if any(each in name for each in silent):
             weights[:] = 0
-    return Path(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
+    return Path(tiny.write_hf(model, path))
+
+
+@pytest.fixture(scope="module")
+def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """None of its layers add anything."""
+    return _target(tiny, tmp_path_factory.mktemp("target") / "hf", "o_proj", "down_proj")
+
+
+@pytest.fixture(scope="module")
+def deep(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its MLPs add something, so that without some of its layers it is another model."""
+    return _target(tiny, tmp_path_factory.mktemp("deep") / "hf", "o_proj")
 
 
 @pytest.fixture
@@ -80,23 +93,31 @@ def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def distilled(target: Path, prompts: Path, tmp_path: Path) -> Callable[..., Distilled]:
+def distilled(target: Path, deep: Path, prompts: Path, tmp_path: Path) -> Callable[..., Distilled]:
     """distilled(kind, ...): a drafter for the target, in tmp_path / "out"."""
 
     def call(kind: str = "medusa", progress: Any = quiet, **options: Any) -> Distilled:
         given = {"num_tokens": 600, "max_tokens": 30, "vocabulary": 200, "epochs": 4} | options
         request = DistillRequest(tmp_path / "out", kind, prompts, **given)
-        return distill(str(target), ASKED, request, progress)
+        return distill(str(deep if kind == "draft" else target), ASKED, request, progress)
 
     return call
 
 
 # Untrained ones are right in fewer than 1 of 20 cases; what is held out follows the same rule.
-@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8)])
+@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8), ("draft", 0.8)])
 def test_a_drafter_learns_what_the_target_writes(
-    kind: str, floor: float, distilled: Callable[..., Distilled], target: Path, tmp_path: Path
+    kind: str,
+    floor: float,
+    distilled: Callable[..., Distilled],
+    target: Path,
+    deep: Path,
+    tmp_path: Path,
 ) -> None:
-    found = distilled(kind)
+    if kind == "draft":  # drafts from all tokens: it has to learn of all of them
+        target, found = deep, distilled(kind, vocabulary=600, epochs=6)
+    else:
+        found = distilled(kind)
     history = found.report["history"]
     assert history[0]["of_position"][0] < 0.1
     assert found.report["acceptance"][0] > floor
@@ -107,8 +128,10 @@ def test_a_drafter_learns_what_the_target_writes(
     prompt = "tell me more"
     with edge_spec.load(str(target), runtime="reference", drafter="none") as engine:
         plain = engine.chat(prompt, max_tokens=40)
-    with edge_spec.load(str(target), runtime="reference", draft=str(found.path)) as engine:
-        name = {"medusa": "medusa", "eagle3": "eagle"}[kind]
+    with edge_spec.load(
+        str(target), runtime="reference", draft=str(found.path), draft_runtime="reference"
+    ) as engine:
+        name = KINDS[kind].drafter
         engine.set_drafter(name)
         with engine.verifying_all_draft_tokens():
             result = engine.chat(prompt, max_tokens=40)
@@ -212,6 +235,10 @@ def _shaken(trainee: Trainee) -> None:
         each.data += torch.from_numpy(noise * np.float32(0.1))
 
 
+def _write(trainee: Trainee, directory: Path) -> None:
+    Drafter(trainee.stored(), trainee.description(), trainee.texts()).write(directory)
+
+
 def test_medusa_heads_are_trained_as_they_draft(
     teacher: Teacher, examples: list[Example], target: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +247,7 @@ def test_medusa_heads_are_trained_as_they_draft(
     batch = batch_of(windows_of(examples[:2], 64), POSITIONS)
     scores = trainee.scores(batch)
     (tmp_path / "head").mkdir()
-    write_drafter(tmp_path / "head", trainee.stored(), trainee.description())
+    _write(trainee, tmp_path / "head")
     head = open_head(tmp_path / "head", open_checkpoint(target).config)
     assert isinstance(head, MedusaHead)
     network, anchors = MedusaNetwork(head), np.argwhere(batch.anchors)
@@ -234,17 +261,21 @@ def test_medusa_heads_are_trained_as_they_draft(
             )
 
 
+@pytest.mark.parametrize("variant", ["llama", "llama-linear", "llama-llama3"])
 def test_eagle_heads_are_trained_as_they_draft(
-    teacher: Teacher, examples: list[Example], target: Path, tmp_path: Path
+    variant: str, tiny: ModuleType, examples: list[Example], tmp_path: Path
 ) -> None:
-    source = open_checkpoint(target)
+    built = tiny.build(variant, num_hidden_layers=LAYERS, max_position_embeddings=1024)
+    source = open_checkpoint(tiny.write_hf(built, tmp_path / "hf"))
+    ids = np.arange(0, 265, 2)
+    teacher = Teacher(source.config, StoredTables(source).output_rows(ids), ids)
     trainee = Eagle3Trainee(teacher, source, POSITIONS)
     _shaken(trainee)
     example = examples[0]
     batch = batch_of(windows_of([example], 64), POSITIONS)
     scores = [each.detach().numpy() for each in trainee.scores(batch)]
     (tmp_path / "head").mkdir()
-    write_drafter(tmp_path / "head", trainee.stored(), trainee.description())
+    _write(trainee, tmp_path / "head")
     head = open_head(tmp_path / "head", source.config)
     assert isinstance(head, EagleHead)
     assert head.feature_layers == (2, 3, 4)
@@ -271,6 +302,8 @@ def _training(kind: str, target: Path, teacher: Teacher, path: Path) -> tuple[Tr
     trainee: Trainee = MedusaTrainee(teacher, POSITIONS)
     if kind == "eagle3":
         trainee = Eagle3Trainee(teacher, open_checkpoint(target), POSITIONS)
+    elif kind == "draft":
+        trainee = SmallDraftTrainee(teacher, open_checkpoint(target), 2, POSITIONS)
     costs = RowCosts({1: 1.0, 2: 1.1, 4: 1.3})
 
     def judge(found: Acceptance) -> Forecast:
@@ -284,7 +317,7 @@ class _Killed(BaseException):
     """As nothing is done when a process is killed, nothing is done for this."""
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft"])
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, _Killed])
 def test_a_resumed_training_is_the_same_training(
     kind: str,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import ModuleType
@@ -17,17 +21,23 @@ from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.bench.loops import in_loops
-from edge_spec.distill.answers import CONVERSATIONS, write_answers
+from edge_spec.distill.answers import (
+    CONVERSATIONS,
+    WriterLostError,
+    local_writers,
+    write_answers,
+)
+from edge_spec.distill.cluster import content_of
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.draft_cost import draft_token_s
 from edge_spec.distill.features import FeatureRequest, read_features, require_features
 from edge_spec.distill.prompts import GivenPrompts, OwnPrompts, require_own_prompts
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference.session import ReferenceSession
-from fixtures import heads
+from fixtures import families, heads
 
 LAYERS = 7
 PROMPTS = tuple(f"tell me {index}" for index in range(12))
@@ -60,7 +70,9 @@ def engine(request: pytest.FixtureRequest, target: Path, bundle: Path) -> Iterat
 
 def _answers(engine: Engine, folder: Path, num_tokens: int = 200) -> list[Conversation]:
     folder.mkdir(exist_ok=True)
-    return write_answers(engine, GivenPrompts(PROMPTS, 16), folder, num_tokens, quiet)
+    tasks = GivenPrompts(PROMPTS, 16)
+    writers = partial(local_writers, engine, tasks)
+    return write_answers(writers, tasks, folder, num_tokens, quiet)
 
 
 def test_answers_are_plain_greedy_decoding(engine: Engine, tmp_path: Path) -> None:
@@ -204,6 +216,11 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "told"),
     [
         (["--kind", "dflash"], "there is no drafter of the kind dflash"),
+        (["--layers", "2"], "--layers is for --kind draft"),
+        (["--kind", "draft", "--layers", "7"], "not smaller than its target, which has 7"),
+        (["--kind", "draft", "--layers", "0"], "a draft of 0 layers"),
+        (["--ray", "somewhere"], "--ray somewhere is no address"),
+        (["--ray", "ray://host:1"], "--ray ray://host:1 is no address"),
         (["--prompts", "EMPTY"], "has no prompts"),
         (["--prompts", "BINARY"], "cannot read prompts from"),
         (["--domain", "EMPTY"], "there is no UTF-8 text"),
@@ -253,6 +270,86 @@ def test_without_pytorch_the_command_that_installs_it_is_told(
     assert run(["distill", str(target), "--out", str(tmp_path / "out")]) == 1
     assert 'pip install "edge-spec[distill]"' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_without_ray_the_command_that_installs_it_is_told(
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: name != "ray" or None)
+    out = tmp_path / "out"
+    assert run(["distill", str(target), "--out", str(out), "--ray", "127.0.0.1:1"]) == 1
+    error = capsys.readouterr().err
+    assert 'pip install "edge-spec[ray]"' in error and error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("trains")
+def test_an_address_at_which_nobody_answers_is_one_line(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody else answers there
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        out = tmp_path / "out"
+        assert run(["distill", str(target), "--out", str(out), "--ray", address]) == 1
+    error = capsys.readouterr().err
+    assert f"nobody answers at {address}" in error and error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("trains")
+@pytest.mark.parametrize("kind", ["eagle3", "draft"])
+def test_a_target_of_which_a_kind_cannot_be_made_is_refused_at_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    path = families.write_hf("gemma2", tmp_path / "gemma")
+    out = tmp_path / "out"
+    assert run(["distill", str(path), "--out", str(out), "--kind", kind]) == 1
+    error = capsys.readouterr().err
+    assert ("of another form" in error or "are too few" in error) and error.count("\n") == 1
+    assert not out.exists() and not (tmp_path / "cache" / "distill").exists()
+
+
+def test_a_file_is_told_from_another_one(target: Path, tmp_path: Path) -> None:
+    """Machines of a cluster compare what they have open by it."""
+    copies = [shutil.copytree(target, tmp_path / name / "hf") for name in ("one", "two")]
+    assert content_of(str(copies[0])) == content_of(str(copies[1])) == content_of(str(target))
+    config = copies[1] / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert content_of(str(copies[1])) != content_of(str(target))
+
+
+class _Gone:
+    """A writer whose machine is lost in its first task."""
+
+    def __call__(self, task: int, stop: Event) -> None:
+        raise WriterLostError
+
+
+def test_a_lost_writer_leaves_its_task_to_the_others(engine: Engine, tmp_path: Path) -> None:
+    tasks = GivenPrompts(PROMPTS, 16)
+
+    @contextmanager
+    def writers() -> Iterator[list[Any]]:
+        yield [_Gone(), partial(tasks.conversation, engine)]
+
+    (tmp_path / "lost").mkdir()
+    found = write_answers(writers, tasks, tmp_path / "lost", 200, quiet)
+    whole = _answers(engine, tmp_path / "whole")
+    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in whole]
+
+
+def test_without_any_writer_left_it_ends_in_one_line(tmp_path: Path) -> None:
+    @contextmanager
+    def writers() -> Iterator[list[Any]]:
+        yield [_Gone(), _Gone()]
+
+    with pytest.raises(DeviceError, match="all machines that wrote answers are gone"):
+        write_answers(writers, GivenPrompts(PROMPTS, 16), tmp_path, 200, quiet)
 
 
 def test_the_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

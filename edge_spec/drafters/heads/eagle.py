@@ -24,7 +24,9 @@ from edge_spec.drafters.tree_builder import Candidate
 class EagleDrafter(DraftModelDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, head="eagle")
+    traits = DrafterTraits(
+        trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
+    )
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         self._network = network

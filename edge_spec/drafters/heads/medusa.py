@@ -119,7 +119,7 @@ class IndependentHeads(Protocol):
 class MedusaDrafter(Drafter):
     """Drafts nothing in an answer's first round, before which no state was told."""
 
-    traits = DrafterTraits(cost=Cost.PASS, hidden_states=True, head="medusa")
+    traits = DrafterTraits(trees=True, cost=Cost.PASS, hidden_states=True, head="medusa")
 
     def __init__(self, network: IndependentHeads, name: str = "medusa") -> None:
         self.name = name

@@ -25,3 +25,19 @@ def test_what_is_left_is_told_now_and_then(
         "Converting the weights: 80%, about 8 s left",
         "Comparing with the reference ...",
     ]
+
+
+def test_what_changes_within_brackets_is_the_same_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar in a terminal, and one beginning elsewhere, however often acceptance is measured."""
+    with ProgressBar() as bar:
+        for step in range(5):
+            bar(f"Training ({step} % accepted)", step / 5)
+    assert capsys.readouterr().err.splitlines() == ["Training (0 % accepted) ..."]
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    with ProgressBar() as bar:
+        for step in range(5):
+            bar(f"Training ({step} % accepted)", step / 5)
+        (task,) = bar._bar.tasks
+        assert task.description == "Training (4 % accepted)"

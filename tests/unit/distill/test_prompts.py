@@ -18,7 +18,7 @@ class _Asked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held_out: dict[str, bool] = {}
         self.parts = SimpleNamespace(text=SimpleNamespace(prompt_of=lambda text: text))
-        monkeypatch.setattr("edge_spec.distill.prompts._answered", self._answered)
+        monkeypatch.setattr("edge_spec.distill.prompts.answered", self._answered)
 
     def chat_sampling(self, **asked: float) -> None:
         """Draws nothing."""

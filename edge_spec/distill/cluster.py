@@ -1,0 +1,270 @@
+"""Answers and features as tasks on the machines of a Ray cluster (Moritz et al. 2018).
+
+Each machine opens the model once and writes several conversations at a time. What a task gives does
+not depend on where it is done, so the result is that of one machine, as far as the machines compute
+alike. A machine that is lost loses its tasks to the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Queue
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError
+from edge_spec.distill.conversations import Conversation
+from edge_spec.distill.features import FeatureRequest, feature_rows
+from edge_spec.distill.prompts import Stop, Tasks
+from edge_spec.engine.engine import Engine
+from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
+from edge_spec.loader import load_asked
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.source import Source
+from edge_spec.storage.digests import known_sha256
+
+_CONNECT_S = 5.0
+_POLL_S = 0.5
+_CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """An error of a machine, as it is told here."""
+
+    message: str
+    remedy: str
+
+
+class _Machine:
+    """One machine of the cluster, with the model open. Lives in a process of Ray there."""
+
+    def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
+        self._model, self._asked, self._tasks = model, asked, tasks
+        self._free: Queue[Engine] = Queue()
+        self._engine: Engine | None = None
+        self._opened = ExitStack()
+
+    def open(self) -> str | _Refused:
+        """Returns the digest of the model's files."""
+        try:
+            engine = load_asked(self._model, self._asked, _quiet, keeps_ngrams=False)
+            self._engine = self._opened.enter_context(engine)
+            shares = isinstance(engine.parts.model, SharesPasses)
+            self._free.put(engine)
+            for _ in range(CONVERSATIONS - 1 if shares else 0):
+                self._free.put(self._opened.enter_context(engine.fork()))
+            return content_of(self._model)
+        except EdgeSpecError as error:
+            return _Refused(error.message, error.remedy)
+
+    def written(self, task: int) -> Conversation | _Refused | None:
+        engine = self._free.get()
+        try:
+            return self._tasks.conversation(engine, task, Event())
+        except EdgeSpecError as error:
+            return _Refused(error.message, error.remedy)
+        finally:
+            self._free.put(engine)
+
+    def features(
+        self, conversations: Sequence[Conversation], request: FeatureRequest
+    ) -> list[np.ndarray] | _Refused:
+        assert self._engine is not None
+        try:
+            return list(feature_rows(self._engine.parts.model, conversations, request))
+        except EdgeSpecError as error:
+            return _Refused(error.message, error.remedy)
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Connects to a cluster, opens the model on all of its machines, and lets go of them in the
+    end.
+
+    Raises UsageError for what is no address, DeviceError where nobody answers there, where a
+    machine cannot open the model or has another one, and where all machines are lost.
+    """
+
+    address: str
+    model: str
+    asked: AskedOptions
+    tasks: Tasks
+    _machines: list[Any] = field(default_factory=list)  # that are not known to be lost
+
+    def __enter__(self) -> Cluster:
+        require_answer(self.address)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+        import ray
+
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            raise DeviceError(
+                f"cannot join the Ray cluster at {self.address}: {error}",
+                remedy="This machine has to be a part of it: ray start --address HOST:PORT.",
+            ) from None
+        try:
+            self._open()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        for machine in self._machines:
+            with suppress(Exception):  # it is lost
+                ray.kill(machine)
+        ray.shutdown()
+
+    @contextmanager
+    def writers(self) -> Iterator[Sequence[Writer]]:
+        yield [
+            partial(self._written, machine)
+            for machine in self._machines
+            for _ in range(CONVERSATIONS)
+        ]
+
+    def feature_rows(
+        self, conversations: Sequence[Conversation], request: FeatureRequest
+    ) -> Generator[np.ndarray]:
+        """As `features.feature_rows`."""
+        size = _CONVERSATIONS_A_TASK
+        parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+        begun: list[tuple[Any, Any]] = []
+        for index, part in enumerate(parts):
+            ahead = index + 2 * len(self._machines)
+            while len(begun) < min(ahead, len(parts)):
+                begun.append(self._begun(parts[len(begun)], request, len(begun)))
+            machine, found = begun[index]
+            while True:
+                try:
+                    yield from _got(found, Event())
+                    break
+                except WriterLostError:
+                    self._lose(machine)
+                    machine, found = self._begun(part, request, index)
+
+    def _begun(
+        self, part: Sequence[Conversation], request: FeatureRequest, index: int
+    ) -> tuple[Any, Any]:
+        """Returns the machine that was given the part, and what Ray will have its features as."""
+        if not self._machines:
+            raise DeviceError(
+                "all machines that read features are gone",
+                remedy="Start them again: the same command goes on with what is read.",
+            )
+        machine = self._machines[index % len(self._machines)]
+        return machine, machine.features.remote(list(part), request)
+
+    def _written(self, machine: Any, task: int, stop: Stop) -> Conversation | None:
+        try:
+            found: Conversation | None = _got(machine.written.remote(task), stop)
+            return found
+        except WriterLostError:
+            self._lose(machine)
+            raise
+
+    def _lose(self, machine: Any) -> None:
+        with suppress(ValueError):  # another of its tasks was first
+            self._machines.remove(machine)
+
+    def _open(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        listed: Any = ray.nodes  # Ray states no types of it
+        nodes = [each for each in listed() if each["Alive"] and each["Resources"].get("CPU", 0)]
+        made = ray.remote(_Machine)
+        for node in nodes:
+            options = made.options(
+                num_cpus=0,  # one on each machine, whatever else runs there
+                max_concurrency=CONVERSATIONS + 1,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            )
+            self._machines.append(options.remote(self.model, self.asked, self.tasks))
+        content = content_of(self.model)
+        opening = [machine.open.remote() for machine in self._machines]
+        for node, machine, found in zip(nodes, list(self._machines), opening, strict=True):
+            try:
+                there = _got(found, Event(), where=f"{node['NodeManagerAddress']}: ")
+            except WriterLostError:
+                self._lose(machine)
+                continue
+            if there != content:
+                raise DeviceError(
+                    f"{self.model} on {node['NodeManagerAddress']} is another model than here",
+                    remedy="Copy the model to the same path on all machines.",
+                )
+        if not self._machines:
+            raise DeviceError(
+                f"no machine of the Ray cluster at {self.address} can be used",
+                remedy="Look at them with: ray status.",
+            )
+
+
+def require_answer(address: str) -> None:
+    """Raises UsageError for what is no HOST:PORT, DeviceError where nobody answers: Ray itself
+    would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host or int(port) > 65535:
+        raise UsageError(
+            f"--ray {address} is no address", remedy="Give HOST:PORT, as ray start has shown it."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise DeviceError(
+            f"nobody answers at {address}: {error}",
+            remedy="Start the cluster with ray start --head, and give the address that it shows.",
+        ) from None
+
+
+def content_of(model: str) -> str:
+    """A digest of the model's files, wherever they are."""
+    source = Source(model, _quiet)
+    if source.is_demo or source.on_hub is not None:
+        return source.identity
+    path = source.path
+    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+    digests = [(file.name, known_sha256(file)) for file in files]
+    return hashlib.sha256(repr(digests).encode()).hexdigest()
+
+
+def _got(found: Any, stop: Stop, where: str = "") -> Any:
+    """What a task has given; None after a stop. Raises WriterLostError with its machine, and
+    DeviceError for what it refused."""
+    import ray
+    from ray.exceptions import ObjectLostError, RayActorError, RayError
+
+    try:
+        while not ray.wait([found], timeout=_POLL_S)[0]:
+            if stop.is_set():
+                return None
+        value = ray.get(found)
+    except (ObjectLostError, RayActorError) as error:
+        raise WriterLostError from error
+    except RayError as error:
+        raise SessionError(
+            f"a task on the cluster failed: {str(error).strip().splitlines()[-1]}",
+            remedy="Leave --ray out, or repair that machine.",
+        ) from None
+    if isinstance(value, _Refused):
+        raise DeviceError(where + value.message, remedy=value.remedy)
+    return value
+
+
+def _quiet(what: str, fraction: float) -> None:
+    """Tells nobody: what is printed elsewhere is not seen."""

@@ -1,0 +1,129 @@
+"""An ordinary small draft: some of the target's own layers, between its own embedding and head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge_spec.core.model import Checkpoint, TensorRows
+from edge_spec.distill.network import Rotation, normed
+from edge_spec.distill.small_draft_files import description, kept_layers, text_files
+from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter
+from edge_spec.distill.windows import Batch
+
+_EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+_ROWS_AT_A_TIME = 256  # of scores over the whole vocabulary
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+class SmallDraftTrainee:
+    """Layers and the final norm learn; the embedding and the output matrix stay the target's.
+
+    A position is the next row of the same text, so a batch passes the layers once, whatever the
+    number of positions. It learns over the scored tokens, and drafts from the whole vocabulary.
+    """
+
+    def __init__(
+        self, teacher: Teacher, source: Checkpoint, num_layers: int, num_positions: int
+    ) -> None:
+        self.num_positions = num_positions
+        self.num_layers = num_layers
+        self._teacher = teacher
+        self._source = source
+        self.parameters = _beginning(source, kept_layers(teacher.config.num_layers, num_layers))
+        self._embedding = torch.tensor(source.float32(_EMBEDDING))
+        self._output = self._embedding
+        if not teacher.config.tied_embeddings:
+            self._output = torch.tensor(source.float32(_OUTPUT))
+        self._rotation = Rotation(teacher.config)
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        wanted, rows = self._wanted(batch)
+        logits = self._states(batch)[wanted] @ torch.from_numpy(self._teacher.output).T
+        return [logits[each] for each in rows]
+
+    def drafts(self, batch: Batch) -> np.ndarray:
+        wanted, rows = self._wanted(batch)
+        parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
+        best = torch.cat([(each @ self._output.T).argmax(dim=-1) for each in parts])
+        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).numpy()
+        return drafts
+
+    def stored(self) -> dict[str, np.ndarray]:
+        tensors = {_EMBEDDING: self._embedding.numpy()} | as_arrays(self.parameters)
+        if self._output is not self._embedding:
+            tensors[_OUTPUT] = self._output.numpy()
+        return {name: _halved(values) for name, values in tensors.items()}
+
+    def description(self) -> dict[str, Any]:
+        return description(self._source, self.num_layers)
+
+    def texts(self) -> Mapping[str, str]:
+        return text_files(self._source)
+
+    def _wanted(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """[windows, rows + positions] bool, the rows that something is drafted after; and by
+        position [anchors] which of them it is."""
+        width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
+        wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+        places = range(1, self.num_positions + 1)
+        for at in places:
+            wanted[:, at : at + width] |= anchors
+        index = torch.cumsum(wanted.flatten(), 0).reshape(wanted.shape) - 1
+        return wanted, [index[:, at : at + width][anchors] for at in places]
+
+    def _states(self, batch: Batch) -> Tensor:
+        """[windows, rows + positions, hidden_size], after the final norm."""
+        stream = self._embedding[torch.from_numpy(batch.tokens)]
+        positions = torch.arange(stream.shape[1])
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}."
+            stream = stream + self._attended(stream, prefix, positions)
+            inner = self._normed(stream, prefix + "post_attention_layernorm.weight")
+            gate = torch.nn.functional.silu(self._linear(inner, prefix + "mlp.gate_proj"))
+            up = self._linear(inner, prefix + "mlp.up_proj")
+            stream = stream + self._linear(gate * up, prefix + "mlp.down_proj")
+        return self._normed(stream, _NORM)
+
+    def _attended(self, stream: Tensor, prefix: str, positions: Tensor) -> Tensor:
+        read = self._normed(stream, prefix + "input_layernorm.weight")
+        q, k, v = (self._heads(read, prefix + "self_attn.", name, positions) for name in "qkv")
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self._linear(mixed.transpose(1, 2).flatten(start_dim=2), prefix + "self_attn.o_proj")
+
+    def _heads(self, read: Tensor, prefix: str, name: str, positions: Tensor) -> Tensor:
+        """[windows, heads, rows, head_dim], every query head with its own keys and values."""
+        config = self._teacher.config
+        made = self._linear(read, f"{prefix}{name}_proj")
+        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        if config.qk_norm and name != "v":
+            made = self._normed(made, f"{prefix}{name}_norm.weight")
+        if name != "v":
+            made = self._rotation.turned(made, positions)
+        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        bias = self.parameters.get(name + ".bias")
+        return torch.nn.functional.linear(x, self.parameters[name + ".weight"], bias)
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        return normed(x, self.parameters[name], self._teacher.config.norm_epsilon)
+
+
+def _beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tensor]:
+    """The target's own tensors, under the numbers that its layers have in the draft."""
+    found = {_NORM: parameter(source.float32(_NORM))}
+    for name in source.names():
+        parts = name.split(".", 3)
+        if parts[:2] == ["model", "layers"] and int(parts[2]) in layers:
+            own = f"model.layers.{layers[int(parts[2])]}.{parts[3]}"
+            found[own] = parameter(source.float32(name))
+    return found
+
+
+def _halved(values: np.ndarray) -> np.ndarray:
+    """In float16, unless something is too large for it."""
+    return values.astype(np.float16 if np.abs(values).max() < _LARGEST else np.float32)

@@ -1,0 +1,117 @@
+"""What an ordinary small draft is made of, and what stands beside its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import ModelInfo
+from edge_spec.errors import UnsupportedModelError, UsageError
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+FACTORS = "factors"  # of frequencies one by one, as GGUF files hold them
+_SHARE = 7  # of so many layers of the target, the draft has one
+
+
+def num_kept(config: ModelConfig, asked: int | None) -> int:
+    """How many layers a draft has. Raises UsageError for as many as its target has, and
+    UnsupportedModelError for a target of which no draft is made."""
+    if config.features() or config.num_experts or config.architecture not in _CLASSES:
+        raise UnsupportedModelError(
+            f"a small draft has layers like Llama's or Qwen's, and those of "
+            f"{config.architecture} are of another form",
+            remedy="Use --kind medusa.",
+        )
+    if config.rope_scaling is not None and config.rope_scaling.kind == FACTORS:
+        raise UnsupportedModelError(
+            "the target's file holds its rotary frequencies one by one, which config.json of a "
+            "draft cannot",
+            remedy="Name the Hugging Face directory that the file was made from.",
+        )
+    count = max(2, round(config.num_layers / _SHARE)) if asked is None else asked
+    if not 1 <= count < config.num_layers:
+        raise UsageError(
+            f"a draft of {count} layers is not smaller than its target, which has "
+            f"{config.num_layers}",
+            remedy=f"Give --layers, 1 to {config.num_layers - 1}, or use --kind medusa.",
+        )
+    return count
+
+
+def kept_layers(num_layers: int, count: int) -> dict[int, int]:
+    """Layers of the target -> their numbers in the draft: the last one, and others as far from
+    each other, from the first one on (of one layer, the last)."""
+    chosen = np.linspace(num_layers - 1, 0, count).round().astype(int)[::-1]
+    return {int(layer): index for index, layer in enumerate(chosen)}
+
+
+def description(source: ModelInfo, num_layers: int) -> dict[str, Any]:
+    """The draft's config.json."""
+    config = source.config
+    told: dict[str, Any] = {
+        "architectures": [_CLASSES[config.architecture]],
+        "model_type": config.architecture,
+        "num_hidden_layers": num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tied_embeddings,
+        "attention_bias": config.output_bias,
+        "hidden_act": "silu",
+        "torch_dtype": "float16",
+    }
+    if config.architecture == "mistral":
+        told["sliding_window"] = None  # transformers would take 4096
+    scaling = stated_scaling(config)
+    if scaling is not None:
+        told["rope_scaling"] = scaling
+    if source.eos_ids:
+        told["eos_token_id"] = list(source.eos_ids)
+    if source.bos_id is not None:
+        told["bos_token_id"] = source.bos_id
+    return told
+
+
+def text_files(source: ModelInfo) -> Mapping[str, str]:
+    """The target's own tokenizer and chat template: name -> content."""
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": source.adds_bos,
+    }
+    if source.chat_template is not None:
+        told["chat_template"] = source.chat_template
+    return {
+        "tokenizer.json": source.tokenizer_json(),
+        "tokenizer_config.json": json.dumps(told, indent=2),
+    }
+
+
+def stated_scaling(config: ModelConfig) -> dict[str, Any] | None:
+    """As config.json states it; None where there is none, or one that it has no words for."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind == FACTORS:
+        return None
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_context_length,
+    }

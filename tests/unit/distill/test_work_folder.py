@@ -1,0 +1,93 @@
+"""Unfinished work is kept where it can be gone on with, and removed where nobody can."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_spec.distill.draft_runs import converted_aside
+from edge_spec.distill.work_folder import forget_training, work_folder
+from edge_spec.errors import StorageError, UsageError
+from edge_spec.storage.resumable import KEPT_DAYS
+
+SOURCE: Any = SimpleNamespace(identity="0", name="model")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+    return tmp_path / "distill"
+
+
+def _answered(folder: Path) -> None:
+    (folder / "answers.bin").write_bytes(b"answers")
+    (folder / "answers.log").write_bytes(b"log")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), StorageError("full", remedy="Make room.", errno=28)]
+)
+def test_what_was_finished_stays_and_is_told(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(type(error)), work_folder(SOURCE, "tasks") as folder:
+        _answered(folder)
+        raise error
+    assert (folder / "answers.bin").exists()
+    assert str(folder) in caplog.text and f"{KEPT_DAYS} days" in caplog.text
+
+
+def test_a_folder_in_which_nothing_was_finished_goes(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyboardInterrupt), work_folder(SOURCE, "tasks") as folder:
+        (folder / "answers.log").touch()
+        raise KeyboardInterrupt
+    assert not folder.exists() and not caplog.text
+
+
+def test_folders_that_nobody_goes_on_with_go() -> None:
+    with work_folder(SOURCE, "old") as old, work_folder(SOURCE, "new") as new:
+        _answered(old)
+        _answered(new)
+    ago = time.time() - (KEPT_DAYS + 1) * 86400
+    os.utime(old, (ago, ago))
+    with work_folder(SOURCE, "third"):
+        assert not old.exists() and new.exists()
+
+
+def test_one_that_another_process_works_in_stays() -> None:
+    with work_folder(SOURCE, "old") as old:
+        ago = time.time() - (KEPT_DAYS + 1) * 86400
+        os.utime(old, (ago, ago))
+        with work_folder(SOURCE, "new"):
+            assert old.exists()
+        with pytest.raises(UsageError, match="another process trains"), work_folder(SOURCE, "old"):
+            pass
+
+
+def test_answers_outlive_a_training() -> None:
+    with work_folder(SOURCE, "tasks") as folder:
+        _answered(folder)
+        (folder / "training-1.safetensors").touch()
+        (folder / "distilled-1").mkdir()
+        (folder / "distilled-1" / "answers.bin").touch()
+        forget_training(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["answers.bin", "answers.log"]
+
+
+def test_conversions_of_what_was_tried_go(tmp_path: Path) -> None:
+    """With the try, and after days where a kill has left them; those of others stay."""
+    bundles = tmp_path / "bundles"
+    ago = time.time() - (KEPT_DAYS + 1) * 86400
+    for name in ("distilled-1-onnx-2", "untrained-3-onnx-4", "untrained-5-onnx-6", "model-onnx-7"):
+        (bundles / name).mkdir(parents=True)
+    for name in ("untrained-3-onnx-4", "model-onnx-7"):
+        os.utime(bundles / name, (ago, ago))
+    with converted_aside(tmp_path / "distilled-1"):
+        assert len(list(bundles.iterdir())) == 4
+    left = sorted(path.name for path in bundles.iterdir())
+    assert left == ["model-onnx-7", "untrained-5-onnx-6"]
