@@ -8,7 +8,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import MedusaHead
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.loader.head_products import opens_products
+from edge_spec.loader.head_products import head_backend
 from edge_spec.models import runtimes
 
 
@@ -18,4 +18,4 @@ def open_learnt_head(path: Path, target: ModelConfig, threads: int | None = None
     head = runtimes.open_head(path, target)
     if not isinstance(head, MedusaHead):
         raise UnsupportedModelError(f"{path} is no head that was learnt here", remedy="Remove it.")
-    return MedusaNetwork(head, opens_products(path, "", target.hidden_size, threads, keeps=False))
+    return MedusaNetwork(head, head_backend(path, "", target.hidden_size, threads, keeps=False))

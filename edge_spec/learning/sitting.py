@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import TensorRows
 from edge_spec.distill.conversations import Conversation
-from edge_spec.distill.learning import write_drafter
+from edge_spec.distill.learning import Drafter
 from edge_spec.distill.tensor_file import read_tensors
 from edge_spec.distill.vocabulary import most_written
 from edge_spec.drafters.heads.blas_threads import one_blas_thread
@@ -245,7 +245,7 @@ class Sitting:
         }
         with self._folder.writing(self._id):
             with self._folder.new_head(name) as work:
-                write_drafter(work, tensors, config)
+                Drafter(tensors, config, {}).write(work)
             self._state = self._with_time(
                 replace(
                     self._state,

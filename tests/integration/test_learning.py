@@ -229,7 +229,7 @@ def test_a_kill_while_it_trains_leaves_the_old_head_whole(
     assert folder.state().candidate == "00000014" and steps[-1] == 5
 
 
-@pytest.mark.parametrize("place", ["write_drafter", "save_course"])
+@pytest.mark.parametrize("place", ["Drafter", "save_course"])
 def test_a_full_disk_leaves_the_old_head_whole(
     place: str,
     folder: LearningFolder,
