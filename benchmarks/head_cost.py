@@ -28,15 +28,15 @@ from random_heads import LLAMA_8B, write_eagle3, write_medusa
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import GivesFeatures
-from edge_spec.core.heads import EagleHead, MedusaHead, OpensProducts
+from edge_spec.core.heads import EagleHead, HeadBackend, MedusaHead
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
-from edge_spec.drafters.heads.float_products import FloatProducts
+from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import opens_products
+from edge_spec.loader.head_products import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 
@@ -99,13 +99,13 @@ def main() -> None:
 def measure_alone(config: ModelConfig, folder: Path, arguments: Any) -> dict[str, Any]:
     path = write_eagle3(folder / "head", config, arguments.scored)
     began, held = time.perf_counter(), _held_mb()
-    products = _products(path, "", config, arguments)
+    backend = _backend(path, "", config, arguments)
     head = runtimes.open_head(path, config)
     assert isinstance(head, EagleHead)
-    EagleNetwork(head, NoTables(config.hidden_size), products)
+    EagleNetwork(head, NoTables(config.hidden_size), backend)
     converted_s = time.perf_counter() - began
     held, began = _held_mb(), time.perf_counter()
-    network = EagleNetwork(head, NoTables(config.hidden_size), products)
+    network = EagleNetwork(head, NoTables(config.hidden_size), backend)
     opened_s = time.perf_counter() - began
     store, session = _drafting(network, arguments.context)
     memory_mb = _held_mb() - held
@@ -130,9 +130,9 @@ def measure_beside(folder: Path, arguments: Any) -> dict[str, Any]:
         config, target = engine.parts.model.config, source.identity
         eagle, medusa = (runtimes.open_head(path, config) for path in paths.values())
         assert isinstance(eagle, EagleHead) and isinstance(medusa, MedusaHead)
-        products = [_products(path, target, config, arguments) for path in paths.values()]
-        network = EagleNetwork(eagle, StoredTables(stored), products[0])
-        times = _times(engine.parts.model, network, MedusaNetwork(medusa, products[1]), arguments)
+        backends = [_backend(path, target, config, arguments) for path in paths.values()]
+        network = EagleNetwork(eagle, StoredTables(stored), backends[0])
+        times = _times(engine.parts.model, network, MedusaNetwork(medusa, backends[1]), arguments)
     for name, value in times.items():
         print(f"{name}: {value:.2f} ms")
     return {"ms": times, "break_even": _told(times)}
@@ -152,9 +152,9 @@ def _times(
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: plain.forward(one),
         "with features": lambda: telling.forward(one),
-        "A, three draft tokens": lambda: _chain(drafting, 3),
+        "A, three draft tokens": lambda: _chain(drafting, 3, network.likeliest),
         "plain again": lambda: plain.forward(one),
-        "B, a round": lambda: medusa.logits(state, range(medusa.num_heads)),
+        "B, a round": lambda: medusa.likeliest(state),
     }
     for rows in ROWS:
         tree = TokenTree.chain(7, list(range(8, 7 + rows)))
@@ -186,10 +186,10 @@ def _told(times: dict[str, float]) -> dict[str, Any]:
     return found
 
 
-def _products(path: Path, target: str, config: ModelConfig, arguments: Any) -> OpensProducts:
+def _backend(path: Path, target: str, config: ModelConfig, arguments: Any) -> HeadBackend:
     if arguments.float:
-        return FloatProducts
-    return opens_products(path, target, config.hidden_size, arguments.threads)
+        return NumpyBackend()
+    return head_backend(path, target, config.hidden_size, arguments.threads)
 
 
 def _drafting(network: EagleNetwork, context: int) -> tuple[FeatureStore, Any]:
@@ -202,12 +202,12 @@ def _drafting(network: EagleNetwork, context: int) -> tuple[FeatureStore, Any]:
     return store, session
 
 
-def _chain(session: Any, count: int) -> None:
+def _chain(session: Any, count: int, choose: Callable[[np.ndarray], Any]) -> None:
     """Drafts so many tokens, and takes them back: the first after a pass of the target, which
     leaves nothing of the head in the processor's caches."""
     length = session.length
     for token in range(7, 7 + count):
-        session.forward(TokenTree.chain(token))
+        choose(session.forward(TokenTree.chain(token)).logits[0])
         session.commit([0])
     session.rollback(length)
 

@@ -137,7 +137,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.norm_places != "after":
             shapes[prefix + "input_layernorm.weight"] = (hidden,)
             shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        if config.norm_places != "before":
+        if config.norm_places in ("around", "after"):
             shapes[attention + "post_norm.weight"] = (hidden,)
             shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
         shapes |= _mlp_shapes(config, prefix + "mlp.")
@@ -146,12 +146,6 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes |= _convolution_shapes(config, prefix + "conv.", kernel)
             continue
         shapes |= _attention_shapes(config, attention)
-        if config.qkv_bias:
-            shapes[attention + "q_proj.bias"] = (config.query_size,)
-            shapes[attention + "k_proj.bias"] = (config.kv_size,)
-            shapes[attention + "v_proj.bias"] = (config.kv_size,)
-        if config.output_bias:
-            shapes[attention + "o_proj.bias"] = (hidden,)
         if config.attention_sinks:
             shapes[attention + "sinks"] = (config.num_heads,)
         if config.encoder is not None:
@@ -161,17 +155,32 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.qk_norm:
             for part, size in zip("qk", config.qk_norm_sizes, strict=True):
                 shapes[f"{attention}{part}_norm.weight"] = (size,)
-    return shapes | _encoder_shapes(config)
+    shapes |= _encoder_shapes(config)
+    if config.logit_bias:
+        shapes["lm_head.bias"] = (config.vocab_size,)
+    if not config.embedding_norm:
+        for half in ("model", "encoder"):
+            shapes.pop(f"{half}.layers.0.input_layernorm.weight", None)
+    return _with_biases_of_norms(shapes) if config.layer_norm else shapes
+
+
+def _with_biases_of_norms(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    norms = {name: shape for name, shape in shapes.items() if name.endswith("norm.weight")}
+    return shapes | {name.removesuffix("weight") + "bias": norms[name] for name in norms}
 
 
 def _attention_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
-    return {
-        prefix + "q_proj.weight": (config.query_size, hidden),
-        prefix + "k_proj.weight": (config.kv_size, hidden),
-        prefix + "v_proj.weight": (config.kv_size, hidden),
-        prefix + "o_proj.weight": (hidden, config.query_size),
+    sizes = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}{part}.weight": (size, hidden) for part, size in sizes.items()
     }
+    shapes[prefix + "o_proj.weight"] = (hidden, config.query_size)
+    if config.qkv_bias:
+        shapes |= {f"{prefix}{part}.bias": (size,) for part, size in sizes.items()}
+    if config.output_bias:
+        shapes[prefix + "o_proj.bias"] = (hidden,)
+    return shapes
 
 
 def _convolution_shapes(
@@ -193,6 +202,9 @@ def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if relative is not None:
         bias = (relative.num_buckets, config.num_heads)
         shapes = {f"{half}.relative_bias.weight": bias for half in halves}
+    if config.position_table:
+        positions = (config.context_length, hidden)
+        shapes |= {f"{half}.embed_positions.weight": positions for half in halves}
     if config.encoder is None:
         return shapes
     shapes["encoder.norm.weight"] = (hidden,)
@@ -212,7 +224,12 @@ def _mlp_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
     if not config.gated_mlp:
         del parts["gate_proj"]
     if experts is None:
-        return {f"{prefix}{part}.weight": shape for part, shape in parts.items()}
+        found: dict[str, tuple[int, ...]] = {
+            f"{prefix}{part}.weight": shape for part, shape in parts.items()
+        }
+        if config.mlp_bias:
+            found |= {f"{prefix}{part}.bias": (shape[0],) for part, shape in parts.items()}
+        return found
     matrices = {
         f"{prefix}experts.{expert}.{part}": shape
         for expert in range(config.num_experts)

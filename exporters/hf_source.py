@@ -164,6 +164,8 @@ def _adds_bos(path: Path, tokenizer_config: Mapping[str, Any], bos_ids: Sequence
         return bool(stated)
     processor = read_json(path / "tokenizer.json", required=False).get("post_processor") or {}
     try:
+        if processor.get("type") in ("RobertaProcessing", "BertProcessing"):
+            return bool(processor["cls"][1] == bos_ids[0])
         for template in (processor, *processor.get("processors", ())):
             if template.get("type") == "TemplateProcessing":
                 first = template["single"][0]["SpecialToken"]["id"]
@@ -195,7 +197,7 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
             raise UnknownArchitectureError(
                 f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}, which has an "
                 "encoder and a decoder of a kind that this version does not compute",
-                remedy="Of such models it runs T5 and Flan-T5 (model_type t5).",
+                remedy="Of such models it runs T5, Flan-T5, BART and Marian.",
             )
         lacked = lacked_feature(values)
         raise UnknownArchitectureError(

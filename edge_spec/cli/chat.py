@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def chat(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    learn: options.Learn = False,
     *,
     loading: options.AskedOptions,
     sampling: options.ChatSamplingOptions,
@@ -35,6 +36,7 @@ def chat(
             measure_when_idle=True,
             report=report,
             needs_chat=True,
+            learns=learn,
         )
 
     SamplingParams(**sampling.asked)  # refused now rather than when the model is open

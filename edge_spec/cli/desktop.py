@@ -16,6 +16,7 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 @options.with_groups
 def desktop(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    learn: options.Learn = False,
     *,
     loading: options.AskedOptions,
     sampling: options.ChatSamplingOptions,
@@ -28,7 +29,7 @@ def desktop(
     from edge_spec.core.sampling import SamplingParams
 
     entry_points.load_app("desktop")(
-        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True),
+        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
         _announce,
         title=model,
         plan=lambda: plan_document(model, loading) or {"candidates": []},

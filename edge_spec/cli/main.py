@@ -19,6 +19,7 @@ from edge_spec.cli.distill import distill
 from edge_spec.cli.doctor import doctor
 from edge_spec.cli.export import export
 from edge_spec.cli.generate import generate
+from edge_spec.cli.learn import learn
 from edge_spec.cli.plan import plan
 from edge_spec.cli.pull import pull
 from edge_spec.cli.serve import serve
@@ -55,6 +56,7 @@ app.command()(accept)
 app.command()(doctor)
 app.command()(tune_skip)
 app.command()(distill)
+app.add_typer(learn)
 
 
 def _show_version(wanted: bool) -> None:

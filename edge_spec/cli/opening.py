@@ -18,10 +18,17 @@ def open_engine(
     keeps_ngrams: bool = True,
     screen: Screen | None = None,
     needs_chat: bool = False,
+    learns: bool = False,
 ) -> Engine:
     """report: instead of a bar on stderr; screen: is shown the models before their weights are
-    read; needs_chat: refuses a model without a chat template. Raises an EdgeSpecError, and what
-    `screen` raises."""
+    read; needs_chat: refuses a model without a chat template; learns: from answers, while idle.
+    Raises an EdgeSpecError, and what `screen` raises."""
+    learning = None
+    if learns:
+        from edge_spec.learning.learner import require_learnable, start_learning
+
+        require_learnable(options)
+        learning = start_learning
     with ProgressBar() as bar:
         return load_asked(
             model,
@@ -31,6 +38,7 @@ def open_engine(
             keeps_ngrams=keeps_ngrams,
             screen=screen,
             needs_chat=needs_chat,
+            learning=learning,
         )
 
 

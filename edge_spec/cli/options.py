@@ -21,6 +21,7 @@ __all__ = [
     "AskedOptions",
     "ChatSamplingOptions",
     "Json",
+    "Learn",
     "SamplingOptions",
     "with_groups",
 ]
@@ -71,6 +72,14 @@ class ChatSamplingOptions:
         return values
 
 
+Learn = Annotated[
+    bool,
+    typer.Option(
+        "--learn",
+        help="Keep answers on this machine, and train a head on them while idle: learn.md.",
+        rich_help_panel="Model and drafting",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 

@@ -73,6 +73,7 @@ def serve(
             "--stdio",
         ),
     ] = False,
+    learn: options.Learn = False,
     *,
     loading: options.AskedOptions,
     sampling: options.ChatSamplingOptions,
@@ -95,10 +96,12 @@ def serve(
     named = model or ["smollm2"]
     of_requests = SamplingParams(**sampling.asked)
     if stdio:
-        open_model = partial(open_engine, _only(named), loading, measure_when_idle=True)
+        open_model = partial(
+            open_engine, _only(named), loading, measure_when_idle=True, learns=learn
+        )
         entry_points.load_app("sidecar")(open_model)
         return
-    models = models_on_demand(named, alias or [], loading)
+    models = models_on_demand(named, alias or [], loading, learns=learn)
     entry_points.load_app("serve")(
         models,
         partial(_announce, names=[each.name for each in models], as_json=json),
@@ -122,18 +125,27 @@ def serve(
 
 
 def models_on_demand(
-    models: Sequence[str], aliases: Sequence[str], loading: options.AskedOptions
+    models: Sequence[str],
+    aliases: Sequence[str],
+    loading: options.AskedOptions,
+    *,
+    learns: bool = False,
 ) -> list[ModelOnDemand]:
-    """Raises as `served_names` does."""
+    """Raises as `served_names` does, and UsageError where several are to learn."""
     from edge_spec.cli.opening import open_engine
     from edge_spec.loader.on_demand import ModelOnDemand, options_of_others
     from edge_spec.models.served_names import served_names
 
     is_alone = len(models) == 1  # else one would be measured while another answers
+    if learns and not is_alone:
+        raise UsageError(
+            "--learn is for one model, since it learns while nobody is answered",
+            remedy="Start a server for each model, or leave --learn out.",
+        )
     served: list[ModelOnDemand] = []
     for model, names in zip(models, served_names(models, aliases), strict=True):
         asked = options_of_others(loading) if served else loading
-        opening = partial(open_engine, model, asked, measure_when_idle=is_alone)
+        opening = partial(open_engine, model, asked, measure_when_idle=is_alone, learns=learns)
         plan = partial(plan_document, model, asked)
         served.append(ModelOnDemand(names.name, opening, names.aliases, plan))
     return served

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from edge_spec.control.backoff import WITH_COSTLY, WITH_FREE, Backoff
+from edge_spec.control.backoff import UNPROVEN_LOSS, WITH_COSTLY, WITH_FREE, Backoff
 from edge_spec.control.baseline import Baseline
 from edge_spec.control.calibration import Calibration, learn, reach_of
 from edge_spec.control.cost import RowCosts
@@ -228,14 +228,32 @@ class AdaptivePolicy:
         )
         start = self._clock()
         tree = drafter.propose(pending, asked)
+        was_measured = backoff.measured
         taken_s = backoff.drafted(len(tree) - 1, self._clock() - start)
+        if backoff.measured and not was_measured and self._is_expected_to_pay(drafter):
+            backoff.trust()
         self._asked[drafter.name] = taken_s, tree
         return tree
+
+    def _is_expected_to_pay(self, drafter: Drafter) -> bool:
+        """By what is reported of its draft tokens and what they were measured to cost."""
+        draft_token_s = self._backoff(drafter).draft_token_s
+        reach, tokens = 1.0, 1.0
+        for depth, chance in enumerate(drafter.reported_acceptance, start=1):
+            reach *= chance
+            tokens += reach
+            seconds = self.costs.at(depth + 1) + self._around_s + depth * draft_token_s
+            if seconds < tokens * self._plain_s:
+                return True
+        return False
 
     def _backoff(self, drafter: Drafter) -> Backoff:
         if drafter.name not in self._backoffs:
             patience = WITH_FREE if drafter.name in self._free else WITH_COSTLY
-            self._backoffs[drafter.name] = Backoff(self._draft_token_s.get(drafter.name), patience)
+            first_loss = UNPROVEN_LOSS if drafter.traits.head else None
+            self._backoffs[drafter.name] = Backoff(
+                self._draft_token_s.get(drafter.name), patience, first_loss
+            )
         return self._backoffs[drafter.name]
 
     def _calibration_of(self, name: str) -> Calibration:

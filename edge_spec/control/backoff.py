@@ -23,18 +23,28 @@ class Patience(NamedTuple):
 # it learns: a long rest would cost more than it saves.
 WITH_FREE = Patience(8, 5)
 WITH_COSTLY = Patience(16, 50)  # 2 % of the time
+# Plain steps that one whose use nobody has shown may lose at first: twice as many each time that it
+# has broken even.
+UNPROVEN_LOSS = 1.0
 
 
 class Backoff:
     """What one drafter has lost lately, and whether it rests.
 
-    draft_token_s: seconds a draft token, where that is known. The first round after a rest tells
-    nothing about it, nor whether the drafter is of use, since it has a text to catch up with.
+    draft_token_s: seconds a draft token, where that is known. first_loss: plain steps that it may
+    lose before it has shown that it is of use; None: as many as later. The first round after a rest
+    tells nothing about either, since the drafter has a text to catch up with.
     """
 
-    def __init__(self, draft_token_s: float | None, patience: Patience = WITH_COSTLY) -> None:
+    def __init__(
+        self,
+        draft_token_s: float | None,
+        patience: Patience = WITH_COSTLY,
+        first_loss: float | None = None,
+    ) -> None:
         self._draft_token_s = draft_token_s
         self._patience = patience
+        self._most_lost = patience.most_lost if first_loss is None else first_loss
         self.resting = 0  # rounds left
         self._rest = _FIRST_REST
         self._rounds = 0  # since it was at rest
@@ -44,6 +54,10 @@ class Backoff:
     @property
     def measured(self) -> bool:
         return self._draft_token_s is not None
+
+    def trust(self) -> None:
+        """It is expected to be of use: it may lose as much as later."""
+        self._most_lost = self._patience.most_lost
 
     @property
     def rate(self) -> float:
@@ -76,10 +90,11 @@ class Backoff:
             self._first_lost_s = max(0.0, lost_s)
         elif lost_s > 0:
             self._lost_s = lost_s
-            if lost_s > self._patience.most_lost * plain_s:
+            if lost_s > self._most_lost * plain_s:
                 self.rest(plain_s)
         else:
             self._rest = _FIRST_REST
+            self._most_lost = min(2 * self._most_lost, self._patience.most_lost)
             self._first_lost_s = self._lost_s = 0.0
 
     def rest(self, plain_s: float) -> None:

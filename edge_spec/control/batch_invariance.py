@@ -175,7 +175,7 @@ def widths_for(num_rows: int) -> tuple[int, ...]:
 
 def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
     """Those that fit the model; a tiny context leaves room for less. Of a large one not all."""
-    limit = min(model.capabilities.max_rows, max(1, model.config.context_length // 2))
+    limit = min(model.capabilities.verified_rows, max(1, model.config.context_length // 2))
     left_out = set(USUAL_WIDTHS) - _SPREAD if is_large(model.config) else set()
     return [width for width in widths if width <= limit and width not in left_out]
 

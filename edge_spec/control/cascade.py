@@ -21,7 +21,7 @@ from edge_spec.drafters.state import load_state_dicts, state_dicts
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:
     """What drafts for a draft whose rows cost `costs`."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
-    return PolicyStage(drafters, policy, model.capabilities.max_rows)
+    return PolicyStage(drafters, policy, model.capabilities.verified_rows)
 
 
 class PolicyStage:

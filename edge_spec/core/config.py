@@ -6,7 +6,7 @@ or writes one reads this, and never asks for a family's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.core.rope import Rope, RopeScaling
 
-ACTIVATIONS = ("silu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
 SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
-# Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone.
-NORM_PLACES = ("before", "around", "after")
+# Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone, of the
+# stream itself, which goes on as the sublayer reads it.
+NORM_PLACES = ("before", "around", "after", "stream")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,23 @@ class Encoder:
 
     num_layers: int
     start_id: int  # the token that every answer begins with: the source ends before the first one
+    ends_source: bool = False  # it also ends the source: the answer begins with the second one
+    forced_id: int | None = None  # the answer's second token, whatever the scores are
+
+    def answer_start(self, tokens: Sequence[int]) -> int | None:
+        """Returns where the answer begins, None where the source has not ended."""
+        found = None
+        for _ in range(2 if self.ends_source else 1):
+            try:
+                found = tokens.index(self.start_id, 0 if found is None else found + 1)
+            except ValueError:
+                return None
+        return found
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """Returns the tokens of every answer that are not chosen."""
+        return (self.start_id,) if self.forced_id is None else (self.start_id, self.forced_id)
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,11 @@ class ModelConfig:
     gated_mlp: bool = True  # gate and up are multiplied; else there is only up, which is activated
     relative_positions: RelativePositions | None = None
     encoder: Encoder | None = None  # of an encoder-decoder; all else is of the decoder
+    layer_norm: bool = False  # norms take the mean away and have biases (Ba et al. 2016)
+    mlp_bias: bool = False
+    logit_bias: bool = False  # is added to the scores
+    position_table: bool = False  # of an encoder-decoder: a row a position, added to embeddings
+    embedding_norm: bool = True  # of a stream that is normed itself: before its first sublayer
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -243,8 +266,9 @@ class ModelConfig:
             return None
         if not 1 <= encoder.num_layers <= _MOST_LAYERS:
             return f"its encoder has {encoder.num_layers} layers"
-        if not 0 <= encoder.start_id < self.vocab_size:
-            return f"its answers begin with the token {encoder.start_id}"
+        unknown = [each for each in encoder.beginning if not 0 <= each < self.vocab_size]
+        if unknown:
+            return f"its answers begin with the token {unknown[0]}"
         return None
 
     def _optional(self) -> Iterator[float]:

@@ -44,16 +44,88 @@ class Products(Protocol):
         """x: [rows, in] float32 -> [rows, out] float32, the bias added."""
 
 
-OpensProducts = Callable[[Mapping[str, HeadMatrix]], Products]
+FLOAT_BITS = 32  # of matrices in float32
+
+
+@dataclass(frozen=True, eq=False)
+class EntryRows:
+    """Rows that an EAGLE head's layers read in one pass: as many entries of its cache, from slot
+    `start` on."""
+
+    embedded: np.ndarray  # [rows, hidden_size] float32 of the tokens
+    found: np.ndarray  # [known, features_size] float32: the target's features of some rows,
+    states: np.ndarray  # [rows - known, hidden_size] float32: what takes their place in the others
+    order: np.ndarray  # [rows] int: which of these each row has, those found before the states
+    positions: np.ndarray  # [rows] int
+    start: int
+    sees: np.ndarray | None  # [rows, start + rows] bool, no slot after its own; None: all of them
+    scored: np.ndarray  # [scored] int: which rows are scored, at least one
+
+
+class EagleStep(Protocol):
+    """All layers of an EAGLE head in one call, for one cache of keys and values."""
+
+    def __call__(self, rows: EntryRows) -> tuple[np.ndarray, np.ndarray]:
+        """Writes the entries, and returns the states from which the next rows go on, [rows,
+        hidden_size], and the logits of the scored rows, [scored, scored tokens], both float32."""
+
+
+class BindsCaches(Protocol):
+    """The layers of an EAGLE head, for any number of caches."""
+
+    def bound_to(self, cache: np.ndarray) -> EagleStep:
+        """cache: [layers, 2, kv_heads, slots, head_dim] float32, keys and values, in whose place
+        the step writes them."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """What independent heads say of their tokens. The likeliest ones are told apart, so that nobody
+    has to look for them: in falling order, with their shares of e to the logits."""
+
+    logits: np.ndarray  # [heads, scored tokens] float32
+    likeliest: np.ndarray  # [heads, some] int64, of the scored tokens
+    shares: np.ndarray  # [heads, some] float32
+
+
+class MedusaStep(Protocol):
+    """All Medusa heads in one call."""
+
+    def __call__(self, state: np.ndarray) -> HeadScores:
+        """state: [hidden_size] float32."""
+
+
+class HeadBackend(Protocol):
+    """What computes with a head's matrices. Where it has no step, what a step does is computed by
+    numpy, as the formulas are written."""
+
+    def products(self, matrices: Mapping[str, HeadMatrix]) -> Products:
+        """One by one."""
+
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches | None:
+        """matrices: all of the head's."""
+
+    def medusa_step(
+        self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]
+    ) -> MedusaStep | None:
+        """matrices: K.B of block B of head K, output.K, or output.0 for all."""
 
 
 @runtime_checkable
-class MultipliesForHeads(Protocol):
-    """A runtime that multiplies with matrices of heads as an exporter has stored them."""
+class ComputesHeads(Protocol):
+    """A runtime that computes with matrices of heads as an exporter has stored them. threads: None:
+    one, which contends with nobody. All raise ModelFileError for what it cannot read."""
 
     def open_products(self, stored: Mapping[str, bytes], threads: int | None) -> Products:
-        """stored: of each matrix, by its name, what it reads. threads: None: one, which contends
-        with nobody. Raises ModelFileError for what it cannot read."""
+        """stored: of each matrix, by its name, what it reads."""
+
+    def open_eagle_step(
+        self, stored: bytes, config: ModelConfig, threads: int | None
+    ) -> BindsCaches:
+        """config: of the head."""
+
+    def open_medusa_step(self, stored: bytes, threads: int | None) -> MedusaStep:
+        """See MedusaStep."""
 
 
 @dataclass(frozen=True, eq=False)

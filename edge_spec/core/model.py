@@ -30,6 +30,15 @@ class Capabilities:
     hidden_states: bool  # whether Forward.hidden is filled
     settled_tokens: int = 0  # of context, from which on no other kernels are chosen
     rounds_activations: bool = False  # to 8 bits, where a last bit that differs may count for much
+    # Rows of one pass that can be dropped after it, without reading text again; None: all of them.
+    rollback_rows: int | None = None
+    why_no_trees: str = ""  # what about the model or its graph keeps rows from branching
+
+    @property
+    def verified_rows(self) -> int:
+        """Returns how many rows a pass may have of which all but the first may be dropped."""
+        bound = self.rollback_rows
+        return self.max_rows if bound is None else min(self.max_rows, bound + 1)
 
 
 @dataclass(frozen=True, eq=False)

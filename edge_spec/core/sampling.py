@@ -156,6 +156,11 @@ class Sampler:
             return probabilities
         return target_probs(logits, self.params)
 
+    @property
+    def prefers_by_logits(self) -> bool:
+        """Whether `preference` is e to the logits as they are, whatever was written before."""
+        return self._raw and self.params.greedy
+
     def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
         """[vocab] weights whose largest is at the token that `choose` takes, and whose
         others tell how close it was: e to the logits where it is greedy, else the inverse of the

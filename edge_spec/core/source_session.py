@@ -41,7 +41,7 @@ class SourceSession:
     def __init__(self, decoder: DecoderSession, encoder: Encoder, context_length: int) -> None:
         """context_length: tokens of source and answer together."""
         self._decoder = decoder
-        self._start_id = encoder.start_id
+        self._description = encoder
         self._context_length = context_length
         self._source: list[int] = []
         self._has_ended = False  # the source has: what comes now is the answer
@@ -55,11 +55,12 @@ class SourceSession:
         require_room(self.length, len(tokens), self._context_length)
         tokens = list(tokens)
         if not self._has_ended:
-            ends = self._start_id in tokens
-            end = tokens.index(self._start_id) if ends else len(tokens)
-            self._source += tokens[:end]
-            self._has_ended = ends
-            tokens = tokens[end:]
+            known = len(self._source)
+            whole = self._source + tokens
+            end = self._description.answer_start(whole)
+            self._source = whole[:end]
+            self._has_ended = end is not None
+            tokens = tokens[len(self._source) - known :]
         if tokens:
             self._encode()
             self._decoder.prefill(tokens)
@@ -102,7 +103,7 @@ class SourceSession:
         """Before a pass of the decoder."""
         if self._encoded != self._source:
             self._encoded = None  # whatever becomes of the pass
-            self._decoder.attend_to(self._source or [self._start_id])
+            self._decoder.attend_to(self._source or [self._description.start_id])
             self._encoded = list(self._source)
 
 

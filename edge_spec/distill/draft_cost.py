@@ -19,7 +19,7 @@ from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import opens_products
+from edge_spec.loader.head_products import head_backend
 from edge_spec.models import runtimes
 
 _REPETITIONS = 9
@@ -29,11 +29,11 @@ CONTEXT = 64  # tokens before a step
 def draft_token_s(path: Path, target: ModelConfig, source: TensorRows) -> float:
     """Seconds of one, median of several, by the drafter that will read the head. path: of it."""
     head = runtimes.open_head(path, target)
-    opens = opens_products(path, "", target.hidden_size, keeps=False)
+    backend = head_backend(path, "", target.hidden_size, keeps=False)
     if isinstance(head, MedusaHead):
-        return median_s(_medusa_step(MedusaNetwork(head, opens), target))
+        return median_s(_medusa_step(MedusaNetwork(head, backend), target))
     assert isinstance(head, EagleHead)  # no others are trained here
-    return median_s(_eagle_step(EagleNetwork(head, StoredTables(source), opens), target))
+    return median_s(_eagle_step(EagleNetwork(head, StoredTables(source), backend), target))
 
 
 def _medusa_step(network: MedusaNetwork, target: ModelConfig) -> Callable[[], object]:

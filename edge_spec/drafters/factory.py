@@ -99,7 +99,7 @@ def corpus(context: DrafterContext) -> Drafter:
     return CorpusDrafter(context.corpora)
 
 
-@declares(DrafterTraits(remembers=True))
+@declares(DrafterTraits(trees=True, remembers=True))
 def ngram_cache(context: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
     from edge_spec.drafters.lookup.ngram_cache import NgramCacheDrafter

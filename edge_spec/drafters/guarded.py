@@ -85,6 +85,10 @@ class GuardedDrafter(Drafter):
     def sibling_acceptance(self) -> Sequence[float]:
         return self._guarded(lambda: _chances(self._drafter.sibling_acceptance()), ())
 
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._guarded(lambda: _chances(self._drafter.reported_acceptance), ())
+
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self.fault is None:
             try:

@@ -50,6 +50,7 @@ class DrafterTraits:
 
     cost: Cost = Cost.LOOKUP
     samples: bool = False  # it may propose tokens that were sampled
+    trees: bool = False  # its draft tokens branch; a target that takes chains gets the best of them
     auto: bool = False  # "auto" chooses it: see `factory.auto_drafters`
     remembers: bool = False  # it keeps answers for later runs
     draft_model: bool = False  # it needs a second model
@@ -120,6 +121,12 @@ class Drafter:
     def sibling_acceptance(self) -> Sequence[float]:
         """Tells how often the first, second, ... sampled child of a row is the one that is
         accepted; empty where the drafter does not sample."""
+        return ()
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        """Tells how often its draft tokens were right where it was made, by position, each after
+        all before it; empty where nobody has reported it."""
         return ()
 
     # A stage of a cascade drafts after draft tokens, which may be taken back.

@@ -10,6 +10,7 @@ from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
+from edge_spec.engine.learning import TakesAnswers
 from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_sharing import PromptSharing
@@ -65,6 +66,7 @@ class Upkeep:
 
     history: PairHistory | None = None  # of the first draft
     idle_work: IdleWork | None = None
+    learner: TakesAnswers | None = None  # from answers, where that was asked for
     prompts: PromptCache | None = None  # where long prompts are kept, if they are
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
     energy: AnswerMeter = field(default_factory=AnswerMeter)  # of the machine

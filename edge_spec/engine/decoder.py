@@ -20,6 +20,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.engine.learning import AnswerRecorder
 from edge_spec.engine.passes import OwnPasses, Passes, Scored
 from edge_spec.errors import EdgeSpecError
 
@@ -92,6 +93,7 @@ class Decoder:
     vocab_size: int | None = None  # of the scores, where they are held to it
     passes: Passes = field(default_factory=OwnPasses)  # of the target
     clock: Callable[[], float] = time.perf_counter
+    recorder: AnswerRecorder | None = None  # of what the target computes
 
     @contextmanager
     def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
@@ -200,6 +202,8 @@ class Decoder:
         decoded = _decoded(verified, verdict, out, sampler)
         self._commit(verdict)
         sampler.observe(verdict.tokens)
+        if self.recorder is not None:
+            self.recorder.observe(out, verdict)
         committed_s = self.clock()
         for drafter in self.drafters if verdict.tokens else ():
             drafter.observe(plan.tree, out, verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,11 @@ from edge_spec.drafters.lookup.grammar import ForcedDrafter
 from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.speculation import Speculation
+from edge_spec.engine.learning import AnswerRecorder, LearntHead
+from edge_spec.engine.speculation import Speculation, SpeculationFactory
+from edge_spec.errors import EdgeSpecError
+
+_log = logging.getLogger(__name__)
 
 
 class DrafterSwitch:
@@ -26,6 +31,8 @@ class DrafterSwitch:
         self._parts = parts
         self._session = session
         self._names = parts.drafter
+        self._head: LearntHead | None = None  # beside what the parts have
+        self.recorder = None if parts.learner is None else AnswerRecorder()
         self._offered: tuple[str, Speculation] | None = None
         self._off = False
         self._put_by: list[Speculation] = []  # while another one takes its place
@@ -41,6 +48,32 @@ class DrafterSwitch:
         """As `offer` was given them: those of the next round."""
         with self._lock:
             return self._offered[0] if self._offered else self._names
+
+    def with_head(self, factory: SpeculationFactory) -> SpeculationFactory:
+        """With the head that was learnt, where there is one."""
+        if self._head is None:
+            return factory
+        return replace(factory, setting=replace(factory.setting, head=self._head.network))
+
+    def use_head(self, head: LearntHead | None) -> None:
+        """From the next `take` on, a head that was learnt is among what drafters may be made of, or
+        is not any more. Where no other drafters can be made, all stays as it was."""
+        if head is self._head:
+            return
+        before, self._head = self._parts, head
+        changed = self._parts.speculation_factory
+        changed = replace(changed, setting=replace(changed.setting, head=None))
+        self._parts = replace(self._parts, speculation_factory=self.with_head(changed))
+        if head is not None:
+            self.remember(head.stats)
+        try:
+            self.offer(self.names)
+        except EdgeSpecError as error:
+            if head is None:  # the names were of drafters that needed it
+                self.offer("auto")
+                return
+            self._parts = before
+            _log.info("the head that was learnt does not draft: %s", error)
 
     @property
     def possible(self) -> list[str]:
@@ -138,6 +171,7 @@ class DrafterSwitch:
             plain_samples=speculation.plain_samples,
             vocab_size=self._parts.model.config.vocab_size,
             passes=self._parts.passes,
+            recorder=self.recorder,
         )
 
     @property

@@ -23,7 +23,7 @@ from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import context_length_of, request_of, sampler_of
-from edge_spec.engine.results import GenerationResult
+from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.shared_models import SharedModels
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
@@ -115,7 +115,7 @@ class Engine:
             for draft in parts.drafts:
                 drafts.append(draft.fork())
                 opened.callback(drafts[-1].close_session)
-            speculation_factory = parts.speculation_factory.forked(drafts)
+            speculation_factory = self._drafting.with_head(parts.speculation_factory).forked(drafts)
             speculation = speculation_factory.choose(self.drafter)
             opened.callback(speculation.close)
             parts = replace(
@@ -331,18 +331,24 @@ class Engine:
         sampler = sampler_of(self.parts, prompt, options)
         self._end_running()
         self._replace_failed()
+        if self.parts.learner is not None:
+            self._drafting.use_head(self.parts.learner.head())
         self._drafting.take()
         sampler.tie_margin = self._drafting.speculation.tie_margin
         conversation = self._conversation
         constrained = sampler.constraint is not None
         conversation.decoder = self._drafting.decoder(follows_grammar=constrained)
         self._set_answering(True)
+        if self._drafting.recorder is not None:
+            self._drafting.recorder.begin()
         generation = Generation(
             conversation,
             request,
             sampler,
             self.parts.text.tokenizer,
-            on_end=partial(self._on_end, options.get("domain", "any"), self._drafting.text_counts),
+            on_end=partial(
+                self._on_end, prompt, options.get("domain", "any"), self._drafting.text_counts
+            ),
             changed_decoder=partial(self._changed_decoder, constrained),
         )
         _tell_promise(generation.result.stats, self.parts.speculation_factory.lossless)
@@ -367,8 +373,9 @@ class Engine:
             return None
         return self._drafting.decoder(follows_grammar=constrained)
 
-    def _on_end(self, domain: str, before: TextCounts, stats: Stats) -> None:
+    def _on_end(self, prompt: Sequence[int], domain: str, before: TextCounts, stats: Stats) -> None:
         self._set_answering(False)
+        self._give_to_learner(prompt)
         counts = self._drafting.text_counts
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
@@ -376,6 +383,14 @@ class Engine:
         if history is not None and self._drafting.only_paired(stats.drafters):
             history.observe(domain, stats)
             stats.staleness = history.staleness(domain)
+
+    def _give_to_learner(self, prompt: Sequence[int]) -> None:
+        """An answer that nobody ended early."""
+        learner, recorder = self.parts.learner, self._drafting.recorder
+        if learner is None or recorder is None or self.last is None:
+            return
+        if self.last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            recorder.finish(prompt, learner)
 
     def _set_answering(self, answering: bool) -> None:
         work = self.parts.idle_work

@@ -25,7 +25,7 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     if not prompt:
         raise UsageError("the prompt is empty", remedy="Give it at least one token.")
     encoder = parts.model.config.encoder
-    if encoder is not None and encoder.start_id not in prompt:
+    if encoder is not None and encoder.answer_start(prompt) is None:
         raise UsageError(
             "the prompt is a source that does not end",
             remedy=f"End it with the tokens that begin an answer, the last one {encoder.start_id}.",
@@ -36,7 +36,7 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
         max_tokens=context_length if max_tokens is None else max_tokens,
         stop_ids=frozenset(parts.text.eos_ids),
         context_length=context_length,
-        max_rows=parts.model.capabilities.max_rows,
+        max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,
     )
     return Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop))

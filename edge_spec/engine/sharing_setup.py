@@ -37,7 +37,7 @@ class SharingSetup:
     @property
     def widest(self) -> int:
         """Rows of a shared pass, at most."""
-        widths, most = self.sharing.widths, self._model.capabilities.max_rows
+        widths, most = self.sharing.widths, self._model.capabilities.verified_rows
         return widths[-1] if widths else min(_ANY_ROWS, most)
 
     def prepare_for(self, num_conversations: int) -> None:
@@ -52,7 +52,7 @@ class SharingSetup:
     def widen(self) -> None:
         """Begins to look for passes of twice as many rows, unless it has: conversations want
         them."""
-        rows = min(2 * self.widest, self._model.capabilities.max_rows)
+        rows = min(2 * self.widest, self._model.capabilities.verified_rows)
         if rows <= self._widened_to or not self._widths:
             return
         with self._lock:

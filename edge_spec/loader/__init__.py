@@ -13,12 +13,12 @@ import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
-from typing import ParamSpec
+from typing import NamedTuple, ParamSpec
 
 from edge_spec.core.model import Progress
 from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine
-from edge_spec.loader.compose import compose_engine
+from edge_spec.loader.compose import Learner, StartLearning, compose_engine
 from edge_spec.loader.open import check_capabilities, open_models
 from edge_spec.loader.place import PlacedModels, place_models
 from edge_spec.loader.resolve import resolve_options
@@ -27,7 +27,16 @@ from edge_spec.models.option import declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 
-__all__ = ["LoadOptions", "check_capabilities", "load", "load_asked", "load_async", "load_engine"]
+__all__ = [
+    "Learner",
+    "LoadOptions",
+    "StartLearning",
+    "check_capabilities",
+    "load",
+    "load_asked",
+    "load_async",
+    "load_engine",
+]
 
 _Arguments = ParamSpec("_Arguments")
 Screen = Callable[[PlacedModels], None]  # refuses what is asked of models before they are opened
@@ -42,12 +51,13 @@ def load_asked(
     keeps_ngrams: bool = True,
     screen: Screen | None = None,
     needs_chat: bool = False,
+    learning: StartLearning | None = None,
 ) -> Engine:
-    """Raises as `load_engine` does, what `screen` raises, and UnsupportedModelError where a chat
-    template is needed and there is none; keeps_ngrams: of answers, for later runs."""
+    """Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
+    where a chat template is needed and there is none; keeps_ngrams: of answers, for later runs."""
     source = Source(model, progress)
     options = resolve_options(source, asked, keeps_ngrams)
-    return _load(source, options, measure_when_idle, screen, needs_chat)
+    return _load(source, options, _Composing(measure_when_idle, learning), screen, needs_chat)
 
 
 def load_engine(
@@ -57,13 +67,20 @@ def load_engine(
 
     Raises an EdgeSpecError that names what is missing or wrong.
     """
-    return _load(Source(model, progress), options, measure_when_idle)
+    return _load(Source(model, progress), options, _Composing(measure_when_idle))
+
+
+class _Composing(NamedTuple):
+    """What is done beside answering."""
+
+    measure_when_idle: bool
+    learning: StartLearning | None = None
 
 
 def _load(
     source: Source,
     options: LoadOptions,
-    measure_when_idle: bool,
+    composing: _Composing,
     screen: Screen | None = None,
     needs_chat: bool = False,
 ) -> Engine:
@@ -72,7 +89,7 @@ def _load(
         if screen is not None:
             screen(placed)
         models = open_models(placed, opened)
-        engine = compose_engine(placed, models, opened, measure_when_idle)
+        engine = compose_engine(placed, models, opened, *composing)
         opened.pop_all()
     return engine
 

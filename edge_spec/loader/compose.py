@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from edge_spec.control.batch_invariance import widths_for
 from edge_spec.core.model import HasWays, Model
@@ -15,6 +16,7 @@ from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.learning import TakesAnswers
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.speculation import SpeculationFactory
@@ -23,7 +25,7 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.runtimes import library_build
-from edge_spec.placement.background import InTurns, profile_when_idle
+from edge_spec.placement.background import IdleProfiler, InTurns, profile_when_idle
 from edge_spec.placement.energy.find import answer_meter
 from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
@@ -32,10 +34,33 @@ from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.grammar import GrammarCompiler
 
 
+class Learner(TakesAnswers, IdleWork, Protocol):
+    """Learns from answers while the model is idle."""
+
+
+class StartLearning(Protocol):
+    """Starts a learner for models that are open."""
+
+    def __call__(
+        self,
+        placed: PlacedModels,
+        models: OpenModels,
+        factory: SpeculationFactory,
+        is_free: Callable[[], bool],
+    ) -> Learner:
+        """factory: of who drafts otherwise. is_free: whether other idle work is done. Raises an
+        EdgeSpecError where nothing can be learnt of these."""
+
+
 def compose_engine(
-    placed: PlacedModels, models: OpenModels, opened: ExitStack, measure_when_idle: bool
+    placed: PlacedModels,
+    models: OpenModels,
+    opened: ExitStack,
+    measure_when_idle: bool,
+    learning: StartLearning | None = None,
 ) -> Engine:
-    """opened: closes what is started for the engine where the rest fails."""
+    """opened: closes what is started for the engine where the rest fails. learning: from answers,
+    where that was asked for."""
     target, key = placed.target, models.key
     factory = _speculation_factory(models, placed.options)
     speculation = factory.compose(models.drafters)
@@ -63,27 +88,39 @@ def compose_engine(
         energy=answer_meter(placed.options.on_processor),
     )
     parts = replace(parts, prompts=_prompts(placed, parts))
+    works: list[IdleWork] = []
+    is_free: Callable[[], bool] = lambda: True  # noqa: E731
     if measure_when_idle:
-        parts = replace(parts, idle_work=_idle_work(placed, models, factory.branches, opened))
+        works, is_free = _idle_work(placed, models, factory.branches, opened)
+    if learning is not None:
+        learner = learning(placed, models, factory, is_free)
+        opened.callback(learner.close)
+        works.append(learner)
+        parts = replace(parts, learner=learner)
+    if works:
+        parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
     return Engine(parts)
 
 
 def _idle_work(
     placed: PlacedModels, models: OpenModels, branches: bool, opened: ExitStack
-) -> IdleWork | None:
-    """The model's profile, where there is none, then its plan, where there is none."""
-    profiler = None
+) -> tuple[list[IdleWork], Callable[[], bool]]:
+    """The model's profile, where there is none, then its plan, where there is none; and whether the
+    first, which others would disturb, is done."""
+    profiler: IdleProfiler | None = None
     if not models.is_profiled:
         profiler = profile_when_idle(models.target, models.key, branches)
         opened.callback(profiler.close)
+
+    def is_free() -> bool:
+        return profiler is None or profiler.is_done
+
     planner = None
     if placed.wants_plan:
-        is_free = (lambda: True) if profiler is None else (lambda: profiler.is_done)
         planner = plan_when_idle(placed.source, placed.options, is_free)
     if planner is not None:
         opened.callback(planner.close)
-    works = [work for work in (profiler, planner) if work is not None]
-    return InTurns(works) if len(works) > 1 else next(iter(works), None)
+    return [work for work in (profiler, planner) if work is not None], is_free
 
 
 def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:

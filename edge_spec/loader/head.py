@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.heads import DFlashHead, MedusaHead
+from edge_spec.core.heads import DFlashHead, EagleHead, MedusaHead
 from edge_spec.core.model import Checkpoint, TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.loader.head_products import opens_products
+from edge_spec.loader.head_products import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 
+_REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -42,13 +44,49 @@ def open_trained_head(
     """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
     without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
-    opens = opens_products(path, source.identity, target.config.hidden_size, threads)
+    backend = head_backend(path, source.identity, target.config.hidden_size, threads)
+    network: EagleNetwork | MedusaNetwork | DFlashNetwork
     if isinstance(head, MedusaHead):
-        return MedusaNetwork(head, opens)
-    tables = StoredTables(open_weights(source, f"the head {path} shares"))
-    if isinstance(head, DFlashHead):
-        return DFlashNetwork(head, tables, opens)
-    return EagleNetwork(head, tables, opens)
+        network = MedusaNetwork(head, backend)
+    else:
+        tables = (
+            _NoTables()
+            if _has_tables(head)
+            else StoredTables(open_weights(source, f"the head {path} shares"))
+        )
+        if isinstance(head, DFlashHead):
+            network = DFlashNetwork(head, tables, backend)
+        else:
+            network = EagleNetwork(head, tables, backend)
+    network.reported_acceptance = reported_acceptance(path)
+    return network
+
+
+class _NoTables:
+    """Beside a head that has both tables of its own."""
+
+    def embed(self, tokens: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
+        raise NotImplementedError
+
+
+def _has_tables(head: EagleHead | DFlashHead) -> bool:
+    """Whether it needs none of the target's."""
+    return isinstance(head, EagleHead) and head.embed_rows is not None and "head" in head.tensors
+
+
+def reported_acceptance(path: Path) -> tuple[float, ...]:
+    """What `edge-spec distill` has measured and written beside a head, by position; nothing where
+    there is no such report, or none that can be read: it is no more than a first expectation."""
+    try:
+        with (path / _REPORT).open("rb") as file:
+            found = json.loads(file.read(_LARGEST_REPORT))["acceptance"]
+        chances = tuple(float(each) for each in found)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return ()
+    return chances if all(0 <= each <= 1 for each in chances) else ()
 
 
 def open_weights(source: Source, who: str) -> Checkpoint:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edge_spec.control.cascade import stage_of
 from edge_spec.control.cost import RowCosts
-from edge_spec.core.model import Model
+from edge_spec.core.model import Capabilities, Model
 from edge_spec.drafters import factory
 from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.draft import Draft
@@ -197,7 +197,7 @@ def check_capabilities(name: str, runtime: str, model: Model, options: DraftingO
 
     Raises UsageError, UnsupportedModelError.
     """
-    max_rows = model.capabilities.max_rows
+    max_rows = model.capabilities.verified_rows
     if options.draft_n_max is not None and options.draft_n_max >= max_rows:
         raise UsageError(
             f"{options.draft_n_max} draft tokens a round are too many",
@@ -213,4 +213,23 @@ def check_capabilities(name: str, runtime: str, model: Model, options: DraftingO
         raise UnsupportedModelError(
             f"{name} on {runtime} cannot rewind its cache, which speculation and chat need",
             remedy="Use another runtime or model.",
+        )
+    if not model.capabilities.trees:
+        _tell_of_chains(name, runtime, model.capabilities, options)
+
+
+def _tell_of_chains(
+    name: str, runtime: str, capabilities: Capabilities, options: DraftingOptions
+) -> None:
+    """In one line, where drafters were asked for by name whose draft tokens would branch."""
+    traits = factory.traits_of(options.drafter)
+    branching = [each for each, declared in traits.items() if declared.trees]
+    if branching:
+        why = capabilities.why_no_trees or "rows of its passes cannot branch"
+        _log.warning(
+            "%s on %s is drafted for in chains, not in the trees of %s: %s",
+            name,
+            runtime,
+            ", ".join(branching),
+            why,
         )

@@ -138,7 +138,7 @@ def _require_same_kind(target: ResolvedModel, draft: ResolvedModel) -> None:
     """Raises UsageError where only one of the two has an encoder, or their sources end otherwise:
     what one reads means something else to the other."""
     found = [
-        None if each.config.encoder is None else each.config.encoder.start_id
+        each.config.encoder and (each.config.encoder.beginning, each.config.encoder.ends_source)
         for each in (target, draft)
     ]
     if found[0] != found[1]:

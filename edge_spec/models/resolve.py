@@ -41,7 +41,7 @@ from edge_spec.storage.atomic import atomic_file, recover, sha256_file
 from edge_spec.storage.digests import known_sha256
 from edge_spec.storage.locks import single_flight
 from edge_spec.text.chat_format import ChatFormat
-from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found", Bundle, Path)
@@ -286,7 +286,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         tokenizer=Tokenizer(
             json,
             manifest.bos_id if manifest.adds_bos else None,
-            source_ends(bundle.config, manifest.eos_ids),
+            source_end(bundle.config, manifest.eos_ids),
         ),
         chat_template=manifest.chat_template,
         eos_ids=manifest.eos_ids,
@@ -295,9 +295,12 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     )
 
 
-def source_ends(config: ModelConfig, eos_ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns the tokens between a source and its answer; none where a model has no encoder."""
-    return () if config.encoder is None else (*eos_ids[:1], config.encoder.start_id)
+def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
+    """Returns what stands between a source and its answer; None where a model has no encoder."""
+    encoder = config.encoder
+    if encoder is None:
+        return None
+    return SourceEnd((*eos_ids[:1], *encoder.beginning), encoder.start_id)
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
@@ -310,7 +313,7 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         tokenizer: TextCodec = Tokenizer(
             json,
             published.bos_id if published.adds_bos else None,
-            source_ends(published.config, published.eos_ids),
+            source_end(published.config, published.eos_ids),
         )
     except UnsupportedModelError:
         if not isinstance(runtime, TokenizingRuntime):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
-from edge_spec.core.heads import HeadMatrix, TrainedHead
+from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, TrainedHead
 from edge_spec.core.model import (
     Checkpoint,
     FormatByDevice,
@@ -205,8 +205,21 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
 
 
 def product_graph(matrix: HeadMatrix, bits: int) -> bytes:
-    """A head's matrix as the runtimes that are MultipliesForHeads read it, in 4 or 8 bits."""
+    """A head's matrix as the runtimes that are ComputesHeads read it, in 4 or 8 bits, or
+    FLOAT_BITS."""
     stored: bytes = load_plugin("checkpoints", "head").product_graph(matrix, bits)
+    return stored
+
+
+def step_graph(head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
+    """All layers of a head as one; bits: of their matrices, as those of `product_graph`."""
+    stored: bytes = load_plugin("checkpoints", "head").step_graph(head, matrices, bits)
+    return stored
+
+
+def medusa_graph(head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
+    """All Medusa heads as one; bits: of their blocks, as those of `product_graph`."""
+    stored: bytes = load_plugin("checkpoints", "head").medusa_graph(head, matrices, bits)
     return stored
 
 

@@ -65,6 +65,10 @@ class Lifeline:
     ) -> None:
         self.end()
 
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
+
     def end(self) -> None:
         """Any thread may call it. No process starts afterwards."""
         with self._lock:

@@ -44,6 +44,22 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
         yield
 
 
+def try_hold(path: Path) -> Callable[[], None] | None:
+    """What gives back the lock of `path`, from any thread, once it is held here; None where another
+    process or thread holds it. Raises StorageError where the lock's file cannot be made."""
+    from filelock import FileLock
+
+    name = path.with_name(f"{path.name}.lock")
+    lock = FileLock(name, fallback_to_soft=False, thread_local=False)
+    with as_storage_error(path, refusals=True), none_passed_over():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(0.0)
+        except TimeoutError:
+            return None
+    return lock.release
+
+
 @contextmanager
 def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
     """`locked`, for what takes long and appears whole: after TURN_S the process that holds the lock

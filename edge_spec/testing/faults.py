@@ -255,6 +255,10 @@ class FaultyDrafter(Drafter):
     def sibling_acceptance(self) -> Sequence[float]:
         return self._drafter.sibling_acceptance()
 
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._drafter.reported_acceptance
+
     def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._drafter.extend_draft(tree, out, verdict)
 

@@ -41,6 +41,7 @@ def check_session(model: Model, tolerance: float) -> SessionReport:
         check.commit_of_a_branch()
     if model.capabilities.rollback:
         check.rollback_and_reuse()
+    check.most_rows_dropped()
     check.restored()
     check.two_sessions()
     check.context_full()
@@ -66,7 +67,7 @@ class _SessionCheck:
         vocab_size = model.config.vocab_size
         self._prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
         if model.config.encoder is not None:  # three tokens are its source, the others an answer
-            self._prompt[3] = model.config.encoder.start_id
+            self._prompt[2:4] = [model.config.encoder.start_id] * 2
         self._draft_tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
 
     def prefill_in_chunks(self) -> None:
@@ -126,6 +127,19 @@ class _SessionCheck:
             out = self._score(session, self._draft_tokens[0])
             expected = self._stepwise(self._draft_tokens[:1])[0]
             self._same(f"a row after rollback to {length}", out, expected)
+        session.close()
+
+    def most_rows_dropped(self) -> None:
+        """Checks the widest pass that drafts, twice: all of its rows but the first are dropped."""
+        width = min(self._model.capabilities.verified_rows, self._model.config.context_length // 3)
+        wrong = (self._prompt * width)[: width - 1]
+        session = self._opened(self._prompt)
+        for at, token in enumerate(self._draft_tokens[:2]):
+            session.forward(TokenTree.chain(token, wrong))
+            session.commit([0])
+            expected = self._stepwise(self._draft_tokens[: at + 2])[-1]
+            found = self._score(session, self._draft_tokens[at + 1])
+            self._same(f"a row after {width - 1} were dropped", found, expected)
         session.close()
 
     def restored(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -15,12 +16,22 @@ _LONG_CHARACTERS = 1 << 14
 _SHOWN = 500  # characters of the library's own words, which may quote the file
 
 
+@dataclass(frozen=True)
+class SourceEnd:
+    """The tokens between a source of an encoder-decoder and its answer."""
+
+    tokens: tuple[int, ...]
+    start_id: int  # the one of them that begins the answer; where it also ends the source, twice
+
+    def stands_in(self, ids: Sequence[int]) -> bool:
+        return ids.count(self.start_id) >= self.tokens.count(self.start_id)
+
+
 class Tokenizer:
     """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
 
-    def __init__(self, json: str, bos_id: int | None = None, ends: Sequence[int] = ()) -> None:
-        """ends: the tokens that end every source of an encoder-decoder, the last of which begins
-        the answer."""
+    def __init__(self, json: str, bos_id: int | None = None, end: SourceEnd | None = None) -> None:
+        """end: of every source of an encoder-decoder."""
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json)
         except BaseException as error:
@@ -30,7 +41,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bos_id = bos_id
-        self._ends = tuple(ends)
+        self._end = end
 
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none, and has the
@@ -48,8 +59,8 @@ class Tokenizer:
             raise
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
-        if self._ends and self._ends[-1] not in ids:
-            ids += self._ends
+        if self._end is not None and not self._end.stands_in(ids):
+            ids += self._end.tokens
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from edge_spec.exporters.families import (
+    bart,
     gemma,
     gpt_oss,
     granite,
@@ -41,6 +42,8 @@ _FAMILIES = (
     gpt_oss.GPT_OSS,
     lfm2.LFM2,
     t5.T5,
+    bart.BART,
+    bart.MARIAN,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

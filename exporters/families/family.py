@@ -41,7 +41,8 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
     keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
     parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
-    gguf_parts: Parts = field(default_factory=dict)  # of a layer: its name in GGUF, and ours
+    # Of a layer: its name in GGUF, and ours; with the ending where ours has none.
+    gguf_parts: Parts = field(default_factory=dict)
     others: Parts = field(default_factory=dict)  # beside layers: names in both formats, and ours
     norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs

@@ -12,13 +12,15 @@ from gguf.constants import GGMLQuantizationType
 from edge_spec.core.config import SWISH_SLOPE, Experts, LayerKind, ModelConfig
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.layers import FULL, SLIDING, of_types
+from edge_spec.exporters.families.layers import FULL, GGUF_EXPERTS, SLIDING, of_types
 from edge_spec.exporters.families.stated import EXPERTS, StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _PARTS = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
+_LIMIT = 7.0  # of gate and up, which GGUF does not state
 _Rows = slice | np.ndarray
 
 
@@ -31,6 +33,19 @@ def _of_config(stated: StatedConfig) -> Fields:
         "num_experts": int(values["num_local_experts"]),
         "experts_used": int(values["num_experts_per_tok"]),
         "experts": Experts(biases=True, clamp=float(values["swiglu_limit"])),
+        "attention_sinks": True,
+        **of_types(kinds, stated.layer_types(2)),
+    }
+
+
+def _of_metadata(stated: StatedMetadata) -> Fields:
+    rope, window = stated.rope(), int(stated.require("attention.sliding_window", int))
+    kinds = {SLIDING: LayerKind(rope, window), FULL: LayerKind(rope)}
+    return {
+        "intermediate_size": stated.require("expert_feed_forward_length", int),
+        "num_experts": stated.require("expert_count", int),
+        "experts_used": stated.require("expert_used_count", int),
+        "experts": Experts(biases=True, clamp=_LIMIT),
         "attention_sinks": True,
         **of_types(kinds, stated.layer_types(2)),
     }
@@ -125,9 +140,15 @@ def _turned(items: np.ndarray, rows: _Rows) -> np.ndarray:
 
 GPT_OSS = Family(
     model_types=("gpt_oss",),
-    architectures=(),
+    architectures=("gpt-oss",),
     of_config=_of_config,
-    defaults={"swiglu_alpha": SWISH_SLOPE, "swiglu_limit": 7.0},
+    of_metadata=_of_metadata,
+    defaults={"swiglu_alpha": SWISH_SLOPE, "swiglu_limit": _LIMIT},
+    gguf_parts={
+        **GGUF_EXPERTS,
+        "attn_sinks.weight": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+    },
     computes=(EXPERTS,),
     of_tensors=_of_experts,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge_spec.exporters.families import llama
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 
 def _of_config(stated: StatedConfig) -> Fields:
@@ -17,10 +18,19 @@ def _of_config(stated: StatedConfig) -> Fields:
     return {**fields, "context_length": min(length, fields.get("context_length", length))}
 
 
+def _of_metadata(stated: StatedMetadata) -> Fields:
+    original = stated.get("rope.scaling.original_context_length", int)
+    if not (original and stated.get("attention.temperature_scale", float)):
+        return {}
+    return {"context_length": min(stated.context_length, original)}
+
+
 MINISTRAL = Family(
     model_types=("ministral3", "mistral3"),
-    architectures=(),
+    architectures=("mistral3",),
     of_config=_of_config,
+    of_metadata=_of_metadata,
+    is_permuted=True,
     prefixes=TEXT_PREFIXES,
     ignored=PICTURES,
 )

@@ -28,8 +28,10 @@ def _olmo(stated: StatedConfig) -> Fields:
     window = stated.values.get("sliding_window")
     types = stated.layer_types(_PERIOD) if window else []
     local = stated.rope(SLIDING, scaled=False)
-    fields = _fields(stated.rope(FULL), local, window and int(window), types)
-    return {**fields, "qk_norm_whole": True}
+    full = stated.rope(FULL)
+    fields = _fields(full, local, window and int(window), types)
+    stretched = {"rope_theta": full.theta, "rope_scaling": full.scaling}
+    return {**fields, **stretched, "qk_norm_whole": True}
 
 
 def _olmo_metadata(stated: StatedMetadata) -> Fields:
@@ -51,6 +53,7 @@ def _exaone_metadata(stated: StatedMetadata) -> Fields:
 
 
 _NAMES: Any = {"parts": MappingProxyType(_PARTS), "gguf_parts": GGUF_POST_NORMS}
+# As GGUF, 3 is an olmo2 with a window.
 OLMO2 = Family(("olmo2",), ("olmo2",), _olmo, _olmo_metadata, **_NAMES)
 OLMO3 = Family(("olmo3",), (), _olmo, _olmo_metadata, {"rope_theta": 5e5}, **_NAMES)
 EXAONE4 = Family(("exaone4",), ("exaone4",), _exaone, _exaone_metadata, **_NAMES)

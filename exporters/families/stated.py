@@ -20,6 +20,8 @@ _ACTIVATIONS = MappingProxyType(
         "swish": "silu",
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
+        "gelu": "gelu",
+        "relu": "relu",
     }
 )
 EXPERTS = "a mixture of experts"

@@ -11,6 +11,7 @@ import numpy as np
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, SLIDING, last_of
+from edge_spec.exporters.families.yarn import Yarn
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -119,9 +120,30 @@ class StatedMetadata:
         kind = self.get("rope.scaling.type", str)
         if kind in (None, "none"):
             return None
+        if kind == "yarn":
+            return self._yarn()
         if kind != "linear":
             raise UnsupportedModelError(
                 f"{self.metadata.path} scales its rotary embedding by {reprlib.repr(kind)}",
-                remedy="Supported: none, linear and llama3.",
+                remedy="Supported: none, linear, yarn and llama3.",
             )
         return RopeScaling("linear", factor=self.require("rope.scaling.factor", float))
+
+    def _yarn(self) -> RopeScaling:
+        """As llama.cpp computes it, whose ramp begins and ends at a pair in all families."""
+        factor = float(self.require("rope.scaling.factor", float))
+        original = self.get("rope.scaling.original_context_length", int)
+        yarn = Yarn(
+            factor,
+            original or int(self.require("context_length", int)),
+            fast_turns=self.get("rope.scaling.yarn_beta_fast", float) or 32.0,
+            slow_turns=self.get("rope.scaling.yarn_beta_slow", float) or 1.0,
+            in_whole_steps=True,
+        )
+        theta = self.get("rope.freq_base", float) or 10000.0
+        rotated = self.rotary_dim(is_permuted=False) or self.head_dim()
+        magnitude = yarn.magnitude() * (self.get("rope.scaling.attn_factor", float) or 1.0)
+        overall = self.get("rope.scaling.yarn_log_multiplier", float)
+        if overall:
+            magnitude /= yarn.magnitude(overall)
+        return RopeScaling("factors", factors=yarn.factors(theta, rotated), magnitude=magnitude)

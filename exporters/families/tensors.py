@@ -52,6 +52,8 @@ def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
         return known
     block, _, rest = name.partition(".")
     number, _, rest = rest.partition(".")
+    if block == "blk" and rest in family.gguf_parts:
+        return f"{LAYER}{number}.{family.gguf_parts[rest]}"
     own, _, suffix = rest.rpartition(".")
     part = family.gguf_parts.get(own, LAYER_NAMES.get(own))
     return name if block != "blk" or part is None else f"{LAYER}{number}.{part}.{suffix}"

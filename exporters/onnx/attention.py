@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import stacked
@@ -18,14 +19,30 @@ def vector(nodes: Nodes, checkpoint: StoredCheckpoint, name: str) -> str:
 
 
 def norm(nodes: Nodes, checkpoint: StoredCheckpoint, x: str, name: str, output: str = "") -> str:
-    """Root mean square normalization by the vector of that name."""
+    """Normalization by the vectors of that name."""
+    config = checkpoint.config
     return nodes.add(
-        "SimplifiedLayerNormalization",
-        [x, vector(nodes, checkpoint, name + ".weight")],
+        "LayerNormalization" if config.layer_norm else "SimplifiedLayerNormalization",
+        [x, *norm_vectors(nodes, checkpoint, name)],
         output or name + ".output",
         axis=-1,
-        epsilon=checkpoint.config.norm_epsilon,
+        epsilon=config.norm_epsilon,
     )
+
+
+def norm_vectors(nodes: Nodes, checkpoint: StoredCheckpoint, name: str) -> list[str]:
+    ends = ("weight", "bias") if checkpoint.config.layer_norm else ("weight",)
+    return [vector(nodes, checkpoint, f"{name}.{end}") for end in ends]
+
+
+def attention_biases(config: ModelConfig, prefix: str, parts: str = "qkv") -> list[str]:
+    """The names of those of an attention's first matrices."""
+    return [f"{prefix}{part}_proj.bias" for part in parts] if config.qkv_bias else []
+
+
+def output_bias(config: ModelConfig, prefix: str) -> list[str]:
+    """The name of that of an attention's last matrix."""
+    return [prefix + "o_proj.bias"] if config.output_bias else []
 
 
 class Attention:
@@ -50,8 +67,9 @@ class Attention:
         config, nodes = self._config, self._nodes
         prefix = f"model.layers.{layer}.self_attn."
         names = [f"{prefix}{part}_proj.weight" for part in "qkv"]
-        biases = [f"{prefix}{part}_proj.bias" for part in "qkv"] if config.qkv_bias else []
-        packed = self._weights.linear(x, names, biases)  # q, k and v side by side
+        packed = self._weights.linear(
+            x, names, attention_biases(config, prefix)
+        )  # q, k and v side by side
         if config.qk_norm and self._is_stacked:
             parts = self._normed_heads(packed, layer, prefix)
             packed = nodes.add("Concat", parts, prefix + "normed", axis=-1)
@@ -65,8 +83,7 @@ class Attention:
             )
         else:
             output, *_ = self._grouped(nodes, packed, layer, "")
-        bias = [prefix + "o_proj.bias"] if config.output_bias else []
-        return self._weights.linear(output, [prefix + "o_proj.weight"], bias)
+        return self._weights.linear(output, [prefix + "o_proj.weight"], output_bias(config, prefix))
 
     def _grouped(self, nodes: Nodes, packed: str, layer: int, end: str) -> list[str]:
         """Adds GroupQueryAttention, `end` ending the names of what it returns."""

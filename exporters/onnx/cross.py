@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.exporters.onnx.attention import attention_biases, output_bias
 from edge_spec.exporters.onnx.elementwise import distances
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import OnnxWeights
@@ -50,7 +51,7 @@ def cross_attention(
     A single row is attended twice here, too (graph.py).
     """
     prefix = f"model.layers.{layer}.cross_attn."
-    queries = weights.linear(x, [prefix + "q_proj.weight"], [])
+    queries = weights.linear(x, [prefix + "q_proj.weight"], attention_biases(config, prefix, "q"))
     attended = nodes.add("Gather", [queries, "attention_rows"], prefix + "attended", axis=1)
     mixed = nodes.add(
         "MultiHeadAttention",
@@ -61,7 +62,7 @@ def cross_attention(
         scale=attention_scale(config),
     )
     output = nodes.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
-    return weights.linear(output, [prefix + "o_proj.weight"], [])
+    return weights.linear(output, [prefix + "o_proj.weight"], output_bias(config, prefix))
 
 
 def attention_scale(config: ModelConfig) -> float:

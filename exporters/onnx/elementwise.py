@@ -25,6 +25,8 @@ def activation(nodes: Nodes, gate: str, name: str, prefix: str) -> str:
     """name: one of edge_spec.core.config.ACTIVATIONS."""
     if name == "relu":
         return nodes.add("Relu", [gate], prefix + "relu")
+    if name == "gelu":
+        return nodes.add("Gelu", [gate], prefix + "gelu")
     if name == "gelu_tanh":
         return nodes.add("FastGelu", [gate], prefix + "gelu", domain=CONTRIB)
     return nodes.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)

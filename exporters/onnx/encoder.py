@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from edge_spec.exporters.onnx.attention import attention_biases, output_bias
 from edge_spec.exporters.onnx.cross import attention_scale, head_bias, source_values
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, GraphBuilder, tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
@@ -22,9 +23,10 @@ class EncoderBuilder(GraphBuilder):
     def build_encoder(self) -> ModelProto:
         encoder = self.config.encoder
         assert encoder is not None
-        residual = self._embed()
-        bias = self._relative_bias()
-        normed = self._norm(residual, "encoder.layers.0.input_layernorm")
+        positions = self._positions() if self._sees_positions else ""
+        residual = self._embed("encoder", self._as_indices(positions))
+        bias = self._relative_bias(positions)
+        normed, residual = self._first_read(residual, "encoder.layers.0.input_layernorm")
         for layer in range(encoder.num_layers):
             prefix = f"encoder.layers.{layer}."
             update = self._self_attention(normed, prefix + "self_attn.", bias)
@@ -43,17 +45,32 @@ class EncoderBuilder(GraphBuilder):
         self.nodes.weights.finish()
         return self._encoder_model()
 
-    def _relative_bias(self) -> str:
-        """[1, heads, source, source], the same for all layers; "" where positions are not seen."""
-        relative, nodes = self.config.relative_positions, self.nodes
-        if relative is None:
-            return ""
-        constant = nodes.weights.add
+    @property
+    def _sees_positions(self) -> bool:
+        return self.config.position_table or self.config.relative_positions is not None
+
+    def _positions(self) -> str:
+        """[source] int32."""
+        nodes, constant = self.nodes, self.nodes.weights.add
         count = nodes.add("Size", ["input_ids"], "source.count64")
         count = nodes.add("Cast", [count], "source.count", to=TensorProto.INT32)
         ends = [constant("range_start", np.array(0, np.int32)), count]
         ends.append(constant("range_step", np.array(1, np.int32)))
-        keys = nodes.add("Range", ends, "source.positions")
+        return nodes.add("Range", ends, "source.positions")
+
+    def _as_indices(self, positions: str) -> str:
+        """As int64: onnxruntime 1.32 makes a Slice that fails of a Gather by a Range of int32."""
+        if not self.config.position_table:
+            return ""
+        return self.nodes.add("Cast", [positions], "source.indices", to=TensorProto.INT64)
+
+    def _relative_bias(self, keys: str) -> str:
+        """[1, heads, source, source], the same for all layers; "" where there is none. keys: the
+        name of their positions."""
+        relative, nodes = self.config.relative_positions, self.nodes
+        if relative is None:
+            return ""
+        constant = nodes.weights.add
         last = constant("last_axis", np.array(-1))
         rows = nodes.add("Unsqueeze", [keys, last], "source.rows")
         far = constant("source.far", np.array(relative.max_distance, np.int32))
@@ -64,7 +81,8 @@ class EncoderBuilder(GraphBuilder):
 
     def _self_attention(self, x: str, prefix: str, bias: str) -> str:
         nodes, config = self.nodes, self.config
-        packed = self.weights.linear(x, [f"{prefix}{part}_proj.weight" for part in "qkv"], [])
+        names = [f"{prefix}{part}_proj.weight" for part in "qkv"]
+        packed = self.weights.linear(x, names, attention_biases(config, prefix))
         parts = [f"{prefix}{part}.split" for part in "qkv"]
         nodes.add("Split", [packed], parts, axis=-1, num_outputs=3)
         mixed = nodes.add(
@@ -75,7 +93,7 @@ class EncoderBuilder(GraphBuilder):
             num_heads=config.num_heads,
             scale=attention_scale(config),
         )
-        return self.weights.linear(mixed, [prefix + "o_proj.weight"], [])
+        return self.weights.linear(mixed, [prefix + "o_proj.weight"], output_bias(config, prefix))
 
     def _keys_and_values(self, x: str, layer: int) -> None:
         """What one layer of the decoder attends to."""
@@ -83,7 +101,8 @@ class EncoderBuilder(GraphBuilder):
         shape = np.array([1, -1, self.config.num_heads, self.config.head_dim])
         heads = nodes.weights.add("source_shape", shape)
         for part, name in (("key", "k"), ("value", "v")):
-            projected = self.weights.linear(x, [f"{prefix}{name}_proj.weight"], [])
+            bias = attention_biases(self.config, prefix, name)
+            projected = self.weights.linear(x, [f"{prefix}{name}_proj.weight"], bias)
             split = nodes.add("Reshape", [projected, heads], f"{prefix}{name}.heads")
             nodes.add("Transpose", [split], f"cross.{layer}.{part}", perm=[0, 2, 1, 3])
 

@@ -42,7 +42,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import convolution, stacked
-from edge_spec.exporters.onnx.attention import Attention, norm, vector
+from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.experts import Mixture
@@ -80,10 +80,8 @@ class GraphBuilder:
         attention = Attention(nodes, self.weights, self.checkpoint, ropes, self._biases())
         ancestors = convolution.nearest_first(nodes, config) if config.convolving else []
         convolutions = convolution.Convolution(nodes, self.weights, self.checkpoint, ancestors)
-        residual = self._embed()
-        normed = residual
-        if config.norm_places != "after":
-            normed = self._norm(residual, "model.layers.0.input_layernorm")
+        residual = self._embed("model", self._row_positions())
+        normed, residual = self._first_read(residual, "model.layers.0.input_layernorm")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             start = len(nodes.protos)
@@ -128,18 +126,41 @@ class GraphBuilder:
             for name, table in zip(("cos", "sin"), tables, strict=True)
         ]
 
-    def _embed(self) -> str:
-        scale = self.config.embedding_scale
-        output = EMBEDDED if scale == 1.0 else EMBEDDED + ".stored"
+    def _embed(self, half: str, positions: str) -> str:
+        """half: "model" or "encoder"; positions: the name of those of its rows, if it has a table
+        of them."""
+        scale, nodes = self.config.embedding_scale, self.nodes
+        has_table = self.config.position_table
+        scaled = EMBEDDED + ".tokens" if has_table else EMBEDDED
+        output = scaled if scale == 1.0 else EMBEDDED + ".stored"
         self.weights.embed("input_ids", output)
-        return times(self.nodes, output, scale, EMBEDDED)
+        embedded = times(nodes, output, scale, scaled)
+        if not has_table:
+            return embedded
+        table = self._vector(f"{half}.embed_positions.weight")
+        found = nodes.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
+        return nodes.add("Add", [embedded, found], EMBEDDED)
+
+    def _row_positions(self) -> str:
+        """[1, rows] of a decoder with a table of them."""
+        if not self.config.position_table:
+            return ""
+        return self.nodes.add("Gather", ["position_ids", "kept_rows"], "row_positions", axis=1)
+
+    def _first_read(self, residual: str, name: str) -> tuple[str, str]:
+        """What the first sublayer reads, and the stream that goes on."""
+        config = self.config
+        if config.norm_places == "after" or not config.embedding_norm:
+            return residual, residual
+        normed = self._norm(residual, name)
+        return normed, normed if config.norm_places == "stream" else residual
 
     def _ends_sublayer(self, start: int, update: str, layer: int | None) -> None:
         self.sublayers.append(Sublayer(slice(start, len(self.nodes.protos)), update, layer))
 
     def _update(self, update: str, prefix: str) -> str:
         """What a sublayer adds to the residual stream, of what its last matrix makes."""
-        if self.config.norm_places != "before":
+        if self.config.norm_places in ("around", "after"):
             update = self._norm(update, prefix + "post_norm")
         return times(self.nodes, update, self.config.residual_scale, prefix + "update")
 
@@ -149,9 +170,9 @@ class GraphBuilder:
     def _mlp(self, x: str, prefix: str) -> str:
         nodes = self.nodes
         if not self.config.gated_mlp:
-            up = self.weights.linear(x, [prefix + "up_proj.weight"], [])
+            up = self._linear(x, prefix + "up_proj")
             activated = activation(nodes, up, self.config.activation, prefix)
-            update = self.weights.linear(activated, [prefix + "down_proj.weight"], [])
+            update = self._linear(activated, prefix + "down_proj")
             return self._update(update, prefix)
         joined = self.weights.linear(
             x, [prefix + "gate_proj.weight", prefix + "up_proj.weight"], []
@@ -163,6 +184,10 @@ class GraphBuilder:
         update = self.weights.linear(product, [prefix + "down_proj.weight"], [])
         return self._update(update, prefix)
 
+    def _linear(self, x: str, name: str) -> str:
+        biases = [name + ".bias"] if self.config.mlp_bias else []
+        return self.weights.linear(x, [name + ".weight"], biases)
+
     def _mixture(self, x: str, prefix: str) -> str:
         mixture = Mixture(self.nodes, self.weights, self.checkpoint)
         return self._update(mixture.add(x, prefix), prefix)
@@ -173,14 +198,19 @@ class GraphBuilder:
             both = self.nodes.add("Add", [x, residual], name + ".sum")
             return both, both
         outputs = [name + ".output", "", "", name + ".sum"]
+        self._skip_norm([x, residual], name, outputs)
+        return outputs[0], outputs[0 if self.config.norm_places == "stream" else 3]
+
+    def _skip_norm(self, summands: list[str], name: str, outputs: list[str] | str) -> None:
+        """Adds the norm of what two tensors add up to."""
+        config = self.config
         self.nodes.add(
-            "SkipSimplifiedLayerNormalization",
-            [x, residual, self._vector(name + ".weight")],
+            "SkipLayerNormalization" if config.layer_norm else "SkipSimplifiedLayerNormalization",
+            [*summands, *norm_vectors(self.nodes, self.checkpoint, name)],
             outputs,
             domain=CONTRIB,
-            epsilon=self.config.norm_epsilon,
+            epsilon=config.norm_epsilon,
         )
-        return outputs[0], outputs[3]
 
     def _scores(self, update: str, residual: str) -> None:
         """Final norm and head, for the asked rows only."""
@@ -190,16 +220,14 @@ class GraphBuilder:
         for name, tensor in (("update", update), ("residual", residual)):
             rows = nodes.add("Reshape", [tensor, flat], name + "_rows")
             picked.append(nodes.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
-        nodes.add(
-            "SkipSimplifiedLayerNormalization",
-            [*picked, self._vector("model.norm.weight")],
-            "hidden",
-            domain=CONTRIB,
-            epsilon=self.config.norm_epsilon,
-        )
+        self._skip_norm(picked, "model.norm", "hidden")
         head = EMBEDDING if self.config.tied_embeddings else "lm_head.weight"
         scored = self._scored_names()
-        self.weights.head("hidden", head, scored[0])
+        if self.config.logit_bias:
+            self.weights.head("hidden", head, "logits.unbiased")
+            nodes.add("Add", ["logits.unbiased", self._vector("lm_head.bias")], scored[0])
+        else:
+            self.weights.head("hidden", head, scored[0])
         times(nodes, scored[0], self.config.logit_scale, scored[1])
         if self.config.logit_softcap is not None:
             softcap(nodes, scored[1], self.config.logit_softcap, "logits")

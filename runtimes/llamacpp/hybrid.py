@@ -21,7 +21,8 @@ from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
-MAX_HYBRID_ROWS = 8  # of a pass: the library keeps so many states of each layer, and one more
+KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can be dropped
+NO_BRANCHES = "its recurrent layers have one state for the text, which branches would share"
 # Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
 # It keeps those of Nemotron-H, too, which was not tried.
 REWINDABLE = frozenset({"qwen35", "lfm2"})
@@ -33,6 +34,7 @@ class HybridSession(LlamaCppSession):
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
         super().__init__(weights, choices, context_length)
+        self._most_rows = choices.kept_states + 1
         self._text: list[int] = []  # that the cache may hold, uncommitted tokens included
         self._has_kept = True  # some of the last pass's rows
         self._saved: np.ndarray | None = None  # the sequence of the committed tokens
@@ -44,10 +46,9 @@ class HybridSession(LlamaCppSession):
         self._saved, self._has_kept = None, True
 
     def forward(self, tree: TokenTree) -> Forward:
-        if len(tree) > MAX_HYBRID_ROWS or not tree.is_chain:
+        if len(tree) > self._most_rows or not tree.is_chain:
             raise ValueError(
-                f"a pass of this model takes a chain of up to {MAX_HYBRID_ROWS} rows: its "
-                "recurrent layers have one state for the text, which branches would share"
+                f"a pass of this model takes a chain of up to {self._most_rows} rows: {NO_BRANCHES}"
             )
         tokens = tree.tokens.tolist()
         self._reserve(len(tokens))
@@ -103,18 +104,19 @@ def require_known_hybrid(architecture: str, path: object) -> None:
 
 
 def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> ContextChoices:
-    """Returns the choices of contexts that keep states, of one sequence. Opens a small one to see.
+    """Returns the choices of contexts of one sequence that keep as many states as the library
+    agrees to, KEPT_STATES at most. Opens a small one to see.
 
     Raises UnsupportedModelError where the library keeps none.
     """
-    chosen = replace(choices, num_sequences=1, kept_states=MAX_HYBRID_ROWS)
+    chosen = replace(choices, num_sequences=1, kept_states=KEPT_STATES)
     owner = _Owner()
     opened = weights.open_context(owner, replace(chosen, num_tokens=_TRIED_TOKENS))
     kept = weights.library.kept_states(opened.handle)
     opened.free()
-    if kept < MAX_HYBRID_ROWS:
+    if kept < 1:
         raise _no_states(path)
-    return chosen
+    return replace(chosen, kept_states=min(kept, KEPT_STATES))
 
 
 class _Owner:

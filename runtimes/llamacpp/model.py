@@ -101,17 +101,29 @@ class LlamaCppModel:
         # measured, whose kernels may depend on how many cells there are.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
         self._shares_cells = library.shares_cells and is_whole and not on_device
-        if self._weights.is_hybrid:
-            from edge_spec.runtimes.llamacpp.hybrid import rewindable
-
-            self._choices = rewindable(self._weights, self._choices, source.path)
         self.capabilities = Capabilities(
-            max_rows=self._choices.kept_states or MAX_ROWS,
-            trees=not self._weights.is_hybrid,
+            max_rows=MAX_ROWS,
+            trees=True,
             rollback=True,
-            hidden_states=library.hidden is not None and not self._weights.is_hybrid,
+            hidden_states=library.hidden is not None,
             settled_tokens=SETTLED_TOKENS,
             rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
+        )
+        if self._weights.is_hybrid:
+            self._make_rewindable(source)
+
+    def _make_rewindable(self, source: ModelInfo) -> None:
+        from edge_spec.runtimes.llamacpp.hybrid import NO_BRANCHES, rewindable
+
+        self._choices = rewindable(self._weights, self._choices, source.path)
+        kept = self._choices.kept_states
+        self.capabilities = replace(
+            self.capabilities,
+            max_rows=kept + 1,
+            trees=False,
+            hidden_states=False,
+            rollback_rows=kept,
+            why_no_trees=NO_BRANCHES,
         )
 
     @property

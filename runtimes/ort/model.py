@@ -211,7 +211,11 @@ class GrowingModel:
         from edge_spec.runtimes.ort.growing_graph import GrowingGraph
 
         self.capabilities = Capabilities(
-            max_rows=MAX_ROWS, trees=False, rollback=True, hidden_states=False
+            max_rows=MAX_ROWS,
+            trees=False,
+            rollback=True,
+            hidden_states=False,
+            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
         )
         self.config = loader.config
         self._inference: Any = loader.open(GRAPH_FILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -68,16 +69,19 @@ class Arithmetic:
     def _has_bias(self, name: str) -> bool:
         config = self.config
         if ".mlp." in name:
-            return config.experts is not None and config.experts.biases
+            return config.mlp_bias or (config.experts is not None and config.experts.biases)
         if name.endswith("o_proj"):
             return config.output_bias
         return config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+        """Root mean square normalization over the last axis (Zhang and Sennrich 2019), or that of
+        Ba et al. 2016."""
+        if self.config.layer_norm:
+            x = x - x.mean(axis=-1, keepdims=True)
         scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon)
         normed: np.ndarray = x * scale.astype(np.float32) * self.weight(name + ".weight")
-        return normed
+        return normed + self.weight(name + ".bias") if self.config.layer_norm else normed
 
     def rotate(self, x: np.ndarray, layer: int, positions: np.ndarray) -> np.ndarray:
         """x: [heads, rows, head_dim], turned by its positions, halves paired (Su et al. 2021)."""
@@ -90,9 +94,14 @@ class Arithmetic:
         halves = [first * cos - second * sin, second * cos + first * sin]
         return np.concatenate([*halves, rest], axis=-1)
 
-    def embed(self, tokens: np.ndarray) -> np.ndarray:
-        """tokens: [rows] -> [rows, hidden]."""
-        return self.scaled(self.weight("model.embed_tokens.weight")[tokens])
+    def embed(self, tokens: np.ndarray, positions: np.ndarray, half: str = "model") -> np.ndarray:
+        """tokens, positions: [rows] -> [rows, hidden]. half: "model" or "encoder"."""
+        embedded = self.scaled(self.weight("model.embed_tokens.weight")[tokens])
+        if not self.config.position_table:
+            return embedded
+        table = self.weight(f"{half}.embed_positions.weight")
+        placed: np.ndarray = embedded + table[positions]
+        return placed
 
     def scaled(self, embeddings: np.ndarray) -> np.ndarray:
         """The residual stream before the first layer."""
@@ -109,7 +118,7 @@ class Arithmetic:
         """The residual stream [rows, hidden] after a layer; positions: [rows]. memory: keys and
         values of an encoded source [layers, 2, heads, source, head_dim], where there is one."""
         prefix = f"model.layers.{layer}."
-        normed = self._read(x, prefix + "input_layernorm")
+        x, normed = self.read(x, prefix + "input_layernorm")
         if self.config.kind(layer).convolution is not None:
             update = self._convolved(normed, layer, context)
         else:
@@ -117,7 +126,8 @@ class Arithmetic:
             update = self.linear(side_by_side(mixed), prefix + "self_attn.o_proj")
         x = x + self._update(update, prefix + "self_attn.")
         if memory is not None:
-            x = x + self._crossed(x, prefix + "cross_attn.", memory[layer])
+            x, normed = self.read(x, prefix + "cross_attn.input_norm")
+            x = x + self._crossed(normed, prefix + "cross_attn.", memory[layer])
         return self.with_mlp(x, prefix)
 
     def _convolved(self, x: np.ndarray, layer: int, context: Context) -> np.ndarray:
@@ -133,14 +143,14 @@ class Arithmetic:
 
     def with_mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
         """The residual stream after the MLP of the layer that `prefix` names."""
-        normed = self._read(x, prefix + "post_attention_layernorm")
+        x, normed = self.read(x, prefix + "post_attention_layernorm")
         mlp = self._mlp if self.config.experts is None else self._mixture
         updated: np.ndarray = x + self._update(mlp(normed, prefix + "mlp."), prefix + "mlp.")
         return updated
 
     def _crossed(self, x: np.ndarray, prefix: str, memory: np.ndarray) -> np.ndarray:
-        """What attention to the source adds; memory: [2, heads, source, head_dim]."""
-        queries = self.split_heads(self.norm(x, prefix + "input_norm"), prefix + "q_proj")
+        """What attention to the source adds to x, normed; memory: [2, heads, source, head_dim]."""
+        queries = self.split_heads(x, prefix + "q_proj")
         seen = np.ones((len(x), memory.shape[2]), bool)
         mixed = mix(Heads(queries, *memory), seen, self.divisor, None)
         return self.linear(side_by_side(mixed), prefix + "o_proj")
@@ -179,13 +189,18 @@ class Arithmetic:
             update[rows] += weights[rows, places, None] * added
         return update
 
-    def _read(self, x: np.ndarray, norm: str) -> np.ndarray:
-        """What a sublayer makes of the residual stream."""
-        return x if self.config.norm_places == "after" else self.norm(x, norm)
+    def read(self, x: np.ndarray, norm: str) -> tuple[np.ndarray, np.ndarray]:
+        """The residual stream as it goes on, and what a sublayer reads of it."""
+        config = self.config
+        if config.norm_places == "after":
+            return x, x
+        is_first = norm.endswith("layers.0.input_layernorm")
+        normed = x if is_first and not config.embedding_norm else self.norm(x, norm)
+        return (normed if config.norm_places == "stream" else x), normed
 
     def _update(self, update: np.ndarray, sublayer: str) -> np.ndarray:
         """What a sublayer adds to the residual stream, [rows, hidden]."""
-        if self.config.norm_places != "before":
+        if self.config.norm_places in ("around", "after"):
             update = self.norm(update, sublayer + "post_norm")
         return _times(update, self.config.residual_scale)
 
@@ -236,6 +251,8 @@ class Arithmetic:
 
     def final(self, scores: np.ndarray) -> np.ndarray:
         """The logits that the head's products [rows, vocab] make."""
+        if self.config.logit_bias:
+            scores = scores + self.weight("lm_head.bias")
         scaled, cap = _times(scores, self.config.logit_scale), self.config.logit_softcap
         return scaled if cap is None else softcap(scaled, cap)
 
@@ -305,9 +322,19 @@ def gelu_tanh(gate: np.ndarray) -> np.ndarray:
     return activated
 
 
+def gelu(gate: np.ndarray) -> np.ndarray:
+    """Hendrycks and Gimpel 2016, by the error function itself."""
+    inner = gate.astype(np.float64).ravel() / math.sqrt(2)
+    error = np.fromiter(map(math.erf, inner), np.float64, inner.size).reshape(gate.shape)
+    activated: np.ndarray = (0.5 * gate * (1 + error)).astype(np.float32)
+    return activated
+
+
 def _relu(x: np.ndarray) -> np.ndarray:
     activated: np.ndarray = np.maximum(x, np.float32(0))
     return activated
 
 
-ACTIVATIONS = MappingProxyType({"silu": _swish, "gelu_tanh": gelu_tanh, "relu": _relu})
+ACTIVATIONS = MappingProxyType(
+    {"silu": _swish, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": _relu}
+)

@@ -14,7 +14,7 @@ def encoded(model: Arithmetic, source: np.ndarray) -> np.ndarray:
     """
     config = model.config
     assert config.encoder is not None
-    x = model.embed(source)
+    x = model.embed(source, np.arange(len(source)), "encoder")
     for layer in range(config.encoder.num_layers):
         x = _layer(model, x, f"encoder.layers.{layer}.")
     x = model.norm(x, "encoder.norm")
@@ -27,7 +27,7 @@ def encoded(model: Arithmetic, source: np.ndarray) -> np.ndarray:
 def _layer(model: Arithmetic, x: np.ndarray, prefix: str) -> np.ndarray:
     """The residual stream [tokens, hidden] after a layer."""
     relative, positions = model.config.relative_positions, np.arange(len(x))
-    normed = model.norm(x, prefix + "input_layernorm")
+    x, normed = model.read(x, prefix + "input_layernorm")
     heads = Heads(*(model.split_heads(normed, f"{prefix}self_attn.{part}_proj") for part in "qkv"))
     bias = None
     if relative is not None:

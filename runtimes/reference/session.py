@@ -83,7 +83,7 @@ class ReferenceSession:
         are collected; writes to the cache after `length`."""
         model, rows = self._model, self.length + new.depths
         context = self._cache.after(self.length, new)
-        x = model.embed(tokens)
+        x = model.embed(tokens, rows)
         streams = []
         for layer in range(model.config.num_layers):
             if layer in self._features:

@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, HeadBackend
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.eagle_session import EagleModel
+from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader.head_products import StoredBackend
+from edge_spec.models import runtimes
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads
@@ -66,9 +71,9 @@ class Tables:
 class Recording(EagleNetwork):
     """Keeps all logits."""
 
-    def logits(self, stream: np.ndarray) -> np.ndarray:
-        self.seen = super().logits(stream)
-        return self.seen
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        self.seen = self.spread(scores[None])
+        return super().likeliest(scores)
 
 
 @dataclass
@@ -116,8 +121,20 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stored
     return open_checkpoint(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
 
+@pytest.fixture(params=["formulas", "graph"])
+def backend(request: pytest.FixtureRequest) -> HeadBackend:
+    """Both in float32: numpy by the formulas, and onnxruntime by one graph of all layers."""
+    if request.param == "formulas":
+        return NumpyBackend()
+    runtime = runtimes.load_runtime("ort")
+    assert isinstance(runtime, ComputesHeads)
+    return StoredBackend(runtime, FLOAT_BITS)
+
+
 @pytest.fixture
-def rig_of(target: StoredCheckpoint, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+def rig_of(
+    target: StoredCheckpoint, backend: HeadBackend, tmp_path: Path
+) -> Iterator[Callable[..., Rig]]:
     def make(form: str, options: dict[str, Any], prompt: list[int] = PROMPT) -> Rig:
         head = heads.draw(LAYERS, target.config.vocab_size, form, **options)
         path = head.write(tmp_path / "head")
@@ -125,7 +142,7 @@ def rig_of(target: StoredCheckpoint, tmp_path: Path) -> Iterator[Callable[..., R
         model = ReferenceModel(target)
         session = model.open_session()
         assert isinstance(session, ReferenceSession)
-        network = Recording(open_head(path, target.config), tables)
+        network = Recording(open_head(path, target.config), tables, backend)
         drafter = EagleDrafter(network)
         drafter.attach(model, session)
         session.prefill(prompt[:-1])
@@ -218,3 +235,21 @@ def test_a_pass_without_features_leaves_a_gap(rig_of: Callable[..., Rig]) -> Non
     assert len(rig.drafter.propose(9, CHAIN)) == 1
     rig.round(TokenTree.chain(9), [])
     assert len(rig.drafter.propose(rig.text[-1], CHAIN)) == 4
+
+
+def test_rows_of_a_level_need_not_follow_each_other(rig_of: Callable[..., Rig]) -> None:
+    """They are made elsewhere and moved to their places, where the next level reads them."""
+    rig = rig_of("safeailab", {})
+    rig.drafter.propose(rig.text[-1], CHAIN)  # has read the text
+    session = EagleModel(rig.network, rig.drafter._target.store).open_session()
+    session.prefill(rig.text[:-1])
+    tokens, parents = [rig.text[-1], 20, 30, 40, 50, 60], [-1, 0, 1, 0, 3, 4]
+    tree = TokenTree(
+        np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(6, np.float32)
+    )
+    scores = rig.network.spread(session.forward(tree).logits)
+    for row, path in enumerate([[], [20], [20, 30], [40], [40, 50], [40, 50, 60]]):
+        require_same(scores[row], rig.expected(path))
+    session.commit([0, 3, 4])
+    again = rig.network.spread(session.forward(TokenTree.chain(60)).logits)
+    require_same(again[0], rig.expected([40, 50, 60]))

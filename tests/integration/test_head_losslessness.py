@@ -14,7 +14,7 @@ import pytest
 
 import edge_spec
 from edge_spec.core.features import collects
-from edge_spec.core.heads import MedusaHead
+from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaHead
 from edge_spec.core.model import Forward
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -22,22 +22,28 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
+from edge_spec.drafters.heads.dflash import DFlashDrafter
+from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Growth
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import head_products
 from edge_spec.loader.head import StoredTables
+from edge_spec.loader.head_products import StoredBackend
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads, tiny_models
 from fixtures import text_distribution as text
+from fixtures.dflash import DFlash
 
 LAYERS, VOCAB = 7, 265
 SEED = 2  # of a random model from which 4 bits are not too far on any processor
@@ -264,16 +270,64 @@ def test_medusa_heads_that_do_not_fit_are_refused(case: str, target: Path, tmp_p
     assert told in caught.value.message
 
 
+def _backend(bits: int | None) -> HeadBackend | None:
+    runtime = load_runtime("ort")
+    assert isinstance(runtime, ComputesHeads)
+    return None if bits is None else StoredBackend(runtime, bits)
+
+
+def _drafter(
+    kind: str, source: StoredCheckpoint, vocab: int, backend: HeadBackend | None, folder: Path
+) -> Drafter:
+    """With a random head of the kind in the folder, or in the target's own for mtp."""
+    path = folder / "head"
+    if kind == "medusa":
+        states = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+        heads.write_medusa(path, states, np.arange(40) % vocab, vocab)
+    elif kind == "shared medusa":
+        _sharing(path, np.arange(vocab - 2))
+    elif kind == "dflash":
+        DFlash(LAYERS, vocab).write(path)
+    elif kind == "mtp":
+        path = folder / "hf"
+    else:
+        form = "safeailab" if kind == "eagle" else kind
+        heads.draw(LAYERS, vocab, form).write(path)
+    read = open_head(path, source.config)
+    if isinstance(read, MedusaHead):
+        return MedusaDrafter(MedusaNetwork(read, backend))
+    if isinstance(read, DFlashHead):
+        return DFlashDrafter(DFlashNetwork(read, StoredTables(source), backend))
+    return EagleDrafter(EagleNetwork(read, StoredTables(source), backend))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "bits", "branches"),
+    [
+        ("eagle", None, False),
+        ("eagle", None, True),
+        ("eagle", 8, True),
+        ("eagle", 4, False),
+        ("medusa", None, True),
+        ("medusa", 8, True),
+        ("shared medusa", 8, False),
+        ("shared medusa", 4, True),
+        ("eagle-1", 8, True),
+        ("mtp", 8, False),
+        ("dflash", 8, False),
+    ],
+)
 def test_samples_have_the_distribution_of_the_target(
-    branches: bool, tiny: ModuleType, tmp_path: Path
+    kind: str, bits: int | None, branches: bool, tiny: ModuleType, tmp_path: Path
 ) -> None:
     vocab = 8
     model = tiny.build("llama", num_hidden_layers=LAYERS, vocab_size=vocab)
+    if kind == "mtp":
+        model.config.update({"num_nextn_predict_layers": 1, "rope_theta": heads.THETA})
+        model.weights.update(heads.draw(LAYERS, vocab, "deepseek").stored())
     source = open_checkpoint(tiny.write_hf(model, tmp_path / "hf"))
-    path = heads.draw(LAYERS, vocab, "safeailab").write(tmp_path / "head")
-    drafter = EagleDrafter(EagleNetwork(open_head(path, source.config), StoredTables(source)))
+    drafter = _drafter(kind, source, vocab, _backend(bits), tmp_path)
     params = SamplingParams(temperature=3.0)
     session = ReferenceModel(source).open_session()
     scorer = ReferenceModel(source).open_session()
@@ -287,7 +341,7 @@ def test_samples_have_the_distribution_of_the_target(
 
     drafter.attach(ReferenceModel(source), session)
     sampler = Sampler(SamplingParams(temperature=3.0, seed=5), prompt, sampled_drafts=True)
-    shape = (-1, 0, 0, 1) if branches else ()
+    shape = (-1, 0, 0, 1) if branches and kind.startswith("eagle") else ()
     budget = Budget(3, 4, branches=branches, shape=shape)
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = 0
@@ -492,3 +546,25 @@ def test_options_that_a_head_contradicts_are_refused(
         options = options | {"draft": names[str(draft)]}
     with pytest.raises(EdgeSpecError, match=told):
         edge_spec.load(str(target), runtime="reference", **options)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ('{"acceptance": [0.5, 0.25]}', (0.5, 0.25)),
+        ('{"acceptance": [1.5]}', ()),
+        ('{"acceptance": "much"}', ()),
+        ('{"acceptance": [NaN]}', ()),
+        ("[", ()),
+        ("[]", ()),
+        (None, ()),
+    ],
+)
+def test_a_drafter_says_what_its_heads_report_says(
+    report: str | None, expected: tuple[float, ...], target: Path, head: Path
+) -> None:
+    if report is not None:
+        (head / "report.json").write_text(report)
+    with edge_spec.load(str(target), runtime="reference", draft=str(head), drafter="eagle") as it:
+        (drafter,) = it._drafting.speculation.drafters
+        assert tuple(drafter.reported_acceptance) == expected

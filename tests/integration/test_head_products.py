@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.core.heads import HeadMatrix
-from edge_spec.drafters.heads.float_products import FloatProducts
+from edge_spec.core.heads import ComputesHeads, HeadMatrix
+from edge_spec.drafters.heads.float_products import FloatProducts, NumpyBackend
 from edge_spec.drafters.heads.layers import Heads, attend
 from edge_spec.errors import ModelFileError
 from edge_spec.loader import head_products
-from edge_spec.loader.head_products import opens_products
+from edge_spec.loader.head_products import StoredBackend, head_backend
 from edge_spec.models import runtimes
+from edge_spec.runtimes.ort.runtime import OrtRuntime
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 OUT, IN = 96, 64
@@ -56,7 +57,7 @@ def test_products_are_as_near_as_their_bits_allow(
     """A weight is off by at most half of a step, 2^-bits of twice the largest of its block, some 3
     standard deviations; IN of them, and inputs of 8 bits, add up as their root does."""
     exact = FloatProducts(matrices)
-    rounded = opens_products(head, "target", width)(matrices)
+    rounded = head_backend(head, "target", width).products(matrices)
     for name, own_bits in (("qkv", bits), ("head", 8)):
         off = np.abs(rounded(name, inputs) - exact(name, inputs))
         bound = 6 / 2**own_bits + 6 / 2**8  # of a weight's and of an input's steps
@@ -65,10 +66,15 @@ def test_products_are_as_near_as_their_bits_allow(
     assert rounded("qkv", inputs[:1]).shape == (1, OUT)
 
 
-def test_an_output_matrix_keeps_8_bits(matrices: dict[str, HeadMatrix]) -> None:
+def test_an_output_matrix_keeps_8_bits(
+    matrices: dict[str, HeadMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
     four, eight = (runtimes.product_graph(matrices["head"], bits) for bits in (4, 8))
-    made = head_products._made(matrices, 4)
-    assert len(made["head"]) == len(eight) > len(four)
+    assert len(eight) > len(four)
+    made: dict[str, bytes] = {}
+    monkeypatch.setattr(OrtRuntime, "open_products", lambda _, stored, threads: made.update(stored))
+    StoredBackend(OrtRuntime(), 4).products(matrices)
+    assert made["head"] == eight and made["qkv"] != eight
 
 
 def test_what_was_made_once_is_read_from_the_cache(
@@ -78,32 +84,32 @@ def test_what_was_made_once_is_read_from_the_cache(
     inputs: np.ndarray,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = opens_products(head, "target", 64)(matrices)("qkv", inputs)
+    first = head_backend(head, "target", 64).products(matrices)("qkv", inputs)
 
     def fail(matrix: HeadMatrix, bits: int) -> bytes:
         raise AssertionError("made again")
 
     monkeypatch.setattr(runtimes, "product_graph", fail)
     np.testing.assert_array_equal(
-        opens_products(head, "target", 64)(matrices)("qkv", inputs), first
+        head_backend(head, "target", 64).products(matrices)("qkv", inputs), first
     )
     with pytest.raises(AssertionError, match="made again"):  # tables of another target
-        opens_products(head, "other", 64)(matrices)
+        head_backend(head, "other", 64).products(matrices)
     (head / "config.json").write_text('{"changed": 1}')
     with pytest.raises(AssertionError, match="made again"):
-        opens_products(head, "target", 64)(matrices)
+        head_backend(head, "target", 64).products(matrices)
     assert len(list(cache.glob("*.zip"))) == 1
 
 
 def test_a_damaged_one_is_made_again(
     cache: Path, head: Path, matrices: dict[str, HeadMatrix], inputs: np.ndarray
 ) -> None:
-    first = opens_products(head, "target", 64)(matrices)("qkv", inputs)
+    first = head_backend(head, "target", 64).products(matrices)("qkv", inputs)
     (file,) = cache.glob("*.zip")
     whole = file.read_bytes()
     for damaged in (whole[:100], b"", whole[:2000] + b"\x55" * 64 + whole[2064:]):
         file.write_bytes(damaged)
-        again = opens_products(head, "target", 64)(matrices)("qkv", inputs)
+        again = head_backend(head, "target", 64).products(matrices)("qkv", inputs)
         np.testing.assert_array_equal(again, first)
         assert file.read_bytes() == whole or len(file.read_bytes()) == len(whole)
 
@@ -117,7 +123,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 ) -> None:
     cache.parent.mkdir()
     cache.write_text("no directory")
-    opens_products(head, "target", 64)(matrices)("qkv", inputs)
+    head_backend(head, "target", 64).products(matrices)("qkv", inputs)
     assert "not kept" in caplog.text
 
 
@@ -125,12 +131,12 @@ def test_numpy_computes_where_onnxruntime_is_missing(
     head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_products, "find_spec", lambda name: None)
-    assert opens_products(head, "target", 64) is FloatProducts
+    assert isinstance(head_backend(head, "target", 64), NumpyBackend)
 
 
 def test_what_is_no_graph_is_refused_in_one_line() -> None:
     runtime = runtimes.load_runtime("ort")
-    assert isinstance(runtime, head_products.MultipliesForHeads)
+    assert isinstance(runtime, ComputesHeads)
     with pytest.raises(ModelFileError, match="cannot load the matrix fc") as caught:
         runtime.open_products({"fc": b"nothing"}, None)
     assert caught.value.remedy == "Update onnxruntime."

@@ -15,7 +15,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
-from edge_spec.runtimes.llamacpp.hybrid import MAX_HYBRID_ROWS, HybridSession
+from edge_spec.runtimes.llamacpp.hybrid import KEPT_STATES, HybridSession
 from edge_spec.testing import check_session
 from fixtures.family_gguf import write_gguf
 from fixtures.hybrid_models import VOCABULARY, write_qwen35
@@ -49,7 +49,8 @@ def scores(session: Session, tokens: list[int]) -> np.ndarray:
 
 def test_it_passes_the_conformance_suite_for_chains(model: LlamaCppModel) -> None:
     capabilities = model.capabilities
-    assert (capabilities.trees, capabilities.max_rows) == (False, MAX_HYBRID_ROWS)
+    assert (capabilities.trees, capabilities.rollback_rows) == (False, KEPT_STATES)
+    assert capabilities.max_rows == capabilities.verified_rows == KEPT_STATES + 1
     assert check_session(model, TOLERANCE).max_difference <= TOLERANCE
 
 
@@ -62,7 +63,7 @@ def test_no_order_of_drafts_commits_and_rollbacks_changes_what_follows(
     session, text = model.open_session(), []
     for _ in range(24):
         act = draw.choice(("read", "keep", "keep", "keep", "drop", "back"))
-        drafted = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, MAX_HYBRID_ROWS))]
+        drafted = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, KEPT_STATES + 1))]
         if act == "read" or not text:
             session.prefill(drafted)
             text += drafted
@@ -116,6 +117,65 @@ def test_what_it_drafts_leaves_its_text_as_it_is(path: Path) -> None:
             drafted.append(result.stats.draft_n)
     assert texts[0] == texts[1]
     assert drafted[1] > 0
+
+
+@pytest.mark.parametrize("kept", [1, 3, KEPT_STATES])
+def test_the_bound_of_its_rollback_is_the_librarys(
+    kept: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many rows of a pass are dropped without reading text again, and of one more, which nothing
+    drafts, the library has no state."""
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.hybrid.KEPT_STATES", kept)
+    opened = runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(path), FLOAT32)
+    assert opened.capabilities.rollback_rows == kept
+    session = opened.open_session()
+    assert isinstance(session, HybridSession)
+    for num_dropped in (kept, kept + 1):
+        monkeypatch.setattr(session, "_most_rows", kept + 2)
+        session.prefill([1, 2, 3])
+        scores(session, [4, *[5] * num_dropped])
+        session.commit([0])
+        library, context = session._library, session._context()
+        memory = library.memory(context)
+        removed = library.sequence_remove(memory, 0, session.length, -1)
+        assert removed == (num_dropped <= kept)
+        session._read_again(0)
+    session.close()
+    opened.close()
+
+
+def test_no_round_drafts_more_than_it_takes_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that repeats itself is drafted for as far as rounds allow."""
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.hybrid.KEPT_STATES", 2)
+    widths: list[int] = []
+    scored = HybridSession.forward
+    monkeypatch.setattr(
+        HybridSession,
+        "forward",
+        lambda self, tree: widths.append(len(tree)) or scored(self, tree),
+    )
+    options = LoadOptions(runtime="llamacpp", drafter="suffix", lossless="ties")
+    with (
+        load_engine(str(path), options, lambda *_: None) as engine,
+        engine.verifying_all_draft_tokens(),
+    ):
+        del widths[:]
+        result = engine.generate([5, 6, 7, 8] * 4, max_tokens=24)
+        assert result.stats.draft_n > 0
+    assert max(widths) == 3
+
+
+def test_asked_for_trees_it_says_why_it_drafts_in_chains(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = LoadOptions(runtime="llamacpp", drafter="suffix,lookahead")
+    with load_engine(str(path), options, lambda *_: None):
+        pass
+    [told] = [each.getMessage() for each in caplog.records if "in chains" in each.getMessage()]
+    assert "lookahead" in told and "suffix" not in told and "\n" not in told
+    assert "recurrent layers have one state for the text" in told
 
 
 def test_a_tree_is_no_pass_of_it(model: LlamaCppModel) -> None:

@@ -82,8 +82,8 @@ TABLE = (
     Shows("MiniCPM 1, 2", ("minicpm",), ("minicpm",), _own("4.2e-7", "4.2e-7", "3.7e-7")),
     Shows("Phi-3, 3.5, 4-mini", ("phi3",), ("phi3",), _own("1.8e-6", "1.2e-6", "1.3e-6")),
     Shows("OLMo 2", ("olmo2",), ("olmo2",), _own("2.5e-6", "2.4e-6", "2.0e-6")),
-    Shows("OLMo 3", ("olmo3",), (), _own("1.9e-6", "2.0e-6")),
-    Shows("EXAONE 4", ("exaone4",), ("exaone4",), _own("2.6e-6", "2.1e-6", "2.0e-6")),
+    Shows("OLMo 3", ("olmo3",), ("olmo2",), _own("1.9e-6", "2.0e-6", "2.1e-6")),
+    Shows("EXAONE 4", ("exaone4",), ("exaone4",), _own("2.6e-6", "2.1e-6", "4.9e-6")),
     Shows(
         "Hunyuan, dense",
         ("hunyuan_v1_dense",),
@@ -93,11 +93,11 @@ TABLE = (
     Shows(
         "Ministral 3, text models of Mistral 3",
         ("ministral3", "mistral3"),
-        (),
-        _own("1.2e-6", "1.3e-6"),
+        ("mistral3",),
+        _own("1.2e-6", "1.3e-6", "1.2e-6"),
     ),
     Shows("Qwen 3 with experts", ("qwen3_moe",), ("qwen3moe",), _own("1.4e-6", "1.2e-6", "1.2e-6")),
-    Shows("gpt-oss", ("gpt_oss",), (), _own("1.7e-6", "1.3e-6")),
+    Shows("gpt-oss", ("gpt_oss",), ("gpt-oss",), _own("1.7e-6", "1.3e-6", "1.5e-6")),
     Shows(
         "LFM2, dense",
         ("lfm2",),
@@ -113,6 +113,8 @@ TABLE = (
         "tests/integration/test_llamacpp_hybrids.py",
     ),
     Shows("T5, T5 1.1, Flan-T5", ("t5",), (), _own("5.1e-6", "3.3e-6")),
+    Shows("BART", ("bart",), (), _own("1.4e-6", "1.1e-6")),
+    Shows("Marian", ("marian",), (), _own("7.6e-6", "7.6e-6")),
 )
 
 

@@ -54,10 +54,16 @@ def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
     """(token, kind of draft token) of what is likeliest, in falling order."""
     count = min(SIBLINGS, int(np.count_nonzero(preference)))
     likeliest = top_tokens(preference[None], count)[0]
-    shares = preference[likeliest] / preference.sum()
+    return kinds_of(likeliest, preference[likeliest] / preference.sum())
+
+
+def kinds_of(tokens: np.ndarray, shares: np.ndarray) -> list[tuple[int, int]]:
+    """(token, kind of draft token) of tokens with these shares of what is preferred, in falling
+    order; none that is not preferred at all."""
     return [
         (token, kind_of(OTHER if rank else FIRST, share))
-        for rank, (token, share) in enumerate(zip(likeliest.tolist(), shares, strict=True))
+        for rank, (token, share) in enumerate(zip(tokens.tolist(), shares.tolist(), strict=True))
+        if share > 0
     ]
 
 

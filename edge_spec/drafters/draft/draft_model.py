@@ -58,7 +58,7 @@ class DraftModelDrafter(Drafter):
     opens a session in the place of one that has failed, or raises.
     """
 
-    traits = DrafterTraits(cost=Cost.PASS, samples=True, draft_model=True)
+    traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.core.heads import DFlashHead, OpensProducts, TargetTables
-from edge_spec.drafters.heads.float_products import FloatProducts
+from edge_spec.core.heads import DFlashHead, HeadBackend, TargetTables
+from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.layers import (
     HeadLayers,
     Heads,
@@ -17,17 +17,19 @@ from edge_spec.drafters.heads.layers import (
     own_matrix,
     targets_output,
 )
+from edge_spec.drafters.heads.medusa import Likeliest
 
 
 class DFlashNetwork:
-    """Weights and formulas; it keeps no text. tables: the target's. opens: what multiplies with
-    the head's matrices; by default numpy does, in float32."""
+    """Weights and formulas; it keeps no text. tables: the target's. backend: what multiplies
+    with the head's matrices; by default numpy does, in float32."""
 
     kind = DFlashHead.drafted_by
+    reported_acceptance: Sequence[float] = ()  # see Drafter
     shares_output = True  # all rows are scored at once
 
     def __init__(
-        self, head: DFlashHead, tables: TargetTables, opens: OpensProducts = FloatProducts
+        self, head: DFlashHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
         self.config = head.config
         self.feature_layers = head.feature_layers
@@ -37,7 +39,7 @@ class DFlashNetwork:
         for layer in range(head.config.num_layers):
             matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
         matrices["head"] = targets_output(tables, None, head.config.vocab_size)
-        self._products = opens(matrices)
+        self._products = (backend or NumpyBackend()).products(matrices)
         self._layers = HeadLayers(head.config, self._products, head.tensors)
         self._embed = tables.embed
         self._masks = tables.embed(np.full(self.num_heads, head.mask_token))
@@ -66,3 +68,7 @@ class DFlashNetwork:
     def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
         """[heads, vocab] float32. state: of a block; heads: rows after the pending token's."""
         return self._products("head", state[list(heads)])
+
+    def likeliest(self, state: np.ndarray) -> Sequence[Likeliest]:
+        """Nothing: products are all that its backend computes."""
+        return ()

@@ -11,22 +11,32 @@ import numpy as np
 
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.ahead import AheadChoice, Path
+from edge_spec.drafters.draft.candidates import candidates_after
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.heads.target_features import TargetFeatures
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.tree_builder import Candidate
 
 
 class EagleDrafter(DraftModelDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, head="eagle")
+    traits = DrafterTraits(
+        trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
+    )
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
+        self._network = network
         self._target = TargetFeatures(network.feature_layers, network.features_size, WINDOW)
         model = EagleModel(network, self._target.store)
         super().__init__(model, model.open_session(), network.config.vocab_size, name=name)
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._network.reported_acceptance
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises UnsupportedModelError where the runtime does not give features."""
@@ -47,6 +57,19 @@ class EagleDrafter(DraftModelDrafter):
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._target.observe(out, verdict)
         super().observe(tree, out, verdict)
+
+    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
+        if not self._sampler.prefers_by_logits:
+            return super()._choose(logits, path)
+        return AheadChoice(*self._network.likeliest(logits)[0], None)
+
+    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
+        if not self._sampler.prefers_by_logits:
+            return super()._likeliest(logits, path)
+        return candidates_after(path, self._network.likeliest(logits))
+
+    def _fitted(self, logits: np.ndarray) -> np.ndarray:
+        return super()._fitted(self._network.spread(logits[None])[0])
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         super().load_state_dict(state)

@@ -9,19 +9,29 @@ EAGLE, section 4.1).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import EntryRows
 from edge_spec.core.model import Capabilities, Forward, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.heads.feature_store import FeatureStore
-from edge_spec.drafters.heads.layers import Heads, attend
 from edge_spec.drafters.heads.network import EagleNetwork
 
 WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
 _MAX_ROWS = 64
 _PREFILL_ROWS = 256
+
+
+class _Entries(NamedTuple):
+    """Entries that one pass makes, in the order of their slots."""
+
+    slots: np.ndarray  # [rows] int
+    positions: np.ndarray  # [rows] int
+    before: np.ndarray  # [rows] slots whose features, or states, they go on from; -1: none
+    sees: np.ndarray  # [rows, slots] bool, without themselves
 
 
 class EagleModel:
@@ -55,6 +65,7 @@ class EagleSession:
         self._cache = np.empty(
             (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim), np.float32
         )
+        self._step = network.bound_to(self._cache)
         self._states = np.empty((0, config.hidden_size), np.float32)  # what each goes on from
         self._is_known = np.empty(0, bool)  # entries made of some feature,
         self._is_final = np.empty(0, bool)  # entries made of the target's
@@ -69,11 +80,12 @@ class EagleSession:
             self._refresh()
 
     def forward(self, tree: TokenTree) -> Forward:
+        """Its logits are of the tokens that the head scores, [rows, num_scored]."""
         rows = len(tree)
         require_room(self.length, rows, self._network.config.context_length)
         first = self._reserve(rows)
         self._tokens[first : first + rows] = tree.tokens
-        streams = np.empty((rows, self._network.config.hidden_size), np.float32)
+        scores = np.empty((rows, self._network.num_scored), np.float32)
         for at in self._levels(tree):
             stale = self._stale() if at[0] == 0 else np.empty(0, np.int64)
             slots = np.concatenate([stale, first + at])
@@ -81,8 +93,9 @@ class EagleSession:
             sees[len(stale) :, first:] = tree.ancestors[at]
             positions = np.concatenate([stale + self._base, self.length + tree.depths[at]])
             before = np.concatenate([stale - 1, first + tree.parents[at]])
-            streams[at] = self._run(slots, positions, before, sees)[len(stale) :]
-        return Forward(self._network.logits(streams))
+            entries = _Entries(slots, positions, before, sees)
+            scores[at] = self._make(entries, np.arange(len(stale), len(slots)))
+        return Forward(scores)
 
     def commit(self, rows: Sequence[int]) -> None:
         first = self.length - self._base
@@ -99,7 +112,8 @@ class EagleSession:
             self._base = length
 
     def close(self) -> None:
-        self._cache = self._cache[..., :0, :]
+        self._cache = self._cache[..., :0, :].copy()
+        self._step = self._network.bound_to(self._cache)
 
     def _levels(self, tree: TokenTree) -> Iterator[np.ndarray]:
         """Rows that a pass can take at once: those after tokens that the target has read, then one
@@ -114,7 +128,8 @@ class EagleSession:
         stale = self._stale()
         if len(stale):
             sees = self._text_seen(stale, stale, self.length - self._base)
-            self._run(stale, stale + self._base, stale - 1, sees)
+            entries = _Entries(stale, stale + self._base, stale - 1, sees)
+            self._make(entries, np.array([len(stale) - 1]))  # a step scores something
 
     def _stale(self) -> np.ndarray:
         """[rows] slots of the text whose entries can be made of the target's features now."""
@@ -131,27 +146,39 @@ class EagleSession:
         found: np.ndarray = made & (np.arange(width) <= slots[:, None])
         return found
 
-    def _run(
-        self, slots: np.ndarray, positions: np.ndarray, before: np.ndarray, sees: np.ndarray
-    ) -> np.ndarray:
-        """Makes entries, and returns the last layer's stream [rows, hidden_size]. before: the slots
-        whose features, or states, the rows go on from."""
-        network, width = self._network, sees.shape[1]
+    def _make(self, entries: _Entries, scored: np.ndarray) -> np.ndarray:
+        """Makes entries, and returns the logits of the scored ones, [scored, num_scored]."""
+        slots, positions, before, sees = entries
+        count, width = len(slots), sees.shape[1]
         seen = self._reached(sees, slots, positions)
-        is_final, inputs = self._inputs(positions, before)
-        stream, read = network.enter(self._tokens[slots], inputs)
-        for layer in range(network.config.num_layers):
-            if layer:
-                read = network.read(stream, layer)
-            made = network.heads(read, layer, positions)
-            cache = self._cache[layer]
-            cache[0][:, slots], cache[1][:, slots] = made.keys, made.values
-            mixed = attend(Heads(made.queries, *cache[:, :, :width]), seen)
-            stream = network.leave(stream, mixed, layer)
-        self._states[slots] = network.goes_on_from(stream)
+        is_final = self._features.available(positions - 1)
+        start = int(slots[0])
+        in_place = slots[-1] - start == count - 1  # each after the one before it
+        if in_place:
+            seen = None if seen is None else seen[:, : start + count]
+        else:  # they are made after all others, where they see themselves
+            own = sees[:, slots]
+            ahead = sees.copy() if seen is None else seen.copy()
+            ahead[:, slots] = False
+            start, seen = width, np.concatenate([ahead, own], axis=1)
+            self._make_room(width + count)
+        rows = EntryRows(
+            self._network.embed(self._tokens[slots]),
+            self._features.get(positions[is_final] - 1),
+            self._replacing(before[~is_final]),
+            np.argsort(np.argsort(~is_final, kind="stable")),
+            positions,
+            start,
+            seen,
+            scored,
+        )
+        states, logits = self._step(rows)
+        if not in_place:
+            self._cache[..., slots, :] = self._cache[..., start : start + count, :]
+        self._states[slots] = states
         self._is_final[slots] = is_final
         self._is_known[slots] = is_final | ((before >= 0) & self._is_known[before])
-        return stream
+        return logits
 
     def _reached(
         self, sees: np.ndarray, slots: np.ndarray, positions: np.ndarray
@@ -166,17 +193,12 @@ class EagleSession:
             sees = sees & (near | (np.arange(width) == slots[:, None]))
         return None if sees.all() else sees
 
-    def _inputs(self, positions: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether the target has computed the feature of each row's last token, [rows] bool, and
-        the feature, or what takes its place; nothing where nothing does."""
-        is_final = self._features.available(positions - 1)
-        inputs = np.zeros((len(positions), self._states.shape[1]), np.float32)
-        if is_final.any():
-            inputs[is_final] = self._network.entered(self._features.get(positions[is_final] - 1))
-        own = ~is_final & (before >= 0)
-        own[own] = self._is_known[before[own]]
-        inputs[own] = self._states[before[own]]
-        return is_final, inputs
+    def _replacing(self, before: np.ndarray) -> np.ndarray:
+        """[rows, hidden_size]: what takes the place of features that the target has not computed,
+        or nothing where nothing does."""
+        states: np.ndarray = self._states[before]
+        states[(before < 0) | ~self._is_known[before]] = 0
+        return states
 
     def _reserve(self, rows: int) -> int:
         """Makes room for rows after the text, and returns the slot of the first. A text of twice
@@ -185,10 +207,16 @@ class EagleSession:
         if surplus > WINDOW:
             self._base += surplus
             self._cache = self._cache[..., surplus:, :].copy()
+            self._step = self._network.bound_to(self._cache)
             self._tokens, self._states = self._tokens[surplus:], self._states[surplus:]
             self._is_known, self._is_final = self._is_known[surplus:], self._is_final[surplus:]
         first = self.length - self._base
-        missing = first + rows - len(self._tokens)
+        self._make_room(first + rows)
+        self._is_known[first:] = self._is_final[first:] = False
+        return first
+
+    def _make_room(self, slots: int) -> None:
+        missing = slots - len(self._tokens)
         if missing > 0:
             grown = max(missing, _PREFILL_ROWS)
             self._cache = np.pad(self._cache, [(0, 0)] * 3 + [(0, grown), (0, 0)])
@@ -196,5 +224,4 @@ class EagleSession:
             self._tokens = np.pad(self._tokens, (0, grown))
             self._is_known = np.pad(self._is_known, (0, grown))
             self._is_final = np.pad(self._is_final, (0, grown))
-        self._is_known[first:] = self._is_final[first:] = False
-        return first
+            self._step = self._network.bound_to(self._cache)

@@ -8,10 +8,23 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from edge_spec.core.heads import HeadMatrix
+from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, Products
 from edge_spec.drafters.heads.blas_threads import one_blas_thread
 
 _FEW_ROWS = 64
+
+
+class NumpyBackend:
+    """Has products alone: all else is computed as the formulas are written."""
+
+    def products(self, matrices: Mapping[str, HeadMatrix]) -> Products:
+        return FloatProducts(matrices)
+
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> None:
+        return None
+
+    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> None:
+        return None
 
 
 class FloatProducts:

@@ -1,19 +1,24 @@
-"""The arithmetic of an EAGLE head: the formulas as they are published, one line each. Products with
-its matrices are left to `core.heads.Products`, all else is float32."""
+"""An EAGLE head's weights, and what computes with them: its backend's step, or the formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
 
-from edge_spec.core.heads import EagleHead, HeadMatrix, OpensProducts, TargetTables
-from edge_spec.drafters.heads.float_products import FloatProducts
+from edge_spec.core.heads import (
+    EagleHead,
+    EagleStep,
+    HeadBackend,
+    HeadMatrix,
+    TargetTables,
+)
+from edge_spec.drafters.draft.candidates import ranked
+from edge_spec.drafters.heads.float_products import NumpyBackend
+from edge_spec.drafters.heads.formulas import EagleFormulas
 from edge_spec.drafters.heads.layers import (
     FEW_ROWS,
-    HeadLayers,
-    Heads,
     layer_matrices,
     own_matrix,
     targets_output,
@@ -23,37 +28,32 @@ _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
 
 
 class EagleNetwork:
-    """Weights and formulas; it keeps no text. tables: the target's. opens: what multiplies with
-    the head's matrices; by default numpy does, in float32."""
+    """It keeps no text. tables: the target's. backend: what computes with the head's matrices; by
+    default numpy does, in float32."""
 
     kind = EagleHead.drafted_by
+    reported_acceptance: Sequence[float] = ()  # see Drafter
 
     def __init__(
-        self, head: EagleHead, tables: TargetTables, opens: OpensProducts = FloatProducts
+        self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
+        backend = backend or NumpyBackend()
         self.config = head.config
         self.feature_layers = head.feature_layers
         self.window = head.window
+        self.num_scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
         self._head = head
-        self._products = opens(eagle_matrices(head, tables))
+        matrices = eagle_matrices(head, tables)
+        self._step = backend.eagle_step(head, matrices) or EagleFormulas(
+            head, backend.products(matrices)
+        )
         self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
-        self._layers = HeadLayers(head.config, self._products, head.tensors)
 
     @property
     def features_size(self) -> int:
         """Of all features of a token beside each other."""
         return len(self.feature_layers) * self._head.feature_size
-
-    def entered(self, found: np.ndarray) -> np.ndarray:
-        """found: [rows, features_size] -> [rows, hidden_size], what a token's features enter as."""
-        if self._head.joins_embedding:
-            return found
-        parts = [
-            self._layers.normed(each, f"feature_norm.{index}")
-            for index, each in enumerate(np.split(found, len(self.feature_layers), axis=1))
-        ]
-        return self._products("fc", self._layers.normed(np.concatenate(parts, axis=1), "fc_norm"))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """[rows, hidden_size]. Few tokens are mostly those of a moment ago: they are remembered."""
@@ -61,39 +61,26 @@ class EagleNetwork:
             return self._embed(tokens)
         return np.concatenate([self._embedded(token) for token in tokens.tolist()])
 
-    def enter(self, tokens: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the first layer adds to, [rows, hidden_size], and what its attention reads."""
-        embedded = self.embed(tokens)
-        if self._head.joins_embedding:
-            embedded = self._layers.normed(embedded, "embed_norm")
-            features = self._layers.normed(features, "state_norm")
-            stream = self._products("fc", np.concatenate([embedded, features], axis=1))
-            return stream, self._layers.normed(stream, "layers.0.input_norm")
-        normed = self._layers.normed(features, "layers.0.hidden_norm")
-        beside = [self._layers.normed(embedded, "layers.0.input_norm"), normed]
-        return normed if self._head.adds_to_normed else features, np.concatenate(beside, axis=1)
+    def bound_to(self, cache: np.ndarray) -> EagleStep:
+        """See BindsCaches."""
+        return self._step.bound_to(cache)
 
-    def read(self, stream: np.ndarray, layer: int) -> np.ndarray:
-        """What the attention of a later layer reads."""
-        return self._layers.normed(stream, f"layers.{layer}.input_norm")
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        """scores: [num_scored] of a row. (token of the target, kind of draft token), in falling
+        order. Raises ValueError for scores that no choice can be made by."""
+        peak = scores.max()
+        if not np.isfinite(peak):  # NaN, where any of them is
+            raise ValueError("logits that are not finite")
+        found = ranked(np.exp(scores - peak))
+        ids = self._head.token_ids
+        return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
 
-    def heads(self, read: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
-        return self._layers.heads(read, layer, positions)
-
-    def leave(self, stream: np.ndarray, mixed: np.ndarray, layer: int) -> np.ndarray:
-        """See HeadLayers."""
-        return self._layers.leave(stream, mixed, layer)
-
-    def goes_on_from(self, stream: np.ndarray) -> np.ndarray:
-        """What takes the place of features [rows, hidden_size] that the target has not computed."""
-        return self._layers.normed(stream, "norm") if self._head.returns_normed else stream
-
-    def logits(self, stream: np.ndarray) -> np.ndarray:
-        """[rows, vocab of the target] float32; tokens that it does not score have -inf."""
-        scores = self._products("head", self._layers.normed(stream, "norm"))
+    def spread(self, scores: np.ndarray) -> np.ndarray:
+        """scores: [rows, num_scored] -> [rows, vocab of the target] float32; tokens that it does
+        not score have -inf."""
         if self._head.token_ids is None:
             return scores
-        spread = np.full((len(stream), self.config.vocab_size), -np.inf, np.float32)
+        spread = np.full((len(scores), self.config.vocab_size), -np.inf, np.float32)
         spread[:, self._head.token_ids] = scores
         return spread
 

@@ -83,7 +83,7 @@ DEFAULT_SIZE = WindowSize(2, 3, 2)
 
 class LookaheadDrafter(Drafter):
     name = "lookahead"
-    traits = DrafterTraits(options=frozenset({"lookahead"}))
+    traits = DrafterTraits(trees=True, options=frozenset({"lookahead"}))
 
     def __init__(
         self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0

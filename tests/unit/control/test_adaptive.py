@@ -19,7 +19,7 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 
 ROUNDS = 2000
 BUDGET = Budget(15, 16)
@@ -589,3 +589,56 @@ def test_samples_are_asked_for_in_the_best_shape_where_draft_tokens_may_branch()
         assert drafter.budgets[0].shape == shape
         policy.choose([drafter], 0, Budget(15, 3))  # the shape is larger than what fits
         assert drafter.budgets[1].shape == ()
+
+
+class Head(DraftingAtCost):
+    """A trained head, of which its files may report how often it was right."""
+
+    traits = DrafterTraits(head="eagle")
+    reported: tuple[float, ...] = ()
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self.reported
+
+
+def lost(drafter: DraftingAtCost, clock: Clock, rounds: int = 100) -> float:
+    """Plain rounds, over those that the tokens would have taken without drafting."""
+    found = simulate(clock, policy_of(clock), [drafter], rounds, noise=0)
+    return found.seconds / (pass_s(1) + 0.05) - found.tokens
+
+
+@pytest.mark.parametrize("reported", [(), (0.1, 0.1)])
+def test_a_head_that_does_not_pay_loses_little_in_its_first_answer(
+    reported: tuple[float, ...],
+) -> None:
+    """A draft token costs 0.2 steps and is right once in ten times, which the drafter has yet to
+    learn: without its report, or by it."""
+    clock = Clock()
+    head = Head(clock, 0.2, 0.1)
+    head.reported = reported
+    with_budget = lost(head, clock)
+    clock = Clock()
+    without = lost(DraftingAtCost(clock, 0.2, 0.1), clock)
+    assert with_budget < 4  # the budget, a round beyond it, and two that measure
+    assert without > 2 * with_budget  # as much as a draft model may lose
+
+
+def test_a_head_that_is_reported_to_pay_is_tried_as_long_as_a_draft() -> None:
+    """Right in six of ten, it is unlucky for a while at first."""
+    clocks = [Clock(), Clock()]
+    unlucky = [Head(clock, 0.05, lambda number: 0.0 if number < 8 else 0.8) for clock in clocks]
+    unlucky[0].reported = (0.6, 0.6)
+    trusted, doubted = (
+        simulate(clock, policy_of(clock), [head], 100, noise=0)
+        for clock, head in zip(clocks, unlucky, strict=True)
+    )
+    assert trusted.reasons[PlainReason.COOLDOWN] == 0
+    assert doubted.reasons[PlainReason.COOLDOWN] > 0
+    assert trusted.token_s < doubted.token_s
+
+
+def test_a_head_without_a_report_that_pays_is_used() -> None:
+    clock = Clock()
+    head = Head(clock, 0.1, 0.8)
+    assert lost(head, clock, ROUNDS) < -0.2 * ROUNDS

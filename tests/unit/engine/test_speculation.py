@@ -155,6 +155,10 @@ def test_a_round_larger_than_a_pass_is_refused_when_the_model_is_opened(
     options["drafter"] = "lookahead"
     with pytest.raises(UsageError, match=told):
         check_capabilities("test", "scripted", MODEL, LoadOptions(**options))
+    bounded = ScriptedModel(random_logits(9), 9)
+    bounded.capabilities = replace(MODEL.capabilities, max_rows=100, rollback_rows=50)
+    with pytest.raises(UsageError, match=told):
+        check_capabilities("test", "scripted", bounded, LoadOptions(**options))
     roomy = replace(MODEL.capabilities, max_rows=100)
     wide = ScriptedModel(random_logits(9), 9)
     wide.capabilities = roomy

@@ -12,9 +12,10 @@ import pytest
 
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement import idle_plan, machine
+from edge_spec.placement import idle_plan, idle_process, machine
 from edge_spec.placement.background import InTurns
-from edge_spec.placement.idle_plan import IdlePlanner, plan_when_idle
+from edge_spec.placement.idle_plan import plan_when_idle
+from edge_spec.placement.idle_process import IdleProcess
 from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
 
 PATIENCE_S = 30.0  # after which a test fails that would otherwise wait for ever
@@ -50,23 +51,23 @@ def plans() -> Plans:
 
 
 @pytest.fixture
-def planner(plans: Plans) -> Iterator[IdlePlanner]:
-    planner = IdlePlanner(plans, lambda: True, quiet_s=0.0)
+def planner(plans: Plans) -> Iterator[IdleProcess]:
+    planner = IdleProcess(plans, lambda: True, quiet_s=0.0)
     yield planner
     planner.close()
 
 
-def answer(planner: IdlePlanner) -> None:
+def answer(planner: IdleProcess) -> None:
     planner.pause()
     planner.resume()
 
 
-def ended(planner: IdlePlanner) -> bool:
+def ended(planner: IdleProcess) -> bool:
     planner._thread.join(PATIENCE_S)
     return not planner._thread.is_alive()
 
 
-def test_it_is_made_once_after_the_first_answer(planner: IdlePlanner, plans: Plans) -> None:
+def test_it_is_made_once_after_the_first_answer(planner: IdleProcess, plans: Plans) -> None:
     plans.may_end = True
     planner.start()
     assert not plans.num_calls
@@ -75,7 +76,7 @@ def test_it_is_made_once_after_the_first_answer(planner: IdlePlanner, plans: Pla
 
 
 def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
-    planner: IdlePlanner, plans: Plans
+    planner: IdleProcess, plans: Plans
 ) -> None:
     planner.start()
     answer(planner)
@@ -88,12 +89,12 @@ def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
     assert ended(planner) and plans.num_calls == 2
 
 
-def test_what_fails_is_not_tried_again(planner: IdlePlanner, plans: Plans) -> None:
+def test_what_fails_is_not_tried_again(planner: IdleProcess, plans: Plans) -> None:
     def fail(lifeline: Lifeline) -> None:
         plans.num_calls += 1
         raise IsolatedError("nothing fits")
 
-    failing = IdlePlanner(fail, lambda: True, quiet_s=0.0)
+    failing = IdleProcess(fail, lambda: True, quiet_s=0.0)
     failing.start()
     answer(failing)
     assert ended(failing) and plans.num_calls == 1
@@ -103,7 +104,7 @@ def test_what_fails_is_not_tried_again(planner: IdlePlanner, plans: Plans) -> No
 def test_it_waits_while_the_machine_is_busy(plans: Plans) -> None:
     plans.may_end = True
     asked = iter([False, False, True])
-    planner = IdlePlanner(plans, lambda: next(asked), quiet_s=0.0)
+    planner = IdleProcess(plans, lambda: next(asked), quiet_s=0.0)
     planner.start()
     answer(planner)
     assert ended(planner) and plans.num_calls == 1
@@ -112,7 +113,7 @@ def test_it_waits_while_the_machine_is_busy(plans: Plans) -> None:
 
 
 def test_all_attempts_together_take_no_longer_than_they_may(plans: Plans) -> None:
-    planner = IdlePlanner(plans, lambda: True, quiet_s=0.0, most_s=1e-6)
+    planner = IdleProcess(plans, lambda: True, quiet_s=0.0, most_s=1e-6)
     planner.start()
     answer(planner)
     plans.wait_for_begin()
@@ -121,7 +122,7 @@ def test_all_attempts_together_take_no_longer_than_they_may(plans: Plans) -> Non
     planner.close()
 
 
-def test_closing_ends_the_process(planner: IdlePlanner, plans: Plans) -> None:
+def test_closing_ends_the_process(planner: IdleProcess, plans: Plans) -> None:
     planner.start()
     answer(planner)
     plans.wait_for_begin()
@@ -197,9 +198,9 @@ def test_none_is_made_where_it_is_not_wanted_or_has_no_room(
 def test_a_busy_machine_and_one_on_its_battery_are_left_alone(
     busy: float | None, battery: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_plan, "busy_share", lambda: busy)
-    monkeypatch.setattr(idle_plan, "on_battery", lambda: battery)
-    assert idle_plan._is_idle() == expected
+    monkeypatch.setattr(idle_process, "busy_share", lambda: busy)
+    monkeypatch.setattr(idle_process, "on_battery", lambda: battery)
+    assert idle_process.is_idle() == expected
 
 
 def test_how_busy_the_cores_are_is_a_share_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:

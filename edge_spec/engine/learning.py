@@ -1,0 +1,58 @@
+"""What an engine gives to whoever learns from its answers, and takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import Verdict
+from edge_spec.drafters.heads.medusa import MedusaNetwork
+
+
+@dataclass(frozen=True, eq=False)
+class LearntHead:
+    """stats: how often its draft tokens were right, as `DrafterSwitch.remember` takes it."""
+
+    network: MedusaNetwork
+    stats: Mapping[str, list[float]] = field(default_factory=dict)
+
+
+class TakesAnswers(Protocol):
+    """Learns from answers. Any thread may call."""
+
+    def take(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
+        """tokens: [tokens] int64 of an answer that its reader let be written to its end. states:
+        [tokens, hidden_size] float32 after the target's final norm, where each was chosen. Returns
+        at once, and raises nothing."""
+
+    def head(self) -> LearntHead | None:
+        """Who drafts from the next answer on, beside those that do anyway."""
+
+
+class AnswerRecorder:
+    """Keeps what the target computes for one answer, as far as it is looked at."""
+
+    def __init__(self, most_tokens: int = 2048) -> None:
+        self._most_tokens = most_tokens
+        self._tokens: list[int] = []
+        self._states: list[np.ndarray] = []
+
+    def begin(self) -> None:
+        self._tokens, self._states = [], []
+
+    def observe(self, out: Forward, verdict: Verdict) -> None:
+        """After each round: its tokens, and the states of the rows that chose them."""
+        if out.hidden is None or len(self._tokens) >= self._most_tokens or not verdict.tokens:
+            return
+        self._tokens += verdict.tokens
+        self._states.append(out.hidden[list(verdict.kept)])  # a copy: the array is the library's
+
+    def finish(self, prompt: Sequence[int], learner: TakesAnswers) -> None:
+        if self._tokens:
+            tokens = np.array(self._tokens, np.int64)
+            learner.take(prompt, tokens, np.concatenate(self._states))
+        self.begin()

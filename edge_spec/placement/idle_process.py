@@ -1,0 +1,121 @@
+"""Work in a process of its own that ends as soon as an answer begins, and starts again once it is
+quiet."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import time
+from collections.abc import Callable
+from threading import Condition, Thread
+
+from edge_spec.placement.isolated import IsolatedError, Lifeline
+from edge_spec.placement.machine import busy_share, on_battery
+
+QUIET_S = 30.0  # after an answer, before anything begins
+_MOST_BUSY = 0.2  # of all cores, with other work
+
+_log = logging.getLogger(__name__)
+
+
+class IdleProcess:
+    """Calls `work` from a thread once no answer has been written for `quiet_s` seconds, with what
+    an answer ends it by; calls it again later where that happened.
+
+    work: raises IsolatedError where it failed or was ended. may_begin: asked before each call.
+    repeats: it is also called again after it has ended by itself, until it fails.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Lifeline], object],
+        may_begin: Callable[[], bool],
+        quiet_s: float = QUIET_S,
+        most_s: float = math.inf,
+        repeats: bool = False,
+    ) -> None:
+        self._work = work
+        self._repeats = repeats
+        self._may_begin = may_begin
+        self._quiet_s = quiet_s
+        self._left_s = most_s
+        self._changed = Condition()
+        self._num_answers = 0  # that are being written
+        self._has_answered = False
+        self._closed = False
+        self._lifeline: Lifeline | None = None
+        self._interrupted = False  # the call that is being made
+        self._thread = Thread(target=self.run, name="edge-spec-idle", daemon=True)
+
+    def start(self) -> None:
+        atexit.register(self.close)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """An answer begins; returns when nothing of this is running."""
+        with self._changed:
+            self._num_answers += 1
+            self._end()
+
+    def resume(self) -> None:
+        """That answer has ended."""
+        with self._changed:
+            self._num_answers -= 1
+            self._has_answered = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Returns when the thread has ended."""
+        with self._changed:
+            self._closed = True
+            self._end()
+        if self._thread.ident is not None:
+            self._thread.join()
+        atexit.unregister(self.close)
+
+    def run(self) -> None:
+        """What the thread does: returns when the work is done or cannot be, or after `close`."""
+        while self._left_s > 0 and self._wait_until_quiet():
+            if not self._may_begin():
+                continue
+            with self._changed:
+                if self._closed or self._num_answers:
+                    continue
+                lifeline = self._lifeline = Lifeline()
+                self._interrupted = False
+            started_s = time.monotonic()
+            try:
+                with lifeline:
+                    self._work(lifeline)
+                if not self._repeats:
+                    return
+            except IsolatedError as error:
+                if not self._interrupted:
+                    _log.info("what was to be done while idle was not: %s", error)
+                    return
+            finally:
+                self._left_s -= time.monotonic() - started_s
+
+    def _end(self) -> None:
+        if self._lifeline is not None:
+            self._interrupted = True
+            self._lifeline.end()
+        self._changed.notify_all()
+
+    def _wait_until_quiet(self) -> bool:
+        """False once it is closed."""
+        with self._changed:
+            while not self._closed:
+                is_idle = self._has_answered and not self._num_answers
+                changed = self._changed.wait(self._quiet_s if is_idle else None)
+                if is_idle and not changed:
+                    return True
+            return False
+
+
+def is_idle() -> bool:
+    """Whether nobody else uses this machine, as far as it tells, and it does not run on its
+    battery."""
+    busy = busy_share()
+    return not on_battery() and (busy is None or busy <= _MOST_BUSY)
