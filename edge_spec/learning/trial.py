@@ -6,10 +6,8 @@ times of passes here advance; a head's draft tokens take what they take here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Annotated
 
 import numpy as np
@@ -22,6 +20,7 @@ from edge_spec.control.policy import Policy
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.distill.draft_cost import median_s
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
@@ -37,9 +36,6 @@ from edge_spec.placement.replay import (
     replay,
 )
 
-_REPETITIONS = 9
-# More than a processor's caches hold: what a head's weights find there after the target's pass.
-_FLUSHED_VALUES = 1 << 24
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -103,22 +99,18 @@ def replay_texts(
 
 
 def draft_s(head: MedusaNetwork, target: ModelConfig) -> float:
-    """Seconds of a round's drafting, median of several, each after other work has taken the
-    processor's caches as a pass does."""
+    """Seconds of a round's drafting, as `median_s` has it."""
     drafter = MedusaDrafter(head)
     states = np.ones((1, target.hidden_size), np.float32)
     out = Forward(np.zeros((1, target.vocab_size), np.float32), states)
     budget = Budget(head.num_heads, 1 + head.num_heads, branches=False)
-    other = np.zeros(_FLUSHED_VALUES, np.float32)
     drafter.begin([0])
-    times = []
-    for _ in range(_REPETITIONS):
-        other += 1
-        began_s = time.perf_counter()
+
+    def round_() -> None:
         drafter.observe(TokenTree.chain(0), out, Verdict((0,), (), False))
         drafter.propose(0, budget)
-        times.append(time.perf_counter() - began_s)
-    return median(times)
+
+    return median_s(round_)
 
 
 def best_head(without: Replayed, with_heads: Mapping[str, Replayed], margin: float) -> str | None:
