@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.engine.answer_options import AnswerOptions
@@ -16,8 +18,9 @@ MAX_ALTERNATIVES = 20
 
 
 def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
-    """Raises UsageError for what this model cannot be asked, ContextFullError for a prompt that
-    does not fit."""
+    """Raises UsageError for what there is no option for or this model cannot be asked,
+    ContextFullError for a prompt that does not fit."""
+    _check_names(options)
     max_tokens, stop = options.get("max_tokens"), options.get("stop", ())
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
@@ -70,6 +73,15 @@ def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
 def context_length_of(parts: TargetComponents) -> int:
     """Tokens of prompt and answer: the last pass, too, has to fit the context with all its rows."""
     return parts.model.config.context_length - parts.min_rows + 1
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    for name in options.keys() - AnswerOptions.__annotations__.keys():
+        if name in {each.name for each in fields(SamplingParams)}:
+            remedy = f"Give sampling=SamplingParams({name}=...)."
+        else:
+            remedy = f"There are {', '.join(AnswerOptions.__annotations__)}."
+        raise UsageError(f"answers have no option {name}", remedy=remedy)
 
 
 def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) -> None:

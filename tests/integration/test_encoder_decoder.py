@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,17 @@ from typer.testing import CliRunner
 from edge_spec import Engine, load
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.cli.main import app
+from edge_spec.core import sampling
 from edge_spec.core.config import Encoder
 from edge_spec.core.relative_positions import RelativePositions
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnknownArchitectureError, UnsupportedModelError, UsageError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceSession
 from fixtures import families, t5_models
+from fixtures import text_distribution as text
 
 SOURCE = "translating the cat"
 LENGTH = 24  # tokens of an answer
@@ -137,6 +142,39 @@ def test_drafts_read_the_same_source_and_change_no_text(
             assert counts.draft_n > 0
             if own:
                 assert counts.draft_n_accepted > counts.draft_n // 2
+
+
+@pytest.mark.slow
+def test_samples_have_the_distribution_of_the_target(
+    target: Path, tmp_path: Path, cached: None, fixed_policy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts without a seed, for which the draft, a model like the target, samples on its own."""
+    draft = t5_models.write(tmp_path / "alike", layer_norm_epsilon=0.1)
+    monkeypatch.setattr(sampling.secrets, "randbits", random.Random(0).getrandbits)
+    params = SamplingParams(temperature=3.0, top_k=8)
+    with load(str(target), runtime="reference", drafter="none") as plain:
+        source = tuple(plain.encode(SOURCE))
+        session = plain.parts.model.open_session()
+
+        @cache
+        def logits(tokens: tuple[int, ...]) -> np.ndarray:
+            session.rollback(0)
+            session.prefill(tokens[:-1])
+            return session.forward(TokenTree.chain(tokens[-1])).logits[0].copy()
+
+        expected: Counter[tuple[int, ...]] = Counter()
+        for run, mass in text.joint(logits, source, params).items():
+            ends_at = [*run, t5_models.END].index(t5_models.END) + 1
+            expected[run[:ends_at]] += mass
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    with load(str(target), runtime="reference", drafter="draft-model", draft=str(draft)) as drafted:
+        for _ in range(3000):
+            found = drafted.generate(SOURCE, max_tokens=text.LENGTH, sampling=params)
+            counts[tuple(token.id for token in found.tokens)] += 1
+            accepted += found.stats.draft_n_accepted
+    assert accepted > 300  # otherwise nothing was tried
+    assert text.p_value(counts, expected) > text.SMALLEST_P
 
 
 def test_a_prompt_of_tokens_has_to_end_its_source(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,20 @@ def test_a_model_without_a_chat_template_still_generates(
     with pytest.raises(UnsupportedModelError):
         engine.chat("hi")
     assert len(engine.generate("hi", max_tokens=2).tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("temperature", "sampling=SamplingParams(temperature="), ("max_token", "max_tokens, stop,")],
+)
+def test_an_option_that_there_is_not_is_never_left_out_in_silence(
+    name: str, remedy: str, make_engine: Any, remembers_all: Any
+) -> None:
+    engine = make_engine(remembers_all())
+    for ask in (engine.generate, partial(engine.generate, stream=True)):
+        with pytest.raises(UsageError, match=f"no option {name}") as caught:
+            ask("hello", **{name: 1})
+        assert remedy in caught.value.remedy
 
 
 def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any) -> None:
