@@ -21,6 +21,7 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import StorageError, UnsupportedModelError, UsageError
 from edge_spec.exporters.reader import open_checkpoint
@@ -351,9 +352,9 @@ def answers(engine: Engine) -> list[list[int]]:
     """Greedy ones and drawn ones."""
     found = []
     for seed in (None, 1, 2):
-        temperature = 0.0 if seed is None else 1.0
+        sampling = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed)
         for prompt in ("tell me", "what is it"):
-            result = engine.chat(prompt, max_tokens=40, temperature=temperature, seed=seed)
+            result = engine.chat(prompt, max_tokens=40, sampling=sampling)
             found.append([token.id for token in result.tokens])
     return found
 

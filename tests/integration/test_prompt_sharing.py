@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.results import GenerationResult
@@ -80,7 +81,7 @@ def together(
 def test_answers_are_those_of_conversations_alone(
     opened: Open, num_own: int, sampled: bool
 ) -> None:
-    options = {"temperature": 1.0, "seed": 5} if sampled else {}
+    options = {"sampling": SamplingParams(temperature=1.0, seed=5)} if sampled else {}
     prompts = [SYSTEM + tokens(seed, num_own) for seed in range(COUNT)]
     expected = alone(opened, prompts, **options)
     with opened() as engine, ExitStack() as rest:

@@ -12,6 +12,7 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
@@ -189,7 +190,9 @@ def opened(hf: Callable[..., Path]) -> Callable[..., Engine]:
 
 @pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp", "ik"])
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.9, "seed": 5}], ids=["greedy", "sampled"]
+    "sampling",
+    [{}, {"sampling": SamplingParams(temperature=0.9, seed=5)}],
+    ids=["greedy", "sampled"],
 )
 def test_a_text_does_not_depend_on_who_else_is_served(
     opened: Callable[..., Engine], runtime: str, sampling: dict[str, Any]

@@ -17,6 +17,7 @@ from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.control.row_dealing import Wish
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine import pass_requests, shared_passes, speculation
 from edge_spec.engine.engine import Engine
@@ -32,7 +33,7 @@ QUESTIONS = [
     "the cat the cat the cat",
     "xx",
 ]
-SAMPLED = {"temperature": 0.9, "seed": 5}
+SAMPLED = {"sampling": SamplingParams(temperature=0.9, seed=5)}
 Open = Callable[..., Engine]
 
 
