@@ -27,7 +27,7 @@ from edge_spec.models import runtimes
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.locks import single_flight
 
-STORED_VERSION = 2  # raise it where exporters store a matrix in another way
+STORED_VERSION = 3  # raise it where exporters store a matrix in another way
 # Width from which layers have 4 bits. Below it a head's step takes hardly longer with 8, since what
 # it costs is not its bytes; output matrices have 8 bits at every width, as in our bundles.
 WIDE = 2048
