@@ -29,8 +29,8 @@ class Conditions:
         return self._on_battery() or self._too_hot()
 
     def _on_battery(self) -> str | None:
-        """A machine with a battery has to be told to be on mains: it may neither say that it
-        discharges nor have a supply at all."""
+        """A machine with a battery has to say that it is on mains: by a supply that is online, or,
+        where it lists none, by a battery that charges or is full."""
         supplies = list((self.system / "power_supply").glob("*"))
         batteries = [each for each in supplies if _is_battery(each)]
         if not batteries:

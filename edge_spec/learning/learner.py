@@ -95,7 +95,7 @@ def _require_states(placed: PlacedModels, models: OpenModels) -> None:
 @dataclass(frozen=True)
 class LearnerParts:
     """model: its name. assignment: of the process that learns. opens: a head that was learnt.
-    is_free: whether other idle work is done. sits: does what the process does."""
+    is_free: whether other idle work is done. is_idle: whether nobody else uses the machine."""
 
     model: str
     assignment: Callable[[], Assignment]

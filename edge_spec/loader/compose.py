@@ -88,10 +88,7 @@ def compose_engine(
         energy=answer_meter(placed.options.on_processor),
     )
     parts = replace(parts, prompts=_prompts(placed, parts))
-    works: list[IdleWork] = []
-    is_free: Callable[[], bool] = lambda: True  # noqa: E731
-    if measure_when_idle:
-        works, is_free = _idle_work(placed, models, factory.branches, opened)
+    works, is_free = _idle_work(placed, models, factory.branches, opened, measure_when_idle)
     if learning is not None:
         learner = learning(placed, models, factory, is_free)
         opened.callback(learner.close)
@@ -103,12 +100,12 @@ def compose_engine(
 
 
 def _idle_work(
-    placed: PlacedModels, models: OpenModels, branches: bool, opened: ExitStack
+    placed: PlacedModels, models: OpenModels, branches: bool, opened: ExitStack, measures: bool
 ) -> tuple[list[IdleWork], Callable[[], bool]]:
-    """The model's profile, where there is none, then its plan, where there is none; and whether the
-    first, which others would disturb, is done."""
+    """Where it measures, the model's profile, where there is none, then its plan, where there is
+    none; and whether the first, which others would disturb, is done."""
     profiler: IdleProfiler | None = None
-    if not models.is_profiled:
+    if measures and not models.is_profiled:
         profiler = profile_when_idle(models.target, models.key, branches)
         opened.callback(profiler.close)
 
@@ -116,7 +113,7 @@ def _idle_work(
         return profiler is None or profiler.is_done
 
     planner = None
-    if placed.wants_plan:
+    if measures and placed.wants_plan:
         planner = plan_when_idle(placed.source, placed.options, is_free)
     if planner is not None:
         opened.callback(planner.close)

@@ -7,39 +7,25 @@ be resumed) has no use here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edge_spec.core.heads import FLOAT_BITS, HeadMatrix
 from edge_spec.exporters.block_quantize import joined, quantize
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
-from edge_spec.exporters.onnx.nodes import CONTRIB
+from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList
 
 BLOCK = 32  # weights that share a scale
 _ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
 
 
-class HeadGraph:
-    """Nodes are added in the order in which they run."""
+class HeadGraph(NodeList):
+    """Nodes and the weights that they read."""
 
     def __init__(self) -> None:
-        self._nodes: list[NodeProto] = []
+        super().__init__()
         self._weights: list[TensorProto] = []
-
-    def add(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        outputs: str | Sequence[str],
-        domain: str = "",
-        **attributes: Any,
-    ) -> str:
-        """Appends a node and returns the name of its first output."""
-        names = [outputs] if isinstance(outputs, str) else list(outputs)
-        self._nodes.append(helper.make_node(op, list(inputs), names, domain=domain, **attributes))
-        return names[0]
 
     def weight(self, name: str, values: np.ndarray) -> str:
         """Returns the name of what is stored; a second one of a name has to be the same."""
@@ -99,7 +85,7 @@ class HeadGraph:
         self, name: str, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
     ) -> bytes:
         """Returns a ModelProto."""
-        graph = helper.make_graph(self._nodes, name, inputs, outputs, self._weights)
+        graph = helper.make_graph(self.protos, name, inputs, outputs, self._weights)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return bytes(model.SerializeToString())

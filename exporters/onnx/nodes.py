@@ -12,9 +12,10 @@ from edge_spec.exporters.onnx.initializers import Initializers
 CONTRIB = "com.microsoft"
 
 
-class Nodes:
-    def __init__(self, weights: Initializers) -> None:
-        self.weights = weights
+class NodeList:
+    """Nodes in the order in which they run."""
+
+    def __init__(self) -> None:
         self.protos: list[NodeProto] = []
 
     def add(
@@ -30,3 +31,11 @@ class Nodes:
         node = helper.make_node(op, list(inputs), names, names[0], domain=domain, **attributes)
         self.protos.append(node)
         return names[0]
+
+
+class Nodes(NodeList):
+    """Of a graph whose weights are stored elsewhere."""
+
+    def __init__(self, weights: Initializers) -> None:
+        super().__init__()
+        self.weights = weights

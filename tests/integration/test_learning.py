@@ -37,6 +37,7 @@ from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.placement.isolated import IsolatedError, Lifeline
+from fixtures import t5_models
 
 HIDDEN, VOCAB = 64, 265
 PATIENCE_S = 60.0
@@ -536,6 +537,15 @@ def test_a_runtime_without_hidden_states_is_refused(
     with (
         pytest.raises(UnsupportedModelError, match="which reference does not give"),
         learning_engine(target),
+    ):
+        pass
+    assert kept_folders() == []
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UnsupportedModelError, match="has an encoder, and nothing is learnt"),
+        learning_engine(t5_models.write(tmp_path / "t5")),
     ):
         pass
     assert kept_folders() == []
