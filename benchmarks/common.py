@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.machine import describe_machine
@@ -28,6 +30,12 @@ def read_prompts(path: Path, per_category: int | None = None) -> list[dict[str, 
 
 def open_engine(model: str, **options: Any) -> Engine:
     return load_engine(model, LoadOptions(**options), _say)
+
+
+def compose_by(engine: Engine, factory: SpeculationFactory) -> None:
+    """Has `engine.set_drafter` compose what it is given the names of by another factory."""
+    engine.parts = replace(engine.parts, speculation_factory=factory)
+    engine._drafting._parts = engine.parts  # which is no interface: nobody else exchanges a factory
 
 
 def machine() -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import OWN_PROMPTS, open_engine, read_prompts, report
+from common import OWN_PROMPTS, compose_by, open_engine, read_prompts, report
 
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import Stats
@@ -209,7 +209,7 @@ def main() -> None:
             branches=arguments.branches,
             folder=Path(folder),
         )
-        engine.parts = replace(engine.parts, speculation_factory=fixed)
+        compose_by(engine, fixed)
         for category, entries in by_category.items():
             repetitions = measure(engine, cases, entries, arguments)
             summaries[category] = {case: summary(repetitions, case) for case in cases}

@@ -46,7 +46,7 @@ _MAKERS = ("Halden", "Orrin", "Velt", "Sorrel", "Kestrel", "Marlow", "Pell", "Ta
 _THINGS = ("pump", "heater", "lamp", "kettle", "drill", "fan", "scale", "router", "filter", "saw")
 _PARTS = ("housing", "valve", "gasket", "switch", "cable", "bearing", "sensor", "display")
 _COLOURS = ("red", "amber", "green", "blue", "white")
-_ASKED = (
+ASKED = (
     "Summarize the manual of the {name} in a few sentences.",
     "How is the {name} installed? List the steps.",
     "What does it mean when the light of the {name} is {colour}, and what has to be done?",
@@ -96,7 +96,7 @@ def questions(count: int, num_manuals: int, seed: int) -> Iterator[str]:
     known = manuals(num_manuals, seed)
     for _ in range(count):
         manual = known[random.integers(len(known))]
-        asked = _ASKED[random.integers(len(_ASKED))].format(**vars(manual))
+        asked = ASKED[random.integers(len(ASKED))].format(**vars(manual))
         yield f"Answer with the help of the text.\n\n{manual.text}\n\nQuestion: {asked}"
 
 

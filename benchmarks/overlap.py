@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import OWN_PROMPTS, open_engine, read_prompts, report
+from common import OWN_PROMPTS, compose_by, open_engine, read_prompts, report
 from pairs import pair_options
 
 from edge_spec.control.overlap import DraftOverlap
@@ -69,9 +69,7 @@ def open_arms(arguments: argparse.Namespace, threads: int, draft_threads: int) -
         device=arguments.device,
         draft_device=arguments.draft_device,
     )
-    engine.parts = replace(
-        engine.parts, speculation_factory=Arms(**vars(engine.parts.speculation_factory))
-    )
+    compose_by(engine, Arms(**vars(engine.parts.speculation_factory)))
     return engine
 
 

@@ -9,11 +9,12 @@ Instead of BITS, a quantization of the exporter, such as Q4_K_M.
 A GGUF runs on llama.cpp, a bundle on onnxruntime, so FORMAT also names the runtime.
 
 All arms of a pair answer a prompt one after the other on the same two models: `plain`; `chain`,
-`tree` (branches whether or not they are bit-identical here) and `cascade` under the default policy;
-`chain@N` always N draft tokens, whose speedup is also forecast from t(k), the draft's step and the
-acceptance of each draft token. At a temperature, drafts are sampled, or draw the same random
-numbers as the target (`chain+seed`). Prints speedups by category, times of a round, forecasts, and
-how many greedy texts are those of plain decoding.
+`tree` (branches whether or not they are bit-identical here), `cascade`, and `suffix` alone or
+before one of them (`suffix-chain`, `suffix-cascade`) under the default policy; `chain@N` always N
+draft tokens, whose speedup is also forecast from t(k), the draft's step and the acceptance of each
+draft token. At a temperature, drafts are sampled, or draw the same random numbers as the target
+(`chain+seed`). Prints speedups by category, times of a round, forecasts, and how many greedy texts
+are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import OWN_PROMPTS, open_engine, read_prompts, report
+from common import OWN_PROMPTS, compose_by, open_engine, read_prompts, report
 from stretched import make_draft, make_target
 
 from edge_spec.control.cost import RowCosts, forecast_speedup
@@ -41,7 +42,8 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 
 PAIRS = ("4x-onnx:int8/onnx:4", "8x-onnx:int8/onnx:4", "8x-gguf:F16/gguf:4", "8x-gguf:F16/onnx:4")
-ARMS = ("plain", "chain", "tree", "cascade", "chain@4")
+ARMS = ("plain", "chain", "tree", "cascade", "suffix-cascade", "chain@4")
+DRAFTERS = {"chain": "draft-model", "tree": "draft-model"}  # others are called like theirs
 RUNTIMES = {"onnx": "ort", "gguf": "llamacpp"}
 _TIMED = 5  # passes of each width, for forecasts
 
@@ -55,8 +57,8 @@ class Arms(SpeculationFactory):
             return super().choose("none")
         method, _, draft_tokens = arm.partition("@")
         branching = replace(self.batch_invariance, branch_invariant=method == "tree")
-        drafter = "cascade" if method == "cascade" else "draft-model"
-        speculation = SpeculationFactory.choose(replace(self, batch_invariance=branching), drafter)
+        drafters = ",".join(DRAFTERS.get(part, part) for part in method.split("-"))
+        speculation = SpeculationFactory.choose(replace(self, batch_invariance=branching), drafters)
         if draft_tokens:
             fixed = FixedPolicy(int(draft_tokens), min_confidence=0.0, branches=False)
             speculation = replace(speculation, policy=fixed)
@@ -83,9 +85,7 @@ def pair_options(name: str) -> tuple[str, dict[str, Any]]:
 def open_pair(name: str) -> Engine:
     target, options = pair_options(name)
     engine = open_engine(target, **options)
-    engine.parts = replace(
-        engine.parts, speculation_factory=Arms(**vars(engine.parts.speculation_factory))
-    )
+    compose_by(engine, Arms(**vars(engine.parts.speculation_factory)))
     return engine
 
 
@@ -172,19 +172,19 @@ def measure(engine: Engine, arms: Sequence[str], prompts: Any, arguments: Any) -
 
 def show(pair: str, results: dict[str, Any], num_prompts: int) -> None:
     categories = list(next(iter(results.values()))["categories"])
-    print(f"\n{pair}, {num_prompts} prompts\n{'':12s}{'total':>7s}", end="")
+    print(f"\n{pair}, {num_prompts} prompts\n{'':16s}{'total':>7s}", end="")
     print("".join(f"{name[:11]:>12s}" for name in categories), end="")
     print("   tokens  accepted   draft  verify    rest ms  equal")
     for arm, r in results.items():
         cells = "".join(f"{r['categories'][name]:12.2f}" for name in categories)
         print(
-            f"{arm:12s}{r['speedup']:7.2f}{cells}{r['mean_accepted_length']:9.2f}"
+            f"{arm:16s}{r['speedup']:7.2f}{cells}{r['mean_accepted_length']:9.2f}"
             f"{r['acceptance_rate']:10.2f}{r['draft_ms']:8.1f}{r['verify_ms']:8.1f}"
             f"{r['overhead_ms']:8.2f} {r['equal_texts']:8d}"
         )
         if "forecast" in r:
             error = r["forecast"] / r["speedup"] - 1
-            print(f"{'':12s}{r['forecast']:7.2f} forecast, {error:+.1%} of the measurement")
+            print(f"{'':16s}{r['forecast']:7.2f} forecast, {error:+.1%} of the measurement")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
 from edge_spec.core.export import ExportOptions
+from edge_spec.distill.tensor_file import read_tensors, write_tensors
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -63,6 +65,24 @@ def make_draft(bits: int, format: str) -> Path:
     if bits != 4:
         checkpoint = rounded(checkpoint, bits)
     return _export(checkpoint, format, FOUR_BITS[format], f"draft-{bits}bit")
+
+
+def stretch_head(head: Path, out: Path, times: int) -> Path:
+    """Writes an EAGLE-3 head of the demo model for a target that is so many times as deep, and
+    returns `out`: the streams that it reads enter the same blocks there. The embedding, which a
+    bundle keeps in another form, goes with it."""
+    config = json.loads((head / "config.json").read_text(encoding="utf-8"))
+    demo = open_checkpoint(_demo_model())
+    depth = demo.config.num_layers
+    config["eagle_aux_hidden_state_layer_ids"] = [
+        times * layer for layer in (2, depth // 2, depth - 3)
+    ]
+    tensors, _ = read_tensors(head / "model.safetensors")
+    embedding = demo.float32("model.embed_tokens.weight").astype(np.float16)
+    out.mkdir(parents=True)
+    write_tensors(out / "model.safetensors", {**tensors, "embed_tokens.weight": embedding})
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return out
 
 
 def stretched(checkpoint: StoredCheckpoint, times: int, at_end: bool = False) -> StoredCheckpoint:

@@ -15,10 +15,17 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from edge_spec.control.backoff import UNPROVEN_LOSS, WITH_COSTLY, WITH_FREE, Backoff
+from edge_spec.control.backoff import (
+    UNPROVEN_HEAD_LOSS,
+    UNPROVEN_LOSS,
+    WITH_COSTLY,
+    WITH_FREE,
+    Backoff,
+)
 from edge_spec.control.baseline import Baseline
-from edge_spec.control.calibration import Calibration, learn, reach_of
+from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limited
 from edge_spec.control.tree_shape import best_shape
@@ -35,6 +42,16 @@ _DEEPEST = 8  # levels of it
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
+
+
+class _Candidate(NamedTuple):
+    """What one drafter proposes, and the tokens a second that it is expected to commit."""
+
+    name: str
+    tree: TokenTree
+    reach: list[float]
+    plan: RoundPlan
+    rate: float
 
 
 class AdaptivePolicy:
@@ -90,14 +107,15 @@ class AdaptivePolicy:
             limits = self._within_plain_step(limits)
             if limits.num_draft_tokens <= 0:
                 return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
-        best, best_rate, reason = None, 0.0, PlainReason.NO_CANDIDATE
+        best: _Candidate | None = None
+        reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
             backoff = self._backoff(drafter)
             if backoff.resting:
                 backoff.resting -= 1
                 reason = PlainReason.COOLDOWN
                 continue
-            if best is not None and not backoff.rate > best_rate:
+            if best is not None and not backoff.rate > best.rate:
                 continue
             worth = self._worth(backoff.draft_token_s)
             if worth >= 1:
@@ -108,17 +126,20 @@ class AdaptivePolicy:
                 reason = PlainReason.BELOW_BREAK_EVEN
                 continue
             tree = self._ask(drafter, pending, limits, worth)
-            plan = self._plan(drafter, tree, limits)
-            if plan is not None and plan.tree.draft_probs:
+            reach = reach_of(self._calibration_of(drafter.name), tree)
+            found = self._judged(drafter.name, tree, reach, limits)
+            if found is not None and found.plan.tree.draft_probs:
                 # Samples are not dropped for what they are, so not held against another plan.
-                self._chosen = drafter.name
-                return plan
-            rate = self._rate(drafter, plan.tree) if plan is not None else 0.0
-            if rate > best_rate:
-                best, best_rate, self._chosen = plan, rate, drafter.name
+                best = found
+                break
+            if best is not None:
+                told = reach_beside(best.tree, best.reach, tree, reach)
+                best = self._judged(best.name, best.tree, told, limits)
+            best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
-        return best or RoundPlan(TokenTree.chain(pending), reason)
+        self._chosen = best.name if best is not None else None
+        return best.plan if best is not None else RoundPlan(TokenTree.chain(pending), reason)
 
     def wants(self, drafter: Drafter) -> bool:
         backoff = self._backoff(drafter)
@@ -145,7 +166,7 @@ class AdaptivePolicy:
             if self._chosen in (None, name):
                 backoff.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
             else:  # it has cost its time, and another one has drafted
-                backoff.observe(self._plain_s + draft_s, 1, self._plain_s)
+                backoff.unused(draft_s, self._plain_s)
             if backoff.resting:
                 _log.info("%s rests: its rounds were slower than plain steps", name)
         self._asked.clear()  # the next round may be plain without asking this policy
@@ -179,7 +200,20 @@ class AdaptivePolicy:
         token."""
         return (self.costs.slope + draft_token_s) / self._token_s
 
-    def _plan(self, drafter: Drafter, tree: TokenTree, limits: Budget) -> RoundPlan | None:
+    def _judged(
+        self, name: str, tree: TokenTree, reach: list[float], limits: Budget
+    ) -> _Candidate | None:
+        """The best plan with a drafter's tree, where there is one."""
+        plan = self._plan(tree, reach, limits)
+        if plan is None:
+            return None
+        # What all that were asked have taken is spent, whoever drafts.
+        spent_s = sum(seconds for seconds, _ in self._asked.values())
+        expected = sum(plan.values) or sum(reach_of(self._calibration_of(name), plan.tree))
+        seconds = self.costs.at(len(plan.tree)) + self._around_s + spent_s
+        return _Candidate(name, tree, reach, plan, expected / seconds)
+
+    def _plan(self, tree: TokenTree, reach: list[float], limits: Budget) -> RoundPlan | None:
         """As many of the likeliest rows as are worth most together; None where that is none."""
         if len(tree) == 1:
             return None
@@ -187,21 +221,14 @@ class AdaptivePolicy:
             # Whether a sampled row is kept must not depend on what comes after it, which depends
             # on its token: a bound that is the same for all rows is blind to that.
             return cut(tree, limits, self._worth(0.0))
-        reach = reach_of(self._calibration_of(drafter.name), tree)
         if not tree.is_chain:
-            reach[1:] = sorted(reach[1:], reverse=True)
+            reach = [1.0, *sorted(reach[1:], reverse=True)]
         num_rows = self._best_rows(reach[: limits.num_rows])
         if tree.is_chain and not tree.required:  # most rounds
             if num_rows == 1:
                 return None
             return RoundPlan(tree.first_rows(num_rows), None, values=tuple(reach[:num_rows]))
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
-
-    def _rate(self, drafter: Drafter, tree: TokenTree) -> float:
-        """Tokens a second that a round with this tree is expected to commit."""
-        reach = reach_of(self._calibration_of(drafter.name), tree)
-        seconds = self.costs.at(len(tree)) + self._around_s + self._asked[drafter.name][0]
-        return sum(reach) / seconds
 
     def _best_rows(self, reach: Sequence[float]) -> int:
         """Steps in t(k) are real: a fourth row may be cheaper than a third."""
@@ -249,8 +276,10 @@ class AdaptivePolicy:
 
     def _backoff(self, drafter: Drafter) -> Backoff:
         if drafter.name not in self._backoffs:
-            patience = WITH_FREE if drafter.name in self._free else WITH_COSTLY
-            first_loss = UNPROVEN_LOSS if drafter.traits.head else None
+            patience, first_loss = WITH_FREE, None
+            if drafter.name not in self._free:
+                patience = WITH_COSTLY
+                first_loss = UNPROVEN_HEAD_LOSS if drafter.traits.head else UNPROVEN_LOSS
             self._backoffs[drafter.name] = Backoff(
                 self._draft_token_s.get(drafter.name), patience, first_loss
             )

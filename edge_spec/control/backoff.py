@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
@@ -24,8 +25,8 @@ class Patience(NamedTuple):
 WITH_FREE = Patience(8, 5)
 WITH_COSTLY = Patience(16, 50)  # 2 % of the time
 # Plain steps that one whose use nobody has shown may lose at first: twice as many each time that it
-# has broken even.
-UNPROVEN_LOSS = 1.0
+# has broken even, and all that it has won.
+UNPROVEN_LOSS, UNPROVEN_HEAD_LOSS = 2.0, 1.0
 
 
 class Backoff:
@@ -61,8 +62,8 @@ class Backoff:
 
     @property
     def rate(self) -> float:
-        """Tokens a second of its rounds; 0 before the first."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+        """Tokens a second of its rounds. Before the first it may be better than any other."""
+        return self._tokens / self._seconds if self._seconds else math.inf
 
     @property
     def draft_token_s(self) -> float:
@@ -80,11 +81,20 @@ class Backoff:
         return seconds
 
     def observe(self, seconds: float, tokens: int, plain_s: float) -> None:
-        """Sends it to rest once it has lost too much since it last broke even (Page 1954,
-        Continuous Inspection Schemes: the cumulative sum). plain_s: seconds of a plain round."""
-        lost_s = self._lost_s + seconds - tokens * plain_s
+        """Counts a round of its draft tokens. plain_s: seconds of a plain round."""
         self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * seconds
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * tokens
+        self._add(seconds - tokens * plain_s, plain_s)
+
+    def unused(self, seconds: float, plain_s: float) -> None:
+        """Counts a round in which it took this time to draft, and another one's tokens were worth
+        more. That says nothing of what its own rounds bring."""
+        self._add(seconds, plain_s)
+
+    def _add(self, lost_s: float, plain_s: float) -> None:
+        """Sends it to rest once it has lost too much since it last broke even (Page 1954,
+        Continuous Inspection Schemes: the cumulative sum)."""
+        lost_s += self._lost_s
         self._rounds += 1
         if self._rounds == 1:
             self._first_lost_s = max(0.0, lost_s)
@@ -94,7 +104,8 @@ class Backoff:
                 self.rest(plain_s)
         else:
             self._rest = _FIRST_REST
-            self._most_lost = min(2 * self._most_lost, self._patience.most_lost)
+            won = max(self._most_lost, -lost_s / plain_s)
+            self._most_lost = min(self._most_lost + won, self._patience.most_lost)
             self._first_lost_s = self._lost_s = 0.0
 
     def rest(self, plain_s: float) -> None:

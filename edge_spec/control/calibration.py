@@ -75,6 +75,28 @@ def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
     return chances
 
 
+def reach_beside(
+    tree: TokenTree, reach: Sequence[float], other: TokenTree, other_reach: Sequence[float]
+) -> list[float]:
+    """Of each row of a chain that was looked up: the same, now that a model has drafted another
+    one. Where both have a token it is at least as likely as either says; where they part, at most
+    as likely as the model's is wrong: of two continuations one is right. Trees that branch stay
+    as they are."""
+    if not (tree.is_chain and other.is_chain) or tree.draft_probs or other.draft_probs:
+        return list(reach)
+    found, chance = [1.0], 1.0
+    together = True
+    for row in range(1, len(tree)):
+        own = reach[row] / reach[row - 1] if reach[row - 1] else 0.0
+        if together and row < len(other):
+            others = other_reach[row] / other_reach[row - 1] if other_reach[row - 1] else 0.0
+            together = bool(tree.tokens[row] == other.tokens[row])
+            own = max(own, others) if together else min(own, 1 - others)
+        chance *= own
+        found.append(chance)
+    return found
+
+
 def learn(calibration: Calibration, tree: TokenTree, text: Sequence[int]) -> None:
     """Counts the draft tokens that the text after the pending token decides."""
     if tree.draft_probs:

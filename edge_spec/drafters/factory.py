@@ -218,15 +218,14 @@ def installed_traits() -> dict[str, DrafterTraits]:
 
 def auto_drafters(*, drafts: bool, corpora: bool, head: str = "") -> list[str]:
     """The names that "auto" stands for, where there are drafts, corpora and a head of a kind:
-    those that declare it and need nothing else. Where there is a draft, those that draft with it
-    stand in the place of those that look up the text; a head drafts beside these."""
+    those that declare it and need nothing else. A draft model or a head drafts beside those that
+    look up the text: they cost nothing, and where a draft does not pay, they still do."""
     found = {name: each for name, each in installed_traits().items() if each.auto}
     by_text = [name for name, each in found.items() if each.needs_text_alone]
     by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
     by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
     by_head = [name for name, each in found.items() if head and each.head == head]
-    by_model = by_draft if drafts else by_text
-    return [*by_model, *by_head, *(by_corpora if corpora else [])]
+    return [*by_text, *(by_draft if drafts else []), *by_head, *(by_corpora if corpora else [])]
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:

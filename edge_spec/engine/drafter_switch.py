@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
+from edge_spec.core.metrics import DraftRounds, Stats
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.guarded import GuardedDrafter
@@ -197,9 +198,11 @@ class DrafterSwitch:
         """For drafters that are offered later."""
         self._stats |= stats
 
-    def only_paired(self, names: Collection[str]) -> bool:
-        """Whether all of these draft with a second model."""
-        return self._paired.issuperset(names)
+    def paired_rounds(self, stats: Stats) -> DraftRounds:
+        """Returns those in which a second model has drafted; others' tokens share no tree with
+        its."""
+        found = [rounds for name, rounds in stats.drafted_rounds.items() if name in self._paired]
+        return DraftRounds(sum(each.rounds for each in found), sum(each.right for each in found))
 
     def close(self) -> None:
         self.speculation.close()

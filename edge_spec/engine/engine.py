@@ -380,8 +380,8 @@ class Engine:
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         history = self.parts.history
-        if history is not None and self._drafting.only_paired(stats.drafters):
-            history.observe(domain, stats)
+        if history is not None:
+            history.observe(domain, self._drafting.paired_rounds(stats))
             stats.staleness = history.staleness(domain)
 
     def _give_to_learner(self, prompt: Sequence[int]) -> None:

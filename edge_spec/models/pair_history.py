@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from edge_spec.core.metrics import Stats
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.errors import ModelFileError
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
@@ -65,8 +65,16 @@ class _Domain:
 
 @dataclass
 class _File:
-    version: Literal[1]  # raise it when a history means something else
+    version: Literal[2]  # raise it when a history means something else
     domains: dict[str, _Domain]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _forget_others(cls, values: Any) -> Any:
+        """Begins again where easy draft tokens were still the draft's: suffix lookup has them now,
+        so a draft would seem to have got worse."""
+        is_older = isinstance(values, dict) and values.get("version") == 1
+        return {"version": 2, "domains": {}} if is_older else values
 
 
 _FILE = TypeAdapter(_File)
@@ -89,17 +97,16 @@ class PairHistory:
     def __init__(self, path: Path) -> None:
         self._file = KeptFile(path, _FILE)
         self._lock = Lock()
-        kept = self._file.read() or _File(1, {})
+        kept = self._file.read() or _File(2, {})
         self._seen = _FILE.dump_json(kept)  # of the file, when it was last read or written
         self._domains = kept.domains
         self._unsaved: dict[str, _Counts] = {}
 
-    def observe(self, domain: str, stats: Stats) -> None:
-        """Adds a finished generation."""
-        rounds = float(sum(stats.acceptance_histogram.values()))
-        if not rounds:
+    def observe(self, domain: str, drafted: DraftRounds) -> None:
+        """Adds the rounds of a finished generation in which the draft's tokens were verified."""
+        if not drafted.rounds:
             return
-        counts = _Counts(rounds, rounds - stats.acceptance_histogram[0])
+        counts = _Counts(*map(float, drafted))
         with self._lock:
             self._domains.setdefault(domain, _Domain()).add(counts)
             self._unsaved.setdefault(domain, _Counts()).add(counts)
@@ -151,7 +158,7 @@ class PairHistory:
         """These counts; where another process has saved its own meanwhile, those and what is new
         here, which then weighs no more than what is recent."""
         if old is None or _FILE.dump_json(old) == self._seen:
-            return _File(1, self._domains)
+            return _File(2, self._domains)
         for domain, counts in self._unsaved.items():
             share = min(1.0, 2 * _RECENT_ROUNDS / counts.rounds)
             old.domains.setdefault(domain, _Domain()).add(

@@ -37,7 +37,6 @@ _LEAST_CERTAIN = 0.15  # of a first choice: beyond what each of the others then 
 _CERTAIN = 30.0  # logit of the target's choice
 _MOST_DRAFT_TOKENS = 15
 _CONTEXT = 1 << 16  # tokens; a text is never near it
-_CONFIG = smallest_config("virtual", VOCAB, _CONTEXT)
 _CAPABILITIES = Capabilities(max_rows=64, trees=False, rollback=True, hidden_states=False)
 
 
@@ -146,11 +145,11 @@ def decode_pair(
         known = _known(text, seed=i)
         drafters: list[Drafter] = []
         if num_draft_tokens != 0:
-            model = _VirtualModel(known.tokens, known.drafted, clock.draft_pass)
+            model = VirtualModel(known.tokens, known.drafted, clock.draft_pass)
             session, ahead = model.open_session(), meanwhile is not None
             drafters.append(DraftModelDrafter(model, session, VOCAB, anticipates=ahead))
         overlap = VirtualOverlap(drafters, trial, clock, meanwhile) if meanwhile else None
-        target = _VirtualSession(known.tokens, known.written, clock.target_pass)
+        target = VirtualSession(known.tokens, known.written, clock.target_pass)
         decoder = Decoder(target, drafters, policy, anticipation=overlap, clock=clock)
         all_stats.append(_decoded(decoder, known))
     return all_stats
@@ -205,24 +204,25 @@ def _known(text: DraftedText, seed: int) -> _Known:
     return _Known(tokens, written, drafted)
 
 
-class _VirtualModel:
-    """Says at each place of a text what it is told to, and has its passes take their time."""
+class VirtualModel:
+    """Says at each place of a text what it is told to, and has its passes take their time. says:
+    logits before each token of the text, [tokens, vocab]."""
 
     capabilities = _CAPABILITIES
-    config = _CONFIG
 
     def __init__(
         self, text: Sequence[int], says: np.ndarray, passes: Callable[[int], None]
     ) -> None:
+        self.config = smallest_config("virtual", says.shape[1], _CONTEXT)
         self._text, self._says, self._passes = text, says, passes
 
     def open_session(self) -> Session:
-        return _VirtualSession(self._text, self._says, self._passes)
+        return VirtualSession(self._text, self._says, self._passes)
 
     def close(self) -> None: ...
 
 
-class _VirtualSession:
+class VirtualSession:
     """Chains only. Off the text all tokens are as likely as each other."""
 
     def __init__(
@@ -242,7 +242,7 @@ class _VirtualSession:
 
     def forward(self, tree: TokenTree) -> Forward:
         on_text, self._read = self._on_text[-1], []
-        logits = np.zeros((len(tree), VOCAB), np.float32)
+        logits = np.zeros((len(tree), self._says.shape[1]), np.float32)
         for row, token in enumerate(tree.tokens.tolist()):
             on_text = self._follows(on_text, self.length + row, token)
             self._read.append(on_text)

@@ -133,7 +133,7 @@ def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.M
 def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
     draft = Draft(ScriptedModel(random_logits(9), 9), 9)
     for chosen, expected in (
-        ("auto", ["cascade"]),
+        ("auto", ["suffix", "cascade"]),
         ("cascade", ["cascade"]),
         ("draft-model", ["draft-model"]),
         ("suffix, draft-model", ["suffix", "draft-model"]),

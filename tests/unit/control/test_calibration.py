@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.calibration import Calibration, learn, reach_of
+from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
 from edge_spec.core.tree import TokenTree
 
 CONFIDENCE = st.floats(0, 1)
@@ -52,6 +52,31 @@ def test_an_estimate_is_a_probability(
     for outcome in outcomes:
         calibration.observe(*outcome)
     assert all(0 <= calibration.estimate(depth, confidence) <= 1 for depth in (1, 3, 9))
+
+
+def chain(*tokens: int) -> TokenTree:
+    return TokenTree.chain(0, tokens, [0.5] * len(tokens), "test")
+
+
+def test_where_a_model_drafts_the_same_a_token_is_as_likely_as_either_says() -> None:
+    """And what follows after the model's last one is as likely as it was, given those before."""
+    told = reach_beside(chain(1, 2, 3), [1.0, 0.5, 0.4, 0.2], chain(1, 2), [1.0, 0.9, 0.63])
+    assert told == pytest.approx([1.0, 0.9, 0.9 * 0.8, 0.9 * 0.8 * 0.5])
+
+
+def test_where_a_model_drafts_otherwise_at_most_one_of_the_two_is_right() -> None:
+    """After that, the two speak of different texts."""
+    told = reach_beside(chain(1, 2, 3), [1.0, 0.5, 0.4, 0.2], chain(1, 7, 3), [1.0, 0.9, 0.81, 0.8])
+    assert told == pytest.approx([1.0, 0.9, 0.9 * 0.1, 0.9 * 0.1 * 0.5])
+    unlikely = reach_beside(chain(1), [1.0, 0.05], chain(7), [1.0, 0.6])
+    assert unlikely == pytest.approx([1.0, 0.05])  # as it was: less than the model leaves
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_trees_that_branch_and_samples_are_held_against_nothing(sampled: bool) -> None:
+    tree, reach = branching(sampled), [1.0, 0.5, 0.4, 0.2]
+    assert reach_beside(tree, reach, chain(9), [1.0, 0.9]) == reach
+    assert reach_beside(chain(1), [1.0, 0.5], tree, reach) == [1.0, 0.5]
 
 
 def branching(sampled: bool = False) -> TokenTree:

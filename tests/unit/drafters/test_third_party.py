@@ -13,6 +13,7 @@ import pytest
 
 from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.cost import RowCosts
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
@@ -220,7 +221,7 @@ def test_it_is_chosen_by_its_name_and_what_is_missing_is_said(package: ModuleTyp
 def test_auto_takes_what_says_so(package: ModuleType) -> None:
     assert factory.auto_drafters(drafts=False, corpora=False) == ["suffix"]
     assert factory.auto_drafters(drafts=False, corpora=True) == ["suffix", "corpus", "their-notes"]
-    assert factory.auto_drafters(drafts=True, corpora=False) == ["cascade"]
+    assert factory.auto_drafters(drafts=True, corpora=False) == ["suffix", "cascade"]
 
 
 def test_options_are_for_it_too(package: ModuleType) -> None:
@@ -336,8 +337,10 @@ def test_its_draft_tokens_tell_how_good_the_pair_is(
     speculation_factory = replace(engine.parts.speculation_factory, setting=setting)
     engine.parts = replace(engine.parts, speculation_factory=speculation_factory)
     engine._drafting._parts = engine.parts
-    for names, paired in (("their-draft", True), ("theirs,their-draft", False)):
+    for names in ("their-draft", "theirs,their-draft", "theirs"):
         engine.set_drafter(names)
         stats = engine.generate([1, 2], max_tokens=12).stats
-        assert stats.drafters and engine._drafting.only_paired(stats.drafters) == paired
+        rounds = stats.drafted_rounds.get("their-draft", DraftRounds())
+        assert engine._drafting.paired_rounds(stats) == rounds
+        assert stats.drafted_rounds and (rounds.rounds > 0) == (names == "their-draft")
     engine.close()

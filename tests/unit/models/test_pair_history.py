@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from edge_spec.core.metrics import Stats
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory
 from edge_spec.storage.json_store import write_sealed
 
 ANY = TypeAdapter(Any)
 
 
-def answer(right: int, wrong: int) -> Stats:
-    return Stats(acceptance_histogram=Counter({0: wrong, 1: right // 2, 3: right - right // 2}))
+def answer(right: int, wrong: int) -> DraftRounds:
+    return DraftRounds(right + wrong, right)
 
 
 def after(path: Path, before: float, now: float, rounds: int = 400) -> PairHistory:
@@ -64,7 +63,7 @@ def test_few_rounds_say_nothing(tmp_path: Path) -> None:
 def test_a_file_that_knows_no_setup_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "pair.json"
     recent_alone = {"setup": {}, "recent": {"rounds": 200, "right": 1}}
-    write_sealed(path, ANY, {"version": 1, "domains": {"chat": recent_alone}})
+    write_sealed(path, ANY, {"version": 2, "domains": {"chat": recent_alone}})
     assert PairHistory(path).findings() == []
 
 
@@ -92,11 +91,22 @@ def test_a_damaged_file_begins_anew(
     domain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pair.json"
-    write_sealed(path, ANY, {"version": 1, "domains": {"chat": domain}})
+    write_sealed(path, ANY, {"version": 2, "domains": {"chat": domain}})
     history = after(path, 0.8, 0.3)
     assert len(caplog.messages) == 1 and "domains.chat" in caplog.text
     history.save()
     assert PairHistory(path).findings() == history.findings() != []
+
+
+def test_what_was_counted_of_a_draft_alone_is_forgotten_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Version 1 counted what suffix lookup drafts now, so it would make any draft look stale."""
+    path = tmp_path / "pair.json"
+    counts = {"setup": {"rounds": 400, "right": 399}, "recent": {"rounds": 0, "right": 0}}
+    write_sealed(path, ANY, {"version": 1, "domains": {"chat": counts}})
+    history = after(path, 0.7, 0.7)
+    assert (history.findings(), caplog.messages) == ([], [])
 
 
 def test_what_two_processes_count_is_kept(tmp_path: Path) -> None:
@@ -130,7 +140,7 @@ def test_a_place_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 
 def test_plain_answers_are_not_counted(tmp_path: Path) -> None:
     history = PairHistory(tmp_path / "pair.json")
-    history.observe("chat", Stats())
+    history.observe("chat", DraftRounds())
     assert history.findings() == []
 
 
