@@ -14,7 +14,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.families import BY_ARCHITECTURE, SUPPORTED_ARCHITECTURES
+from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import Family
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.families.tensors import (
@@ -173,7 +173,7 @@ def _config(
 
 
 def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{path} is a {reprlib.repr(architecture)} model",
-        remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}.",
-    )
+    remedy = f"Supported architectures: {', '.join(BY_ARCHITECTURE)}."
+    if architecture in BY_MODEL_TYPE:
+        remedy = "Give its Hugging Face directory, which is read."
+    return UnsupportedModelError(f"{path} is a {reprlib.repr(architecture)} model", remedy=remedy)

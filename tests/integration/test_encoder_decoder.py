@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import numpy as np
 import pytest
@@ -276,6 +277,16 @@ def test_what_a_bart_may_not_have_is_named_before_its_tensors_are(
 def test_an_encoder_decoder_of_another_kind_is_refused_in_words(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match=f"'{kind}', which has an encoder"):
         open_checkpoint(t5_models.write(tmp_path / "model", model_type=kind))
+
+
+def test_a_t5_as_gguf_is_refused_in_words(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "t5")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match="'t5' model") as refused:
+        open_checkpoint(tmp_path / "model.gguf")
+    assert "Hugging Face directory" in str(refused.value.remedy)
 
 
 def test_another_activation_is_named(tmp_path: Path) -> None:
