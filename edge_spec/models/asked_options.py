@@ -116,7 +116,8 @@ class AskedDrafting:
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
             "ngram-cache, draft-model, cascade, eagle, medusa, dflash, early-exit, layer-skip.",
             more="Draft tokens of several share a tree. `auto` is `suffix`, `suffix,corpus` where "
-            "there is a corpus, `suffix,cascade` where there is a draft: [drafters.md](drafters.md).",
+            "there is a corpus, `suffix,cascade` where there is a draft: "
+            "[drafters.md](drafters.md).",
         ),
     ] = "auto"
     draft: Annotated[
