@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.metrics import Stats
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.drafters.lookup.corpus_file import build_index, open_index
 from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
@@ -157,9 +157,7 @@ def in_cache(cache: Path) -> dict[str, Operation]:
 
     def write_history(version: int) -> None:
         kept = PairHistory(history)
-        stats = Stats()
-        stats.acceptance_histogram[1] = 1
-        kept.observe(f"domain {version}", stats)
+        kept.observe(f"domain {version}", DraftRounds(rounds=1, right=1))
         kept.save()
 
     def read_history() -> int | None:

@@ -6,7 +6,6 @@ import errno
 import json
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.core.metrics import Stats
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
@@ -332,8 +331,7 @@ def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> No
     profiled(target.path, draft.path, 0.01, 0.002)
     history = PairHistory(history_path(target, draft))
     for right in (0.9, 0.4):  # it has fallen after
-        counts = Counter({0: round((1 - right) * SETUP_ROUNDS), 1: round(right * SETUP_ROUNDS)})
-        history.observe("chat", Stats(acceptance_histogram=counts))
+        history.observe("chat", DraftRounds(SETUP_ROUNDS, round(right * SETUP_ROUNDS)))
     history.save()
     report = examined(target.model, draft.model)
     assert "may no longer belong" in found(report, "speed", "acceptance").found

@@ -54,6 +54,7 @@ def test_bench_reports_joules_a_token(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": 1, "category": "a", "prompt": "one two one two"}))
     asked = ["--prompts", str(prompts), "--runtime", "ort", "--repeat", "2", "--sampled", "0"]
+    asked += ["--lossless", "ties"]  # no plain step is padded, on any processor
     assert run(["bench", model, *asked, "--max-tokens", "8", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["energy"]["source"] == "RAPL (package-0)" and not report["energy"]["unknown"]
@@ -83,7 +84,9 @@ def test_a_plan_that_prefers_energy_begins_with_what_draws_least(
     least_j = min(each["joules_per_token"] for each in (best, *others))
     assert made["prefer"] == "energy" and best["joules_per_token"] <= 1.02 * least_j
     plain = next(each for each in (best, *others) if each["drafter"] == "none")
-    # Beside its pass only a commit, at the power of a pass: a few percent, more on a busy machine.
-    assert A_PASS_J + A_ROW_J <= plain["joules_per_token"] < 1.5 * (A_PASS_J + A_ROW_J)
+    # Where kernels for a single row add in another order, a plain step is padded to two rows.
+    # Beside its pass there is only a commit, at its power: a few percent, more on a busy machine.
+    passes_j = [A_PASS_J + rows * A_ROW_J for rows in (1, 2)]
+    assert any(pass_j <= plain["joules_per_token"] < 1.5 * pass_j for pass_j in passes_j)
     assert run(["doctor", model]) == 0
     assert "preferred for its energy" in capsys.readouterr().out

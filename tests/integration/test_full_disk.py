@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
@@ -22,7 +23,7 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory, Stats
+from edge_spec.models.pair_history import PairHistory
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
@@ -188,17 +189,16 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
 ) -> None:
     store = NgramStore(disk / "cache" / "n.ngrams", "tiny", 300)
     history = PairHistory(disk / "cache" / "pair.json")
-    stats = Stats()
-    stats.acceptance_histogram[1] = 3
+    drafted = DraftRounds(rounds=3, right=3)
     for _ in range(2):
         store.add((1,), 2)
-        history.observe("chat", stats)
+        history.observe("chat", drafted)
         assert store.save()
         history.save()
         before = contents(disk)
         fill(disk)
         store.add((1,), 2)
-        history.observe("chat", stats)
+        history.observe("chat", drafted)
         assert not store.save()
         history.save()
         assert contents(disk) == before

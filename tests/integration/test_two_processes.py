@@ -31,7 +31,7 @@ import numpy as np
 from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.models.options import LoadOptions
-from edge_spec.core.metrics import Stats
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.placement.profile import (
     ContextCosts, Profile, ProfileKey, save_learnt, save_profile
@@ -48,8 +48,7 @@ profile = Profile((ContextCosts(32, {1: 1.0}),), 1.0, 0.0, 0.0, rounds=3, spread
 vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
 described = Description(model="tiny", fingerprint="", computing="", drafts=(), exact=False,
                         noise=0.0, plain_s=(), learnt={}, note=None)
-stats = Stats()
-stats.acceptance_histogram.update({0: 1, 1: 3})
+drafted = DraftRounds(rounds=4, right=3)
 store = NgramStore(folder / "tiny.ngrams", "tiny", 300)
 history = PairHistory(folder / "pair.json")
 told = []
@@ -61,7 +60,7 @@ resolve_model(Source(model, lambda what, fraction: told.append(what)), "ort", Lo
 for time in range(times):
     store.add((1,), 2)
     store.save()
-    history.observe("chat", stats)
+    history.observe("chat", drafted)
     history.save()
     save_profile(key, profile)
     save_learnt(key, {f"{number} {time}": [1.0]})
