@@ -111,6 +111,34 @@ def test_more_experts_than_a_file_has_are_refused_by_their_number(tmp_path: Path
         open_checkpoint(directory)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_dense_layers": 7}, "it has 7 layers without experts"),
+        ({"num_dense_layers": -1}, "it has -1 layers without experts"),
+        ({"intermediate_size": 0}, "without experts have a width of 0"),
+        ({"routed_scaling_factor": 0}, "scales or caps by what is no positive number"),
+        ({"num_experts_per_tok": 7}, "take 7 of 6 experts"),
+        ({"num_experts": 7}, "expert_bias has the shape"),
+        ({"use_expert_bias": False}, "expert_bias"),
+        ({"num_dense_layers": 1}, "layers.1.mlp"),
+        ({"num_dense_layers": 3}, "layers.2.mlp"),
+    ],
+)
+def test_experts_beside_dense_layers_that_do_not_fit_are_refused(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    directory = families.write_hf("lfm2moe", tmp_path / "model", **changes)
+    with pytest.raises((ModelFileError, UnsupportedModelError), match=problem):
+        open_checkpoint(directory)
+
+
+def test_a_file_whose_experts_are_weighed_in_another_way_is_refused(tmp_path: Path) -> None:
+    path = write_gguf("lfm2moe", tmp_path / "model.gguf", gating=1)
+    with pytest.raises(UnsupportedModelError, match="by the function 1, not by a sigmoid"):
+        open_checkpoint(path)
+
+
 def test_packed_experts_without_their_scales_are_damaged(tmp_path: Path) -> None:
     directory = families.write_hf("gpt-oss", tmp_path / "model")
     stored = {
