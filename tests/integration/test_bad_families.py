@@ -16,6 +16,7 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
@@ -163,8 +164,17 @@ def test_an_unknown_family_says_what_it_has_besides(tmp_path: Path) -> None:
     """As minicpm3, which is not minicpm."""
     directory = families.write_hf("granite", tmp_path / "model")
     change(directory, model_type="minicpm3", q_lora_rank=8)
-    with pytest.raises(UnknownArchitectureError, match=r"minicpm3.*latent attention"):
+    with pytest.raises(UnknownArchitectureError, match=r"minicpm3.*latent attention") as refused:
         open_checkpoint(directory)
+    assert refused.value.remedy is not None
+    told = refused.value.remedy.removeprefix("This version reads ").partition(". ")[0]
+    assert {name.partition(" (")[0] for name in told.split(", ")} == set(BY_MODEL_TYPE)
+    assert "granitemoehybrid (without recurrent layers and experts)" in told
+
+
+def test_what_is_told_of_a_model_type_is_told_of_one_that_is_read() -> None:
+    for name, family in BY_MODEL_TYPE.items():
+        assert set(family.limits) <= set(family.model_types), name
 
 
 BROKEN = {
