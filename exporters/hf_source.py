@@ -13,7 +13,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnknownArchitectureError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.families import BY_MODEL_TYPE, SUPPORTED_ARCHITECTURES
+from edge_spec.exporters.families import BY_MODEL_TYPE, told_model_types
 from edge_spec.exporters.families.family import Family
 from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
 from edge_spec.exporters.families.tensors import (
@@ -203,8 +203,8 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
             + (f", which has {lacked}" if lacked else ""),
-            remedy=f"Supported architectures: {', '.join(SUPPORTED_ARCHITECTURES)}. For many "
-            "others: edge-spec export MODEL OUT --format optimum.",
+            remedy=f"This version reads {told_model_types()}. For many others: edge-spec export "
+            "MODEL OUT --format optimum.",
         )
     return family
 

@@ -207,7 +207,7 @@ class ModelConfig:
         layers = len(self.attending) * attention + len(self.convolving) * convolution
         dense = 0 if self.experts is None else self.experts.dense_layers
         layers += (self.num_layers - dense) * mlp * max(self.num_experts, 1)
-        layers += sum(matrices * self.hidden_size * self.inner_size(n) for n in range(dense))
+        layers += matrices * self.hidden_size * dense * self.inner_size(0)
         if self.encoder is not None:
             layers += self.encoder.num_layers * (attention + mlp) + self.num_layers * attention
         return layers + embeddings

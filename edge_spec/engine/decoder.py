@@ -6,14 +6,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from enum import StrEnum
 from threading import Thread
-from typing import NamedTuple
 
 from edge_spec.control.policy import Policy, RoundPlan
-from edge_spec.core.logprobs import Score
-from edge_spec.core.metrics import DraftCounts, NoOverlap, PlainReason, RoundStats
-from edge_spec.core.model import Forward, Session
+from edge_spec.core.metrics import NoOverlap, PlainReason, RoundStats
+from edge_spec.core.model import Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import require_scores, translate_errors
 from edge_spec.core.tree import TokenTree, Verdict
@@ -22,6 +19,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.learning import AnswerRecorder
 from edge_spec.engine.passes import OwnPasses, Passes, Scored
+from edge_spec.engine.token_origin import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError
 
 _NOTHING_DRAFTED = (
@@ -29,22 +27,6 @@ _NOTHING_DRAFTED = (
     PlainReason.BELOW_BREAK_EVEN,
     PlainReason.COOLDOWN,
 )
-
-
-class Origin(StrEnum):
-    """How a token came about."""
-
-    PLAIN = "plain"  # the round had no draft token
-    ACCEPTED = "accepted"  # a draft token that the target confirmed
-    RECOVERED = "recovered"  # the target's own choice after a wrong draft token
-    BONUS = "bonus"  # the target's own choice after all draft tokens were right
-
-
-class DecodedToken(NamedTuple):
-    id: int
-    origin: Origin
-    drafter: str = ""  # whose draft token it was, several joined by "+", where it was accepted
-    score: Score | None = None  # where the sampler scores tokens
 
 
 @dataclass(frozen=True)
@@ -199,7 +181,7 @@ class Decoder:
         verdict = _cut(verify(verified, out, sampler), stop_ids, start.left)
         if replays and len(verified) > 1 and verdict.first_tie is not None:
             verdict = verdict.first_tokens(verdict.first_tie)
-        decoded = _decoded(verified, verdict, out, sampler)
+        decoded = decoded_tokens(verified, verdict, out, sampler)
         self._commit(verdict)
         sampler.observe(verdict.tokens)
         if self.recorder is not None:
@@ -218,7 +200,7 @@ class Decoder:
             draft_s=proposed_s - started_s + ended_s - committed_s,
             forward_s=scored_s - proposed_s,
             total_s=ended_s - started_s,
-            by_drafter=_counts(verified, verdict),
+            by_drafter=draft_counts(verified, verdict),
             tokens=verdict.tokens,
             anticipated=bool(self.anticipation and self.anticipation.was_ready),
             overlapped=bool(self.anticipation and self.anticipation.goes_on),
@@ -273,32 +255,3 @@ def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:
         if token in stop_ids:
             return verdict.first_tokens(i + 1)
     return verdict.first_tokens(left)
-
-
-def _counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
-    counts: dict[str, DraftCounts] = {}
-    for row, names in enumerate(tree.proposed_by[1:], start=1):
-        for name in names.split("+"):
-            drafted, accepted = counts.get(name, (0, 0))
-            counts[name] = DraftCounts(drafted + 1, accepted + (row in verdict.accepted_rows))
-    return counts
-
-
-def _decoded(
-    tree: TokenTree, verdict: Verdict, out: Forward, sampler: Sampler
-) -> list[DecodedToken]:
-    """With where each token comes from, and how likely it was at the row that it follows."""
-    proposed_by = tree.proposed_by or ("",) * len(tree)
-    decoded = []
-    for i, (token, row) in enumerate(zip(verdict.tokens, verdict.kept, strict=True)):
-        score = sampler.score(out.logits[row], token)
-        if i < len(verdict.accepted_rows):
-            drafter = proposed_by[verdict.accepted_rows[i]]
-            decoded.append(DecodedToken(token, Origin.ACCEPTED, drafter, score))
-            continue
-        if len(tree) == 1:
-            origin = Origin.PLAIN
-        else:
-            origin = Origin.BONUS if verdict.exhausted else Origin.RECOVERED
-        decoded.append(DecodedToken(token, origin, score=score))
-    return decoded

@@ -13,10 +13,11 @@ from edge_spec.core.metrics import PlainReason, RoundStats, Stats
 from edge_spec.core.model import Progress, TextCodec
 from edge_spec.core.sampling import Sampler
 from edge_spec.engine.conversation import Conversation
-from edge_spec.engine.decoder import DecodedToken, Decoder, GenerationLimits
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.prompt_sharing import SharedReading
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
+from edge_spec.engine.token_origin import DecodedToken
 from edge_spec.text.tokenizer import StopCutter
 
 LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from edge_spec.core.metrics import Stats
-from edge_spec.engine.decoder import Origin as Origin
+from edge_spec.engine.token_origin import Origin as Origin
 
 
 class FinishReason(StrEnum):

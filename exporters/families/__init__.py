@@ -55,4 +55,11 @@ BY_MODEL_TYPE: Mapping[str, Family] = MappingProxyType(
 BY_ARCHITECTURE: Mapping[str, Family] = MappingProxyType(
     {name: family for family in _FAMILIES for name in family.architectures}
 )
-SUPPORTED_ARCHITECTURES = tuple(dict.fromkeys([*BY_MODEL_TYPE, *BY_ARCHITECTURE]))
+
+
+def told_model_types() -> str:
+    """Returns the model types that are read, with what of them is computed, for a message."""
+    return ", ".join(
+        f"{name} ({family.limits[name]})" if name in family.limits else name
+        for name, family in BY_MODEL_TYPE.items()
+    )

@@ -51,3 +51,5 @@ class Family:
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
     rename: Callable[[str], str] | None = None  # from all names in safetensors to ours
     of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
+    # Of model_types that are computed in part: what of them is.
+    limits: Parts = field(default_factory=dict)

@@ -109,6 +109,7 @@ GEMMA3 = replace(
     GEMMA2,
     model_types=("gemma3_text", "gemma3"),
     architectures=("gemma3",),
+    limits={"gemma3": "text"},
     of_config=partial(_of_config, _THIRD),
     of_metadata=partial(_of_metadata, _THIRD),
     defaults=MappingProxyType(_DEFAULTS | _DEFAULTS_OF_THIRD),

@@ -28,6 +28,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
 MINISTRAL = Family(
     model_types=("ministral3", "mistral3"),
     architectures=("mistral3",),
+    limits={"mistral3": "text"},
     of_config=_of_config,
     of_metadata=_of_metadata,
     is_permuted=True,

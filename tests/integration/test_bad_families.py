@@ -16,6 +16,7 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
@@ -111,6 +112,34 @@ def test_more_experts_than_a_file_has_are_refused_by_their_number(tmp_path: Path
         open_checkpoint(directory)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_dense_layers": 7}, "it has 7 layers without experts"),
+        ({"num_dense_layers": -1}, "it has -1 layers without experts"),
+        ({"intermediate_size": 0}, "without experts have a width of 0"),
+        ({"routed_scaling_factor": 0}, "scales or caps by what is no positive number"),
+        ({"num_experts_per_tok": 7}, "take 7 of 6 experts"),
+        ({"num_experts": 7}, "expert_bias has the shape"),
+        ({"use_expert_bias": False}, "expert_bias"),
+        ({"num_dense_layers": 1}, "layers.1.mlp"),
+        ({"num_dense_layers": 3}, "layers.2.mlp"),
+    ],
+)
+def test_experts_beside_dense_layers_that_do_not_fit_are_refused(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    directory = families.write_hf("lfm2moe", tmp_path / "model", **changes)
+    with pytest.raises((ModelFileError, UnsupportedModelError), match=problem):
+        open_checkpoint(directory)
+
+
+def test_a_file_whose_experts_are_weighed_in_another_way_is_refused(tmp_path: Path) -> None:
+    path = write_gguf("lfm2moe", tmp_path / "model.gguf", gating=1)
+    with pytest.raises(UnsupportedModelError, match="by the function 1, not by a sigmoid"):
+        open_checkpoint(path)
+
+
 def test_packed_experts_without_their_scales_are_damaged(tmp_path: Path) -> None:
     directory = families.write_hf("gpt-oss", tmp_path / "model")
     stored = {
@@ -135,8 +164,17 @@ def test_an_unknown_family_says_what_it_has_besides(tmp_path: Path) -> None:
     """As minicpm3, which is not minicpm."""
     directory = families.write_hf("granite", tmp_path / "model")
     change(directory, model_type="minicpm3", q_lora_rank=8)
-    with pytest.raises(UnknownArchitectureError, match=r"minicpm3.*latent attention"):
+    with pytest.raises(UnknownArchitectureError, match=r"minicpm3.*latent attention") as refused:
         open_checkpoint(directory)
+    assert refused.value.remedy is not None
+    told = refused.value.remedy.removeprefix("This version reads ").partition(". ")[0]
+    assert {name.partition(" (")[0] for name in told.split(", ")} == set(BY_MODEL_TYPE)
+    assert "granitemoehybrid (without recurrent layers and experts)" in told
+
+
+def test_what_is_told_of_a_model_type_is_told_of_one_that_is_read() -> None:
+    for name, family in BY_MODEL_TYPE.items():
+        assert set(family.limits) <= set(family.model_types), name
 
 
 BROKEN = {

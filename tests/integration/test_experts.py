@@ -16,14 +16,19 @@ from edge_spec.exporters.reader import open_checkpoint
 from fixtures import families
 
 
-@pytest.fixture(scope="module", params=["int4", "int8", "fp32"])
+@pytest.fixture(
+    scope="module",
+    params=[(name, bits) for name in ("qwen3moe", "lfm2moe") for bits in ("int4", "int8", "fp32")],
+    ids=lambda param: "-".join(param),
+)
 def experts(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> onnxruntime.InferenceSession:
     """The experts of one layer by themselves: [1, rows, hidden] -> the same."""
     directory: Path = tmp_path_factory.mktemp("experts")
-    checkpoint = open_checkpoint(families.write_hf("qwen3moe", directory / "model"))
-    options = ExportOptions(quantization=request.param, check=False)
+    name, bits = request.param
+    checkpoint = open_checkpoint(families.write_hf(name, directory / "model"))
+    options = ExportOptions(quantization=bits, check=False)
     OnnxExporter().export(checkpoint, directory / "out", options, lambda *_: None)
     model = onnx.load(str(directory / "out" / "model.onnx"))
     graph, prefix = model.graph, "model.layers.2."

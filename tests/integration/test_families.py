@@ -113,6 +113,18 @@ def test_conversations_share_passes(name: str, model: Opened) -> None:
     check_sharing(shared, 5 * float32_tolerance(shared.config, CONTEXT, magnitude))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bart", "marian", "t5", "t5-gated"])
+def test_what_transformers_scored_is_what_it_scores(name: str) -> None:
+    """In whichever version is installed: what others are compared with is kept."""
+    for library in ("torch", "transformers"):
+        pytest.importorskip(library)
+    *_, found = families.computed(name)
+    expected = families.load(name).logits
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    print(f"{name} transformers: {np.abs(found - expected).max():.1e}")
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_token_by_token_scores_as_transformers_scores_it(

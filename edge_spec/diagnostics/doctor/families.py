@@ -106,6 +106,13 @@ TABLE = (
         f"{FAMILIES}, test_llamacpp_hybrids.py",
     ),
     Shows(
+        "LFM2 with experts",
+        ("lfm2_moe",),
+        ("lfm2moe",),
+        _own("3.4e-6", "3.2e-6", "2.4e-6, chains"),
+        f"{FAMILIES}, test_llamacpp_hybrids.py",
+    ),
+    Shows(
         "Qwen 3.5, dense",
         (),
         ("qwen35",),

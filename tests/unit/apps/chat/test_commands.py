@@ -28,8 +28,8 @@ from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
 from edge_spec.core.metrics import DraftCounts, Stats
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.engine.decoder import Origin
 from edge_spec.engine.results import GenerationResult, Token
+from edge_spec.engine.token_origin import Origin
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
 from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
 
