@@ -34,6 +34,6 @@ def _layer(model: Arithmetic, x: np.ndarray, prefix: str) -> np.ndarray:
         weight = model.weight("encoder.relative_bias.weight")
         bias = relative.bias(weight, positions, positions, both_ways=True)
     seen = np.ones((len(x), len(x)), bool)
-    mixed = mix(heads, seen, model.divisor, None, bias=bias)
+    mixed = mix(heads, seen, model.divisor(model.config.head_dim), None, bias=bias)
     x = x + model.linear(side_by_side(mixed), prefix + "self_attn.o_proj")
     return model.with_mlp(x, prefix)
