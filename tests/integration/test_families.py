@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.export import ExportOptions
+from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.model import Model, RuntimeOptions, SelfDrafting
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.core.tree import TokenTree
