@@ -37,6 +37,7 @@ _GROUPS = (
     ("per_layer_input_gate",),
     ("per_layer_projection",),
 )
+_OF_ALL_LAYERS = "model.per_layer_model_projection.weight"  # made before the first one, in 8 bits
 # Parameters times tokens: a stream of so many passes the model in about ten seconds on two cores.
 _MAX_WORK = 4e11
 _MIN_TOKENS, _MAX_TOKENS = 128, 2048
@@ -66,7 +67,7 @@ class FittedLayers:
 
     def take(self, names: Sequence[str]) -> BlockQuantized:
         """The matrices of one group, above each other; each group is asked for once, in order."""
-        bits = self._bits if self._group(names[0]) else 8  # of what all layers take
+        bits = 8 if names[0] == _OF_ALL_LAYERS else self._bits
         kept = self._kept(names, bits, self._block_size)
         if kept is not None:
             return kept

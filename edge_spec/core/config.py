@@ -175,8 +175,22 @@ class ModelConfig:
     @property
     def cached_elements(self) -> int:
         """Counts the elements that the layers keep of a token."""
-        keys_and_values = 2 * sum(self.heads(layer).kv_size for layer in self.caching)
-        return keys_and_values + len(self.convolving) * self.hidden_size
+        return 2 * self.cached_keys + len(self.convolving) * self.hidden_size
+
+    @property
+    def cached_keys(self) -> int:
+        """Counts the elements of the keys of a token, in all layers."""
+        return sum(self.heads(layer).kv_size for layer in self.caching)
+
+    @property
+    def unlike_layers(self) -> str | None:
+        """Returns in words what some layers have for themselves beside windows and rotations, which
+        not every runtime is given."""
+        if self.kv_sources:
+            return "layers with the keys and values of others"
+        if self.layer_embeddings is not None:
+            return "embeddings of its layers"
+        return "layers with heads of several sizes" if len(self.cache_blocks) > 1 else None
 
     @property
     def query_size(self) -> int:

@@ -38,7 +38,8 @@ class OpenVinoModel:
             )
         config = bundle.config
         parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
-        for what, found in parts.items():
+        unlike = config.unlike_layers
+        for what, found in {**parts, unlike: unlike}.items():
             if found:
                 raise UnsupportedModelError(
                     f"{bundle.path} has {what}, which openvino is not given",

@@ -116,7 +116,8 @@ def _require_known_to_devices(source: Bundle, runtime: str) -> None:
     """Raises UsageError for what no other device than the CPU is given."""
     config = source.config
     parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
-    for what, found in parts.items():
+    unlike = config.unlike_layers
+    for what, found in {**parts, unlike: unlike}.items():
         if found:
             raise UsageError(
                 f"{source.path} has {what}, which {runtime} computes on the CPU alone",
