@@ -196,7 +196,7 @@ def _self_attention_shapes(
     if config.qk_norm:
         for part, size in zip("qk", config.qk_norm_sizes(layer), strict=True):
             shapes[f"{prefix}{part}_norm.weight"] = (size,)
-    lacked = ("v_proj",) if config.kind(layer).keys_as_values else ()
+    lacked: tuple[str, ...] = ("v_proj",) if config.kind(layer).keys_as_values else ()
     if config.kv_source(layer) != layer:
         lacked = OF_KEYS_AND_VALUES
     return {

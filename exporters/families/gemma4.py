@@ -28,7 +28,7 @@ _ROPES = MappingProxyType(
 class _Heads(NamedTuple):
     """Of keys and values."""
 
-    count: int
+    number: int
     size: int
 
 
@@ -62,7 +62,7 @@ def _stated_heads(values: Mapping[str, Any], layer: int, of_type: str, base: _He
         count = values["num_global_key_value_heads"] if values["attention_k_eq_v"] else None
         own = {"head_dim": values["global_head_dim"], "num_key_value_heads": count}
     count, size = own.get("num_key_value_heads"), own.get("head_dim")
-    return _Heads(int(count or base.count), int(size or base.size))
+    return _Heads(int(count or base.number), int(size or base.size))
 
 
 def _of_metadata(stated: StatedMetadata) -> Fields:
@@ -95,7 +95,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
         **_common(hidden, stated.get("embedding_length_per_layer_input", int) or 0),
         **_of_layers(kinds, num_own, stated.intermediate_sizes()),
         "head_dim": base.size,
-        "num_kv_heads": base.count,
+        "num_kv_heads": base.number,
         "rope_theta": full.theta,
         "rope_scaling": None,
         "logit_softcap": stated.get("final_logit_softcapping", float),
@@ -109,7 +109,7 @@ def _kind(
         rope,
         window,
         head_dim=None if heads.size == base.size else heads.size,
-        num_kv_heads=None if heads.count == base.count else heads.count,
+        num_kv_heads=None if heads.number == base.number else heads.number,
         keys_as_values=has_keys_alone and window is None,
     )
 

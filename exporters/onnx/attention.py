@@ -66,10 +66,10 @@ class Attention:
         """x: [1, rows, hidden] -> the same, what the last matrix makes of the heads."""
         config, nodes = self._config, self._nodes
         prefix = f"model.layers.{layer}.self_attn."
-        parts = self._parts(layer)
-        names = [f"{prefix}{part}_proj.weight" for part in parts]
+        own = self._parts(layer)
+        names = [f"{prefix}{part}_proj.weight" for part in own]
         packed = self._weights.linear(
-            x, names, attention_biases(config, prefix, parts)
+            x, names, attention_biases(config, prefix, own)
         )  # q, k and v side by side
         if config.qk_norm and self._is_stacked:
             parts = self._normed_heads(packed, layer, prefix)

@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_spec.core.model import require_state
 from edge_spec.core.preceding import NOTHING, preceding
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, Positions
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Positions
+from edge_spec.runtimes.reference.operations import Heads
 
 _GROWTH_TOKENS = 256
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, mix, side_by_side
+from edge_spec.runtimes.reference.arithmetic import Arithmetic
+from edge_spec.runtimes.reference.operations import Heads, mix, side_by_side
 
 
 def encoded(model: Arithmetic, source: np.ndarray) -> np.ndarray:

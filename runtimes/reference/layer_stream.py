@@ -12,7 +12,8 @@ import numpy as np
 
 from edge_spec.core.export import Observe
 from edge_spec.core.model import TensorRows, require_room
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, Positions
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Positions
+from edge_spec.runtimes.reference.operations import Heads
 
 _SERIAL_PRODUCT = 1 << 18  # multiplications, up to which OpenBLAS computes with one thread
 _HEAD_ROWS = 8192  # of the vocabulary at a time: 128 MB at a hidden size of 4096

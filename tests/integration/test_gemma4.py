@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -9,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -23,13 +26,16 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.gguf.trial import TEXTS
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
-from fixtures import families
+from fixtures import families, trained_tokenizers
 from fixtures import tiny_models as tiny
 from fixtures.family_gguf import write_gguf
 from fixtures.side_by_side import scores_of
@@ -226,6 +232,43 @@ def test_blocks_of_two_shapes_grow_with_their_text(
     tree = TokenTree(np.array(TEXT[20:24]), np.array([-1, 0, 0, 1]), np.ones(4))
     found, expected = session.forward(tree).logits, whole.forward(tree).logits
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_vocabulary_is_read_as_llama_cpp_reads_it(
+    seed: int | None, llama_ids: Callable[[Path, str], list[int]], tmp_path: Path
+) -> None:
+    expected = trained_tokenizers.characters()
+    if seed is not None:
+        expected = trained_tokenizers.permuted(expected, seed)
+    described = json.loads(expected.to_str())
+    vocabulary = expected.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    path = tmp_path / "vocabulary.gguf"
+    writer = gguf.GGUFWriter(path, "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(tokens)
+    kinds = {token: 3 for token in trained_tokenizers.SPECIAL}
+    kinds |= {token: 6 for token in tokens if re.fullmatch("<0x[0-9A-F]{2}>", token)}
+    writer.add_token_types([kinds.get(token, 1) for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in described["model"]["merges"]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    own = tokenizer_from_gguf(GgufFile(path).metadata, path)
+    texts = [
+        *TEXTS,
+        "\n\n\n a  b\n",
+        "<|end|> x\n\n<|user|>",
+        "",
+        " ",
+        "\ufffd\x00 \U0001f9ff",
+        "\n" * 9,
+    ]
+    for text in texts:
+        ids = own.encode(text).ids
+        assert ids == expected.encode(text, add_special_tokens=False).ids == llama_ids(path, text)
+        assert own.decode(ids, skip_special_tokens=False) == text
 
 
 FEATURES = {"gemma4": "layers with the keys and values of others", "gemma4-dense": "several sizes"}
