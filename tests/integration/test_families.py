@@ -138,7 +138,7 @@ def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: O
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide"])
+@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide", "gemma4"])
 def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     name: str, model: Opened
 ) -> None:
@@ -149,7 +149,7 @@ def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     assert check_sharing(opened, bound) <= bound
 
 
-@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2"])
+@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2", "gemma4"])
 def test_a_part_of_a_model_drafts_with_its_windows_and_positions(name: str, model: Opened) -> None:
     """With nothing left out, it is the whole model."""
     target = model(name, "ort").open_session()

@@ -35,6 +35,7 @@ from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.testing import check_features
 from fixtures import families, trained_tokenizers
 from fixtures import tiny_models as tiny
 from fixtures.family_gguf import write_gguf
@@ -232,6 +233,46 @@ def test_blocks_of_two_shapes_grow_with_their_text(
     tree = TokenTree(np.array(TEXT[20:24]), np.array([-1, 0, 0, 1]), np.ones(4))
     found, expected = session.forward(tree).logits, whole.forward(tree).logits
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_are_the_streams_that_the_reference_computes(
+    name: str,
+    checkpoint: Callable[[str], StoredCheckpoint],
+    bundle: Callable[[str], Bundle],
+) -> None:
+    """With what a layer adds of its own embedding, and its scale."""
+    exact = reference(checkpoint(name))
+    model = OrtRuntime().open(bundle(name), RuntimeOptions(threads=1))
+    found, expected = (check_features(each, (1, 3, 6), 1e-4) for each in (model, exact))
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    model.close()
+
+
+def test_a_conversion_that_was_interrupted_goes_on_to_the_same_files(
+    checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table of embeddings and the matrix beside it are made before the first layer."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    options = ExportOptions("int8", check=False)
+    told: list[str] = []
+
+    def interrupt(what: str, done: float) -> None:
+        told.append(what)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        OnnxExporter().export(checkpoint("gemma4"), tmp_path / "first", options, interrupt)
+    assert not (tmp_path / "first").exists()
+    again: list[str] = []
+    for out in ("first", "second"):
+        OnnxExporter().export(
+            checkpoint("gemma4"), tmp_path / out, options, lambda what, done: again.append(what)
+        )
+    assert any("were kept" in what for what in again)
+    for path in (tmp_path / "second").glob("*.onnx*"):
+        assert (tmp_path / "first" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 @pytest.mark.parametrize("seed", [None, 1])
