@@ -33,7 +33,6 @@ from edge_spec.core.metrics import Stats
 _MANUALS, _NEW = 48, 6  # of them, about which nothing is learnt
 _SEED = 7
 _HELD_OUT = 12  # questions about manuals that others are learnt of, and as many about new ones
-ARMS = ("none", "suffix", "eagle", "auto")
 
 
 def write_questions(folder: Path) -> None:
@@ -67,32 +66,40 @@ def _prompt(manual: Manual, asked: int) -> str:
 def rates(arguments: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as opened:
         target, head = "smollm2", arguments.head
+        is_eagle = "medusa_num_heads" not in (head / "config.json").read_text()
+        arms = ("none", "suffix", "eagle" if is_eagle else "medusa", "auto")
         if arguments.times > 1:
             target = str(make_target(arguments.times, "onnx", arguments.quantization))
-            folder = Path(opened.enter_context(TemporaryDirectory()))
-            head = stretch_head(arguments.head, folder / "head", arguments.times)
+            if is_eagle:  # a Medusa head reads the final state, which is the same
+                folder = Path(opened.enter_context(TemporaryDirectory()))
+                head = stretch_head(head, folder / "head", arguments.times)
         engine = opened.enter_context(edge_spec.load(target, draft=str(head), runtime="ort"))
         # Conversations of their own: features and policies of one arm go on from text to text.
-        engines = {arm: opened.enter_context(engine.fork()) for arm in ARMS}
+        engines = {arm: opened.enter_context(engine.fork()) for arm in arms}
         for arm, each in engines.items():
             each.set_drafter(arm)
-        stats: dict[str, dict[str, list[Stats]]] = {arm: defaultdict(list) for arm in ARMS}
+        stats: dict[str, dict[str, list[Stats]]] = {arm: defaultdict(list) for arm in arms}
         differing = 0
         for index, entry in enumerate(read_prompts(arguments.prompts)[: arguments.count]):
             texts = {}
-            for arm in ARMS[index % len(ARMS) :] + ARMS[: index % len(ARMS)]:
+            for arm in arms[index % len(arms) :] + arms[: index % len(arms)]:
                 result = engines[arm].chat(entry["prompt"], max_tokens=arguments.tokens)
                 stats[arm][entry["category"]].append(result.stats)
                 texts[arm] = [token.id for token in result.tokens]
-            differing += sum(texts[arm] != texts["none"] for arm in ARMS)
+            differing += sum(texts[arm] != texts["none"] for arm in arms)
             print(".", end="", flush=True)
-    found = {arm: _summary(stats[arm], stats["none"]) for arm in ARMS}
+    found = {arm: _summary(stats[arm], stats["none"]) for arm in arms}
     return {"arms": found, "differing": differing}
 
 
 def _summary(of_arm: dict[str, list[Stats]], plain: dict[str, list[Stats]]) -> dict[str, Any]:
     everything = [each for stats in of_arm.values() for each in stats]
-    heads = [each.drafters["eagle"] for each in everything if "eagle" in each.drafters]
+    heads = [
+        each.drafters[name]
+        for each in everything
+        for name in ("eagle", "medusa")
+        if name in each.drafters
+    ]
     return {
         "speedup": {name: _rate(stats) / _rate(plain[name]) for name, stats in of_arm.items()},
         "all": _rate(everything) / _rate([each for stats in plain.values() for each in stats]),

@@ -18,6 +18,7 @@ from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
 SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
+LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
 # Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone, of the
 # stream itself, which goes on as the sublayer reads it.
 NORM_PLACES = ("before", "around", "after", "stream")
@@ -31,6 +32,19 @@ class Experts:
     biases: bool = False  # of the router and of all matrices
     # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
     clamp: float | None = None
+    # The weights are sigmoids of the router's scores, to which a bias of each expert is added where
+    # experts are chosen, and only there (DeepSeek-AI 2024); else a softmax of them.
+    sigmoid: bool = False
+    choice_bias: bool = False
+    scale: float = 1.0  # what the weights are multiplied with
+    dense_layers: int = 0  # the first ones, each with one MLP in the place of experts,
+    dense_size: int = 0  # of this size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Leaves out from `sigmoid` on what says nothing, as it was before there was that."""
+        kept = ("normalized", "biases", "clamp")
+        values, usual = asdict(self), asdict(Experts())
+        return {name: each for name, each in values.items() if name in kept or each != usual[name]}
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,8 @@ class ModelConfig:
             del values[name]
         if self.layer_kinds:
             values["layer_kinds"] = tuple(kind.to_dict() for kind in self.layer_kinds)
+        if self.experts is not None:
+            values["experts"] = self.experts.to_dict()
         for rope in (values, *values.get("layer_kinds", ())):
             _forget_magnitude(rope)
         return values
@@ -204,9 +220,11 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Counts the parameters of its matrices, all experts included; norms and biases are few."""
         hidden, matrices = self.hidden_size, 3 if self.gated_mlp else 2
-        inner = matrices * hidden * max(self.num_experts, 1)
+        inner = matrices * hidden
         layers = len(self.convolving) * 4 * hidden * hidden
-        layers += sum(inner * self.inner_size(layer) for layer in range(self.num_layers))
+        for layer in range(self.num_layers):
+            copies = max(self.num_experts, 1) if self.mixes(layer) else 1
+            layers += inner * self.inner_size(layer) * copies
         layers += sum(hidden * self._attention_rows(layer) for layer in self.attending)
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
         if self.layer_embeddings is not None:
@@ -229,6 +247,17 @@ class ModelConfig:
         """Returns the kinds that layers are of: one at least."""
         return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
 
+    def mixes(self, layer: int) -> bool:
+        """Returns whether a layer has experts in the place of one MLP."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
+    def inner_size(self, layer: int) -> int:
+        """Returns the width of a layer's MLP, or of each of its experts."""
+        if self.intermediate_sizes:
+            return self.intermediate_sizes[layer]
+        is_dense = self.experts is not None and layer < self.experts.dense_layers
+        return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
+
     def kind(self, layer: int) -> LayerKind:
         return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]
 
@@ -247,10 +276,6 @@ class ModelConfig:
     def kv_source(self, layer: int) -> int:
         """Returns the layer whose keys and values a layer attends to."""
         return self.kv_sources[layer] if self.kv_sources else layer
-
-    def inner_size(self, layer: int) -> int:
-        """Returns how many elements the MLP of a layer has between its matrices."""
-        return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
 
     def rotation(self, kind: LayerKind) -> Rotation | None:
         """Returns how the heads of such layers are rotated; None: they are not."""

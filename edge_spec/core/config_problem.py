@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_spec.core.config import ACTIVATIONS, NORM_PLACES, ModelConfig
+from edge_spec.core.config import ACTIVATIONS, NORM_PLACES, Experts, ModelConfig
 from edge_spec.core.layer_kind import LayerKind, Rotation
 
 _LARGEST_SCALE = 1e9
@@ -23,9 +23,13 @@ def config_problem(config: ModelConfig) -> str | None:
         return f"it has the activation {config.activation!r} and norms {config.norm_places!r}"
     if config.experts and not 1 <= config.experts_used <= config.num_experts:
         return f"its tokens take {config.experts_used} of {config.num_experts} experts"
+    if config.experts and not 0 <= config.experts.dense_layers <= config.num_layers:
+        return f"it has {config.experts.dense_layers} layers without experts"
+    if config.experts and config.experts.dense_layers and not config.experts.dense_size >= 1:
+        return f"its layers without experts have a width of {config.experts.dense_size}"
     if not 2 <= config.rotated <= config.head_dim or config.rotated % 2:
         return f"it rotates {config.rotated} of the {config.head_dim} elements of a head"
-    problems = (kind.problem(config.heads_of(kind)) for kind in config.kinds)
+    problems = (kind.problem(config.heads_of(kind), config.rotation(kind)) for kind in config.kinds)
     if (problem := next(filter(None, problems), None) or _encoder_problem(config)) is not None:
         return problem
     indices = config.kind_of_layer
@@ -82,8 +86,11 @@ def _encoder_problem(config: ModelConfig) -> str | None:
 
 
 def _optional(config: ModelConfig) -> Iterator[float]:
-    clamp = None if config.experts is None else config.experts.clamp
-    values = [config.attention_scale, config.attention_softcap, config.logit_softcap, clamp]
+    experts = Experts() if config.experts is None else config.experts
+    values = [
+        *(config.attention_scale, config.attention_softcap, config.logit_softcap),
+        *(experts.clamp, experts.scale),
+    ]
     if (own := config.layer_embeddings) is not None:
         values += [own.scale, own.projected_scale, own.sum_scale]
     return (value for value in values if value is not None)

@@ -67,8 +67,8 @@ class LayerKind:
                 del values[field.name]
         return values
 
-    def problem(self, sizes: HeadSizes) -> str | None:
-        """Returns why no model has such layers, with heads of these sizes."""
+    def problem(self, sizes: HeadSizes, rotation: Rotation | None) -> str | None:
+        """Returns why no model has such layers, with heads of these sizes, rotated so."""
         if self.window is not None and not 1 <= self.window <= _LONGEST_WINDOW:
             return "it has a window that no model has"
         taken = self.convolution
@@ -83,6 +83,8 @@ class LayerKind:
                 f"{sizes.num_heads} attention heads of {sizes.head_dim} do not share "
                 f"{sizes.num_kv_heads} of keys and values"
             )
+        if rotation is not None and rotation.size > sizes.head_dim:
+            return f"it rotates {rotation.size} of the {sizes.head_dim} elements of a head"
         return None
 
 
