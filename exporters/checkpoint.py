@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.config_problem import config_problem
+from edge_spec.core.layer_kind import HeadSizes
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.families.tensors import OF_KEYS_AND_VALUES
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
@@ -120,7 +123,7 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
         )
     if not 0 < config.norm_epsilon < 1:
         return f"its norm epsilon is {config.norm_epsilon}"
-    return config.problem()
+    return config_problem(config)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -142,21 +145,24 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes[attention + "post_norm.weight"] = (hidden,)
             shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
         shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
+        shapes |= _own_shapes(config, prefix)
         kernel = config.kind(layer).convolution
         if kernel is not None:
             shapes |= _convolution_shapes(config, prefix + "conv.", kernel)
             continue
-        shapes |= _attention_shapes(config, attention)
+        shapes |= _self_attention_shapes(config, attention, layer)
         if config.attention_sinks:
             shapes[attention + "sinks"] = (config.num_heads,)
         if config.encoder is not None:
             cross = prefix + "cross_attn."
             shapes[cross + "input_norm.weight"] = (hidden,)
-            shapes |= _attention_shapes(config, cross)
-        if config.qk_norm:
-            for part, size in zip("qk", config.qk_norm_sizes, strict=True):
-                shapes[f"{attention}{part}_norm.weight"] = (size,)
+            shapes |= _attention_shapes(config, cross, config.heads(layer))
     shapes |= _encoder_shapes(config)
+    if config.layer_embeddings is not None:
+        all_layers = config.num_layers * config.layer_embeddings.size
+        shapes["model.embed_tokens_per_layer.weight"] = (config.vocab_size, all_layers)
+        shapes["model.per_layer_model_projection.weight"] = (all_layers, hidden)
+        shapes["model.per_layer_projection_norm.weight"] = (config.layer_embeddings.size,)
     if config.logit_bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
     if not config.embedding_norm:
@@ -170,13 +176,46 @@ def _with_biases_of_norms(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple
     return shapes | {name.removesuffix("weight") + "bias": norms[name] for name in norms}
 
 
-def _attention_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+def _own_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """What a layer has beside its attention and its MLP."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.layer_embeddings is not None:
+        hidden, size = config.hidden_size, config.layer_embeddings.size
+        shapes[prefix + "per_layer_input_gate.weight"] = (size, hidden)
+        shapes[prefix + "per_layer_projection.weight"] = (hidden, size)
+        shapes[prefix + "post_per_layer_input_norm.weight"] = (hidden,)
+    if config.layer_scale:
+        shapes[prefix + "layer_scalar"] = (1,)
+    return shapes
+
+
+def _self_attention_shapes(
+    config: ModelConfig, prefix: str, layer: int
+) -> dict[str, tuple[int, ...]]:
+    """With its norms, and without what it takes of another layer, or of its keys."""
+    shapes = _attention_shapes(config, prefix, config.heads(layer))
+    if config.qk_norm:
+        for part, size in zip("qk", config.qk_norm_sizes(layer), strict=True):
+            shapes[f"{prefix}{part}_norm.weight"] = (size,)
+    lacked: tuple[str, ...] = ("v_proj",) if config.kind(layer).keys_as_values else ()
+    if config.kv_source(layer) != layer:
+        lacked = OF_KEYS_AND_VALUES
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name.removeprefix(prefix).partition(".")[0] not in lacked
+    }
+
+
+def _attention_shapes(
+    config: ModelConfig, prefix: str, heads: HeadSizes
+) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
-    sizes = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
+    sizes = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}{part}.weight": (size, hidden) for part, size in sizes.items()
     }
-    shapes[prefix + "o_proj.weight"] = (hidden, config.query_size)
+    shapes[prefix + "o_proj.weight"] = (hidden, heads.query_size)
     if config.qkv_bias:
         shapes |= {f"{prefix}{part}.bias": (size,) for part, size in sizes.items()}
     if config.output_bias:
@@ -213,7 +252,7 @@ def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         prefix = f"encoder.layers.{layer}."
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes |= _attention_shapes(config, prefix + "self_attn.")
+        shapes |= _attention_shapes(config, prefix + "self_attn.", config.heads(0))
         shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
     return shapes
 

@@ -34,7 +34,10 @@ _GROUPS = (
     ("conv.out_proj",),
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
+    ("per_layer_input_gate",),
+    ("per_layer_projection",),
 )
+_OF_ALL_LAYERS = "model.per_layer_model_projection.weight"  # made before the first one, in 8 bits
 # Parameters times tokens: a stream of so many passes the model in about ten seconds on two cores.
 _MAX_WORK = 4e11
 _MIN_TOKENS, _MAX_TOKENS = 128, 2048
@@ -64,11 +67,12 @@ class FittedLayers:
 
     def take(self, names: Sequence[str]) -> BlockQuantized:
         """The matrices of one group, above each other; each group is asked for once, in order."""
-        kept = self._kept(names, self._bits, self._block_size)
+        bits = 8 if names[0] == _OF_ALL_LAYERS else self._bits
+        kept = self._kept(names, bits, self._block_size)
         if kept is not None:
             return kept
-        if self._bits == 8 or self._is_carried(names) or not self._texts:
-            return quantize_stored(self._stored(names), self._bits, self._block_size)
+        if bits == 8 or self._is_carried(names) or not self._texts:
+            return quantize_stored(self._stored(names), bits, self._block_size)
         while names[0] not in self._made:
             self._advance()
         return self._made.pop(names[0])
@@ -77,7 +81,7 @@ class FittedLayers:
         return self._checkpoint.names()
 
     def float32(self, name: str) -> np.ndarray:
-        group = _group(name)
+        group = self._group(name)
         if not group or self._is_carried(group):
             return self._checkpoint.float32(name)
         found = self._mapped.get(group[0]) or self._made.get(group[0])
@@ -135,18 +139,19 @@ class FittedLayers:
             self._stored(group), self._bits, self._block_size, importance(inputs), correction
         )
 
+    def _group(self, name: str) -> list[str]:
+        """The matrices of the one's group that a model has; none for what is no matrix of a
+        layer."""
+        for group in _GROUPS:
+            for suffix in group:
+                if name.endswith(f".{suffix}.weight"):
+                    prefix = name.removesuffix(f"{suffix}.weight")
+                    names = (f"{prefix}{each}.weight" for each in group)
+                    return [each for each in names if each in self._checkpoint.tensors]
+        return []
+
     def _is_carried(self, names: Sequence[str]) -> bool:
         return is_carried(self._stored(names), self._bits, self._block_size)
 
     def _stored(self, names: Sequence[str]) -> list[StoredTensor]:
         return [self._checkpoint.tensors[name] for name in names]
-
-
-def _group(name: str) -> list[str]:
-    """The matrices of the one's group; none for what is no matrix of a layer."""
-    for group in _GROUPS:
-        for suffix in group:
-            if name.endswith(f".{suffix}.weight"):
-                prefix = name.removesuffix(f"{suffix}.weight")
-                return [f"{prefix}{each}.weight" for each in group]
-    return []

@@ -23,6 +23,7 @@ from edge_spec.exporters.families.tensors import (
     each_expert,
     hf_name,
     in_halves,
+    without_unread,
 )
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
@@ -65,7 +66,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
     stated = StatedMetadata(metadata, architecture, stored)
     config = _config(stated, family, stored)
-    tensors = each_expert(config, apart(config, stored))
+    tensors = each_expert(config, apart(config, without_unread(config, stored)))
     if family.is_permuted:
         tensors |= {
             name: in_halves(tensor, config.head_dim)
@@ -156,7 +157,7 @@ def _config(
         "architecture": stated.architecture,
         "num_layers": stated.num_layers,
         "hidden_size": stated.require("embedding_length", int),
-        "intermediate_size": stated.require("feed_forward_length", int),
+        "intermediate_size": next(iter(stated.intermediate_sizes()), 0),
         "num_heads": stated.num_heads,
         "num_kv_heads": stated.num_kv_heads,
         "head_dim": stated.head_dim(),

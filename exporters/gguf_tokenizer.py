@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -115,11 +115,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """
     vocabulary = _read(metadata, path)
     kind = str(vocabulary.get("model"))
-    if kind not in ("gpt2", "llama"):
-        raise vocabulary.unsupported(f"its model is {kind!r}; gpt2 and llama are supported")
+    made = _BY_MODEL.get(kind)
+    if made is None:
+        raise vocabulary.unsupported(f"its model is {kind!r}; supported: {', '.join(_BY_MODEL)}")
     if "phi3" in str(metadata.get(_NAME, "")).lower().replace("-", ""):
         raise vocabulary.unsupported("llama.cpp strips spaces after the special tokens of Phi-3")
-    tokenizer = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
+    tokenizer = made(vocabulary)
     added = [
         AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
         for token, kind in zip(vocabulary.ids, vocabulary.kinds, strict=True)
@@ -172,9 +173,30 @@ def _listed_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     return list(pairs)
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+def _require_bytes(vocabulary: _Vocabulary) -> None:
     if any(f"<0x{byte:02X}>" not in vocabulary.ids for byte in range(256)):
         raise vocabulary.damaged("it lacks tokens for the bytes <0x00> to <0xFF>")
+
+
+def _characters(vocabulary: _Vocabulary) -> Tokenizer:
+    """Merges characters by listed pairs, in lines; spaces are characters of their own (Gemma 4)."""
+    _require_bytes(vocabulary)
+    merges = _listed_merges(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    for token, token_id in vocabulary.ids.items():
+        # llama.cpp takes these whole, whatever pairs they are merged from.
+        if not token.strip("\n") and tokenizer.encode(token).ids != [token_id]:
+            raise vocabulary.unsupported(f"no pairs join to its token {token!r}")
+    return tokenizer
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    _require_bytes(vocabulary)
     merges = _scored_merges(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, byte_fallback=True))
     normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
@@ -231,3 +253,8 @@ def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: _Vocabulary) 
         for token in joined.get(right, set()) - {left + right}:
             if len(set(left + token)) > 1:  # a run of one character is in order
                 raise vocabulary.unsupported(f"{left + right!r} and {token!r} have equal scores")
+
+
+_BY_MODEL: Mapping[str, Callable[[_Vocabulary], Tokenizer]] = MappingProxyType(
+    {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _characters}
+)

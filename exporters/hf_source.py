@@ -21,6 +21,7 @@ from edge_spec.exporters.families.tensors import (
     biases_and_norms,
     named_as_ours,
     whole_norms,
+    without_unread,
 )
 from edge_spec.exporters.mtp_layers import without_mtp
 from edge_spec.exporters.safetensors_reader import read_safetensors
@@ -48,6 +49,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     config = _config(stated, family, stored)
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
+    stored = without_unread(config, stored)
     tensors = apart(config, stored) | whole_norms(family, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)

@@ -20,10 +20,20 @@ def first_layers(checkpoint: StoredCheckpoint, num_layers: int) -> StoredCheckpo
             f"{checkpoint.path} has {config.num_layers} layers, {num_layers} are asked for",
             remedy=f"Choose {least} to {config.num_layers}.",
         )
+    if config.layer_embeddings is not None:
+        raise UsageError(
+            f"{checkpoint.path} has embeddings of its layers, which stand in one table",
+            remedy="Convert all of its layers.",
+        )
     prefixes = tuple(f"model.layers.{layer}." for layer in range(num_layers, config.num_layers))
     tensors = {
         name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(prefixes)
     }
-    kinds = config.kind_of_layer[:num_layers]
-    shorter = replace(config, num_layers=num_layers, kind_of_layer=kinds)
+    shorter = replace(
+        config,
+        num_layers=num_layers,
+        kind_of_layer=config.kind_of_layer[:num_layers],
+        kv_sources=config.kv_sources[:num_layers],
+        intermediate_sizes=config.intermediate_sizes[:num_layers],
+    )
     return replace(checkpoint, config=shorter, tensors=tensors)

@@ -6,12 +6,13 @@ or writes one reads this, and never asks for a family's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from edge_spec.core.layer_kind import HeadSizes, LayerEmbeddings, LayerKind, Rotation
 from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.core.rope import Rope, RopeScaling
 
@@ -21,21 +22,6 @@ LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
 # Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone, of the
 # stream itself, which goes on as the sublayer reads it.
 NORM_PLACES = ("before", "around", "after", "stream")
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What the attention of some layers has for itself, or what these have in its place."""
-
-    rope: Rope | None  # None: nothing is rotated (NoPE)
-    window: int | None = None  # the last positions that a row sees, itself one; None: all
-    # Rows that a short convolution takes in, itself one (Liquid AI 2025, LFM2); None: attention.
-    convolution: int | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LayerKind:
-        rope = values["rope"]
-        return cls(**{**values, "rope": rope and Rope.from_dict(rope)})
 
 
 @dataclass(frozen=True)
@@ -133,6 +119,12 @@ class ModelConfig:
     logit_bias: bool = False  # is added to the scores
     position_table: bool = False  # of an encoder-decoder: a row a position, added to embeddings
     embedding_norm: bool = True  # of a stream that is normed itself: before its first sublayer
+    value_norm: bool = False  # values are normed, without a weight
+    layer_scale: bool = False  # each layer multiplies the stream that it leaves with a number
+    # Of each layer, whose keys and values it attends to; (): each to its own.
+    kv_sources: tuple[int, ...] = ()
+    intermediate_sizes: tuple[int, ...] = ()  # of each layer's MLP; (): all as intermediate_size
+    layer_embeddings: LayerEmbeddings | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -142,10 +134,10 @@ class ModelConfig:
         nested = {
             "rope_scaling": scaling and RopeScaling.from_dict(scaling),
             "layer_kinds": tuple(LayerKind.from_dict(kind) for kind in kinds),
-            "kind_of_layer": tuple(values.get("kind_of_layer", ())),
+            **{name: tuple(values.get(name, ())) for name in _OF_EACH_LAYER},
             "experts": Experts(**values["experts"]) if values.get("experts") else None,
         }
-        for name, kind in (("relative_positions", RelativePositions), ("encoder", Encoder)):
+        for name, kind in _NESTED.items():
             nested[name] = kind(**values[name]) if values.get(name) else None
         return cls(**{**values, **nested})
 
@@ -153,13 +145,12 @@ class ModelConfig:
         values = asdict(self)
         for name in _ADDED.keys() - self.features().keys():
             del values[name]
+        if self.layer_kinds:
+            values["layer_kinds"] = tuple(kind.to_dict() for kind in self.layer_kinds)
         if self.experts is not None:
             values["experts"] = self.experts.to_dict()
         for rope in (values, *values.get("layer_kinds", ())):
             _forget_magnitude(rope)
-        for kind in values.get("layer_kinds", ()):
-            if kind["convolution"] is None:  # as it was before there was one
-                del kind["convolution"]
         return values
 
     def features(self) -> dict[str, Any]:
@@ -169,8 +160,23 @@ class ModelConfig:
 
     @property
     def attending(self) -> tuple[int, ...]:
-        """Returns the layers that attend: they cache keys and values."""
+        """Returns the layers that attend."""
         return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is None)
+
+    @property
+    def caching(self) -> tuple[int, ...]:
+        """Returns the layers that cache keys and values: those that attend to their own."""
+        return tuple(n for n in self.attending if self.kv_source(n) == n)
+
+    @property
+    def cache_blocks(self) -> dict[str, tuple[int, ...]]:
+        """Returns the layers that cache keys and values of one shape, by the names that such a
+        block has in a session's state."""
+        blocks: dict[tuple[int, ...], list[int]] = {}
+        for layer in self.caching:
+            blocks.setdefault(self.heads(layer)[1:], []).append(layer)
+        names = (f"kv.{number}" if number else "kv" for number in range(len(blocks)))
+        return {name: tuple(layers) for name, layers in zip(names, blocks.values(), strict=True)}
 
     @property
     def convolving(self) -> tuple[int, ...]:
@@ -185,8 +191,22 @@ class ModelConfig:
     @property
     def cached_elements(self) -> int:
         """Counts the elements that the layers keep of a token."""
-        keys_and_values = 2 * len(self.attending) * self.kv_size
-        return keys_and_values + len(self.convolving) * self.hidden_size
+        return 2 * self.cached_keys + len(self.convolving) * self.hidden_size
+
+    @property
+    def cached_keys(self) -> int:
+        """Counts the elements of the keys of a token, in all layers."""
+        return sum(self.heads(layer).kv_size for layer in self.caching)
+
+    @property
+    def unlike_layers(self) -> str | None:
+        """Returns in words what some layers have for themselves beside windows and rotations, which
+        not every runtime is given."""
+        if self.kv_sources:
+            return "layers with the keys and values of others"
+        if self.layer_embeddings is not None:
+            return "embeddings of its layers"
+        return "layers with heads of several sizes" if len(self.cache_blocks) > 1 else None
 
     @property
     def query_size(self) -> int:
@@ -199,18 +219,28 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """Counts the parameters of its matrices, all experts included; norms and biases are few."""
-        attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
-        convolution = 4 * self.hidden_size * self.hidden_size
-        matrices = 3 if self.gated_mlp else 2
-        mlp = matrices * self.hidden_size * self.intermediate_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        layers = len(self.attending) * attention + len(self.convolving) * convolution
-        dense = 0 if self.experts is None else self.experts.dense_layers
-        layers += (self.num_layers - dense) * mlp * max(self.num_experts, 1)
-        layers += matrices * self.hidden_size * dense * self.inner_size(0)
+        hidden, matrices = self.hidden_size, 3 if self.gated_mlp else 2
+        inner = matrices * hidden
+        layers = len(self.convolving) * 4 * hidden * hidden
+        for layer in range(self.num_layers):
+            copies = max(self.num_experts, 1) if self.mixes(layer) else 1
+            layers += inner * self.inner_size(layer) * copies
+        layers += sum(hidden * self._attention_rows(layer) for layer in self.attending)
+        embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
+        if self.layer_embeddings is not None:
+            all_layers = self.num_layers * self.layer_embeddings.size
+            embeddings += all_layers * (self.vocab_size + 3 * hidden)
         if self.encoder is not None:
+            attention = 2 * hidden * (self.query_size + self.kv_size)
+            mlp = inner * self.intermediate_size
             layers += self.encoder.num_layers * (attention + mlp) + self.num_layers * attention
         return layers + embeddings
+
+    def _attention_rows(self, layer: int) -> int:
+        """Counts the rows of the matrices of a layer's attention, and the columns of the last."""
+        sizes, kind = self.heads(layer), self.kind(layer)
+        own = 0 if self.kv_source(layer) != layer else 1 if kind.keys_as_values else 2
+        return 2 * sizes.query_size + own * sizes.kv_size
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -223,16 +253,42 @@ class ModelConfig:
 
     def inner_size(self, layer: int) -> int:
         """Returns the width of a layer's MLP, or of each of its experts."""
+        if self.intermediate_sizes:
+            return self.intermediate_sizes[layer]
         is_dense = self.experts is not None and layer < self.experts.dense_layers
         return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
 
     def kind(self, layer: int) -> LayerKind:
         return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]
 
+    def heads(self, layer: int) -> HeadSizes:
+        """Returns the sizes of a layer's heads."""
+        return self.heads_of(self.kind(layer))
+
+    def heads_of(self, kind: LayerKind) -> HeadSizes:
+        kv_heads, head_dim = kind.num_kv_heads, kind.head_dim
+        return HeadSizes(
+            self.num_heads,
+            self.num_kv_heads if kv_heads is None else kv_heads,
+            self.head_dim if head_dim is None else head_dim,
+        )
+
+    def kv_source(self, layer: int) -> int:
+        """Returns the layer whose keys and values a layer attends to."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def rotation(self, kind: LayerKind) -> Rotation | None:
+        """Returns how the heads of such layers are rotated; None: they are not."""
+        if kind.rope is None:
+            return None
+        head_dim = self.heads_of(kind).head_dim
+        return Rotation(kind.rope, head_dim if self.rotary_dim is None else self.rotary_dim)
+
     @property
-    def ropes(self) -> tuple[Rope, ...]:
+    def rotations(self) -> tuple[Rotation, ...]:
         """Returns the different ones of its layers, in the order of their kinds."""
-        return tuple(dict.fromkeys(kind.rope for kind in self.kinds if kind.rope is not None))
+        found = map(self.rotation, self.kinds)
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -244,82 +300,15 @@ class ModelConfig:
         """Returns how many elements of a head are rotated."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
-    @property
-    def qk_norm_sizes(self) -> tuple[int, int]:
-        """Returns how many elements the norms of queries and of keys take."""
-        whole = (self.query_size, self.kv_size)
-        return whole if self.qk_norm_whole else (self.head_dim, self.head_dim)
+    def qk_norm_sizes(self, layer: int) -> tuple[int, int]:
+        """Returns how many elements the norms of a layer's queries and keys take."""
+        heads = self.heads(layer)
+        whole = (heads.query_size, heads.kv_size)
+        return whole if self.qk_norm_whole else (heads.head_dim, heads.head_dim)
 
     def rope_frequencies(self) -> np.ndarray:
         """[rotated / 2] float64; radians a position for each rotated pair, of `rope_theta`."""
         return Rope(self.rope_theta, self.rope_scaling).frequencies(self.rotated)
-
-    def rope_tables(self, rope: Rope, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin, each [num_positions, rotated / 2] float32."""
-        return rope.tables(num_positions, self.rotated)
-
-    def problem(self) -> str | None:
-        """Returns why no model can have these features."""
-        scales = [self.embedding_scale, self.residual_scale, self.logit_scale, *self._optional()]
-        if not all(0 < scale <= _LARGEST_SCALE for scale in scales):
-            return "it scales or caps by what is no positive number"
-        if self.activation not in ACTIVATIONS or self.norm_places not in NORM_PLACES:
-            return f"it has the activation {self.activation!r} and norms {self.norm_places!r}"
-        if self.experts and not 1 <= self.experts_used <= self.num_experts:
-            return f"its tokens take {self.experts_used} of {self.num_experts} experts"
-        if self.experts and not 0 <= self.experts.dense_layers <= self.num_layers:
-            return f"it has {self.experts.dense_layers} layers without experts"
-        if self.experts and self.experts.dense_layers and not self.experts.dense_size >= 1:
-            return f"its layers without experts have a width of {self.experts.dense_size}"
-        if not 2 <= self.rotated <= self.head_dim or self.rotated % 2:
-            return f"it rotates {self.rotated} of the {self.head_dim} elements of a head"
-        if not all(1 <= window <= _LONGEST_WINDOW for window in self.windows):
-            return "it has a window that no model has"
-        taken = [kind.convolution for kind in self.kinds if kind.convolution is not None]
-        if not all(2 <= count <= _LONGEST_CONVOLUTION for count in taken):
-            return f"its convolutions take in {taken[0]} rows"
-        if (problem := self._encoder_problem()) is not None:
-            return problem
-        indices = self.kind_of_layer
-        if indices and (len(indices) != self.num_layers or not _are_below(indices, self.kinds)):
-            return "its layers are of kinds that it does not have"
-        if not self.attending:
-            return "none of its layers attends to the text"
-        return next(filter(None, map(self._rope_problem, self.ropes)), None)
-
-    def _encoder_problem(self) -> str | None:
-        relative, encoder = self.relative_positions, self.encoder
-        if relative is not None:
-            sizes = (relative.num_buckets, relative.max_distance)
-            if not (4 <= sizes[0] < 2 * sizes[1] and sizes[1] <= _LARGEST_DISTANCE):
-                return f"it has {sizes[0]} buckets for distances of up to {sizes[1]} tokens"
-        if encoder is None:
-            return None
-        if not 1 <= encoder.num_layers <= _MOST_LAYERS:
-            return f"its encoder has {encoder.num_layers} layers"
-        unknown = [each for each in encoder.beginning if not 0 <= each < self.vocab_size]
-        if unknown:
-            return f"its answers begin with the token {unknown[0]}"
-        return None
-
-    def _optional(self) -> Iterator[float]:
-        experts = Experts() if self.experts is None else self.experts
-        values = (
-            *(self.attention_scale, self.attention_softcap, self.logit_softcap),
-            *(experts.clamp, experts.scale),
-        )
-        return (value for value in values if value is not None)
-
-    def _rope_problem(self, rope: Rope) -> str | None:
-        scaling = rope.scaling
-        factors = scaling.factors if scaling else ()
-        if factors and len(factors) != self.rotated // 2:
-            return f"it scales {len(factors)} rotary frequencies, expected {self.rotated // 2}"
-        divisors = [rope.theta, *factors]
-        divisors += [scaling.factor, scaling.magnitude] if scaling else []
-        if not all(0 < divisor <= _LARGEST_DIVISOR for divisor in divisors):
-            return "its rotary frequencies are not positive numbers"
-        return None
 
 
 _NAMES = [field.name for field in fields(ModelConfig)]
@@ -327,16 +316,12 @@ _NAMES = [field.name for field in fields(ModelConfig)]
 _ADDED: Mapping[str, Any] = {
     field.name: field.default for field in fields(ModelConfig)[_NAMES.index("layer_kinds") :]
 }
-_LARGEST_SCALE = 1e9
-_LARGEST_DIVISOR = 2.0**128  # of a frequency; some files have 1e30 for one that is not rotated
-_LONGEST_WINDOW = 1 << 24
-_LONGEST_CONVOLUTION = 64
-_LARGEST_DISTANCE = 1 << 16
-_MOST_LAYERS = 10_000
-
-
-def _are_below(indices: tuple[int, ...], kinds: tuple[LayerKind, ...]) -> bool:
-    return min(indices) >= 0 and max(indices) < len(kinds)
+_OF_EACH_LAYER = ("kind_of_layer", "kv_sources", "intermediate_sizes")
+_NESTED: Mapping[str, Any] = {
+    "relative_positions": RelativePositions,
+    "encoder": Encoder,
+    "layer_embeddings": LayerEmbeddings,
+}
 
 
 def _forget_magnitude(values: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.config_problem import config_problem
 from edge_spec.errors import BundleError
 from edge_spec.models.compiled import CompiledFor
 from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
@@ -184,7 +185,7 @@ def _problem(manifest: Manifest) -> str | None:
         numbers += [scaling.original_context_length, *scaling.factors]
     if not all(abs(number) <= _MAX_NUMBER for number in numbers):
         return "it has a number that no model has"
-    if config.features() and (problem := config.problem()):
+    if config.features() and (problem := config_problem(config)):
         return problem
     blocks = _BLOCK.findall(manifest.quantization)
     if not all(len(block) < 9 and 1 <= int(block) <= _MAX_BLOCK for block in blocks):

@@ -32,7 +32,7 @@ class ProgramBuilder:
         self.config = config
         self.shape = shape
         self.hidden = hidden
-        self.cos, self.sin = config.rope_tables(config.ropes[0], shape.context_length)
+        self.cos, self.sin = config.rotations[0].tables(shape.context_length)
 
     def build(self, on_function: Callable[[float], None]) -> Program:
         """A program that is saved as it is: no pass of coremltools changes it."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from edge_spec.exporters.families import (
     bart,
     gemma,
+    gemma4,
     gpt_oss,
     granite,
     hunyuan,
@@ -29,6 +30,7 @@ _FAMILIES = (
     llama.PLAIN,
     gemma.GEMMA2,
     gemma.GEMMA3,
+    gemma4.GEMMA4,
     granite.GRANITE,
     granite.GRANITE4,
     smollm3.SMOLLM3,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from edge_spec.core.config import LayerKind
+from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types
@@ -27,7 +27,7 @@ class _Generation:
 
 _SECOND = _Generation(2, 46, False, attention_softcap=50.0, logit_softcap=30.0)
 _THIRD = _Generation(6, 62, True)
-_PARTS = {
+NORMS = {
     "post_attention_layernorm": "self_attn.post_norm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp.post_norm",
@@ -101,7 +101,7 @@ GEMMA2 = Family(
     defaults=MappingProxyType(
         {**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     ),
-    parts=MappingProxyType(_PARTS),
+    parts=MappingProxyType(NORMS),
     gguf_parts=GGUF_POST_NORMS,
     norm_offset=1.0,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from edge_spec.core.config import LayerKind
+from edge_spec.core.layer_kind import LayerKind
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
 MAX_LAYERS = 10_000
@@ -29,6 +29,18 @@ def last_of(period: int, num_layers: int) -> list[str]:
     """Returns SLIDING but for the last of every `period` layers, which see all of the text."""
     layers = range(min(num_layers, MAX_LAYERS))
     return [FULL if period and (layer + 1) % period == 0 else SLIDING for layer in layers]
+
+
+def kv_sources(kinds: Sequence[LayerKind], num_own: int) -> tuple[int, ...]:
+    """Returns whose keys and values each layer attends to, where only the first ones have their
+    own: those of the last of these that is of its kind. Raises ValueError where there is none."""
+    if not 0 < num_own <= len(kinds):
+        raise ValueError(f"{num_own} of {len(kinds)} layers have keys and values")
+    last = {kind: layer for layer, kind in enumerate(kinds[:num_own])}
+    if not last.keys() >= set(kinds):
+        raise ValueError("a layer attends to the keys and values of none before it")
+    sources = tuple(last[kind] for kind in kinds[num_own:])
+    return (*range(num_own), *sources) if sources else ()
 
 
 def of_types(kinds: Mapping[str, LayerKind], types: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from edge_spec.core.config import LayerKind, ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, of_types

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from edge_spec.core.config import LayerKind
+from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_spec.core.config import LayerKind
+from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig

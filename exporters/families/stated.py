@@ -46,13 +46,19 @@ _LACKED = MappingProxyType(
 )
 _LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
 _ORIGINAL = "original_max_position_embeddings"
+_UNTURNED = 1e30  # what GGUF divides the frequency by of a pair that is not turned
+_OF_PICTURES = "vision"  # a kind of attention to later tokens that texts do not have
 _LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
 
 
 def lacked_feature(values: Mapping[str, Any], computed: Sequence[str] = ()) -> str | None:
     """Returns what config.json names that is not computed here, in words; None: nothing known.
     computed: what the model's family computes beside the others."""
-    stated = (feature for key, feature in _LACKED.items() if values.get(key))
+    stated = (
+        feature
+        for key, feature in _LACKED.items()
+        if values.get(key) and values[key] != _OF_PICTURES
+    )
     named = (feature for feature in stated if feature not in computed)
     types = values.get("layer_types")
     types = types if isinstance(types, list) else []
@@ -139,9 +145,16 @@ class StatedConfig:
             "convert_hf_to_gguf.py and give --runtime llamacpp.",
         )
 
-    def rope(self, layer_type: str = "", key: str = "rope_theta", scaled: bool = True) -> Rope:
+    def rope(
+        self,
+        layer_type: str = "",
+        key: str = "rope_theta",
+        scaled: bool = True,
+        head_dim: int | None = None,
+    ) -> Rope:
         """layer_type: whose, where config.json states one for each type; else key: of its base, and
-        scaled: whether it has the scaling that is stated for all.
+        scaled: whether it has the scaling that is stated for all. head_dim: of such layers, if not
+        the model's.
 
         Raises UnsupportedModelError for a scaling that is not known.
         """
@@ -152,9 +165,9 @@ class StatedConfig:
         alpha = stated.get("alpha") if _kind(stated) == "dynamic" else None
         if alpha:  # which stretches by its base alone, at any length
             return Rope(float(theta) * float(alpha) ** (self.head_dim / (self.head_dim - 2)))
-        return Rope(float(theta), self.scaling(stated))
+        return Rope(float(theta), self.scaling(stated, head_dim or self.head_dim))
 
-    def scaling(self, stated: Mapping[str, Any]) -> RopeScaling | None:
+    def scaling(self, stated: Mapping[str, Any], head_dim: int) -> RopeScaling | None:
         kind = _kind(stated)
         if kind == "default":
             return None
@@ -168,13 +181,15 @@ class StatedConfig:
                 high_freq_factor=float(stated["high_freq_factor"]),
                 original_context_length=int(stated["original_max_position_embeddings"]),
             )
+        if kind == "proportional":
+            return _proportional(stated, head_dim)
         if kind in _LONG:
             return self._long_scaling(stated)
         if kind == "yarn":
             return self._yarn(stated)
         raise UnsupportedModelError(
             f"{self.path} scales its rotary embedding by {reprlib.repr(kind)}",
-            remedy="Supported: default, linear, llama3, longrope and yarn.",
+            remedy="Supported: default, linear, llama3, longrope, proportional and yarn.",
         )
 
     def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
@@ -205,6 +220,13 @@ class StatedConfig:
             grown = max(self._stretched_length / self._original_length, 1.0)
             magnitude = math.sqrt(1 + math.log(grown) / math.log(self._original_length))
         return RopeScaling("factors", factors=factors, magnitude=float(magnitude))
+
+
+def _proportional(stated: Mapping[str, Any], head_dim: int) -> RopeScaling:
+    """The pairs of a whole head, of which only the first ones are turned."""
+    num_turned = int(float(stated.get("partial_rotary_factor", 1.0)) * head_dim // 2)
+    turned = [float(stated.get("factor", 1.0))] * num_turned
+    return RopeScaling("factors", factors=(*turned, *[_UNTURNED] * (head_dim // 2 - num_turned)))
 
 
 def _kind(scaling: Mapping[str, Any]) -> Any:

@@ -72,6 +72,18 @@ class StatedMetadata:
         found: int = self.metadata.get(key, int) or self.num_heads
         return [found] * min(self.num_layers, MAX_LAYERS)
 
+    def intermediate_sizes(self) -> list[int]:
+        """Returns how many elements the MLP of each layer has between its matrices. Raises
+        ModelFileError for what are no counts."""
+        key = f"{self.architecture}.feed_forward_length"
+        stated = self.metadata.values.get(key)
+        if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" and stated.size:
+            return [int(size) for size in stated[: self.num_layers]]
+        return [int(self.metadata.require(key, int))] * min(self.num_layers, MAX_LAYERS)
+
+    def has_layer_tensor(self, layer: int, name: str) -> bool:
+        return f"model.layers.{layer}.{name}" in self.tensors
+
     def layer_types(self, period: int) -> list[str]:
         """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
         stated."""

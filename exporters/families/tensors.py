@@ -41,6 +41,8 @@ LAYER_NAMES = MappingProxyType(
     }
 )
 LAYER = "model.layers."
+# Of an attention: what a layer lacks that attends to the keys and values of another one.
+OF_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
 _ALL_EXPERTS = ".mlp.experts."
 _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
@@ -113,6 +115,20 @@ def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
         if not start:
             found[name] = tensor
     return found
+
+
+def without_unread(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors without the keys and values of layers that attend to those of others,
+    which some files have all the same."""
+    unread = tuple(
+        f"{LAYER}{layer}.self_attn.{part}."
+        for layer in range(len(config.kv_sources))
+        for part in OF_KEYS_AND_VALUES
+        if config.kv_source(layer) != layer
+    )
+    return {name: each for name, each in tensors.items() if not name.startswith(unread or ("\0",))}
 
 
 def each_expert(

@@ -110,14 +110,23 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
             f"blocks of {EMBEDDING_BLOCK}",
             remedy="Export it with --quant fp16 or fp32.",
         )
+    own = config.layer_embeddings
+    if QUANTIZATIONS[name].bits <= 8 and own and own.size * config.num_layers % EMBEDDING_BLOCK:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: its layers' embeddings of {own.size} elements cannot be quantized "
+            f"in blocks of {EMBEDDING_BLOCK}",
+            remedy="Export it with --quant fp16 or fp32.",
+        )
     _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
     _require_heads(checkpoint)
     return name, block_size
 
 
 def _require_heads(checkpoint: StoredCheckpoint) -> None:
-    head_dim = checkpoint.config.head_dim
-    if head_dim % 16:
+    config = checkpoint.config
+    sizes = (config.heads(layer).head_dim for layer in config.attending)
+    head_dim = next((size for size in sizes if size % 16), None)
+    if head_dim is not None:
         raise UnsupportedModelError(
             f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 16, this "
             f"model has {head_dim}",

@@ -39,13 +39,14 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.rope import Rope
+from edge_spec.core.layer_kind import Rotation
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import convolution, stacked
 from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.experts import Mixture
+from edge_spec.exporters.onnx.layer_inputs import LayerInputs
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
 
@@ -76,11 +77,13 @@ class GraphBuilder:
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config, nodes = self.config, self.nodes
-        ropes = {rope: self._rope_tables(i, rope) for i, rope in enumerate(config.ropes)}
-        attention = Attention(nodes, self.weights, self.checkpoint, ropes, self._biases())
+        tables = {each: self._rope_tables(i, each) for i, each in enumerate(config.rotations)}
+        attention = Attention(nodes, self.weights, self.checkpoint, tables, self._biases())
         ancestors = convolution.nearest_first(nodes, config) if config.convolving else []
         convolutions = convolution.Convolution(nodes, self.weights, self.checkpoint, ancestors)
         residual = self._embed("model", self._row_positions())
+        embeddings = LayerInputs(nodes, self.weights, self.checkpoint)
+        embeddings.begin(residual)
         normed, residual = self._first_read(residual, "model.layers.0.input_layernorm")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
@@ -103,6 +106,7 @@ class GraphBuilder:
             mlp = self._mixture if config.mixes(layer) else self._mlp
             update = mlp(normed, prefix + "mlp.")
             self._ends_sublayer(start, update, None)
+            update, residual = embeddings.end_layer(layer, update, residual)
             if layer + 1 < config.num_layers:
                 following = f"model.layers.{layer + 1}.input_layernorm"
                 normed, residual = self._add_and_norm(update, residual, following)
@@ -118,8 +122,8 @@ class GraphBuilder:
             biases[None] = relative_bias(nodes, config, weight)
         return biases | {window: window_bias(nodes, window) for window in config.windows}
 
-    def _rope_tables(self, index: int, rope: Rope) -> list[str]:
-        tables = self.config.rope_tables(rope, self.config.context_length)
+    def _rope_tables(self, index: int, rotation: Rotation) -> list[str]:
+        tables = rotation.tables(self.config.context_length)
         suffix = f".{index}" if index else ""
         return [
             self.nodes.weights.add(f"rope_{name}{suffix}", table)
@@ -288,7 +292,10 @@ def cache_shapes(config: ModelConfig, layer: int) -> dict[str, list[int | str]]:
     """Returns the shape of each part of a layer's cache, by what ends its name."""
     if config.kind(layer).convolution is not None:
         return {"gated": convolution.cache_shape(config)}
-    shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
+    if config.kv_source(layer) != layer:
+        return {}
+    heads = config.heads(layer)
+    shape: list[int | str] = [1, heads.num_kv_heads, "capacity", heads.head_dim]
     return {"key": shape, "value": shape}
 
 

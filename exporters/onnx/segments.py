@@ -29,7 +29,10 @@ MAX_SEGMENTS = 2
 def segment_models(
     whole: ModelProto, sublayers: Sequence[Sublayer], config: ModelConfig
 ) -> list[ModelProto]:
-    """Cuts the graph into segments of about as many bytes; none for a model that is too small."""
+    """Cuts the graph into segments of about as many bytes; none for a model that is too small,
+    or whose layers take more of those before them than the stream."""
+    if config.kv_sources or config.layer_embeddings:  # which no segment has by itself
+        return []
     nodes = whole.graph.node
     sizes = {proto.name: _num_bytes(proto) for proto in whole.graph.initializer}
     total = sum(_packed_bytes(node, sizes) for node in nodes)

@@ -120,7 +120,7 @@ class _Pass:
 
     def _rotation(self, which: int, name: str) -> str:
         """cos or sin of the rows' positions, [rows, head_dim / 2]."""
-        tables = self._config.rope_tables(self._config.ropes[0], self._graphs.shape.context_length)
+        tables = self._config.rotations[0].tables(self._graphs.shape.context_length)
         stored = self._nodes.weights.add(f"rope_{name}", tables[which])
         return self._nodes.add("Gather", [stored, "position_ids"], f"rotation_{name}")
 

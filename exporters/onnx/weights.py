@@ -28,8 +28,8 @@ class OnnxWeights(Protocol):
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
 
-    def embed(self, ids: str, output: str) -> None:
-        """ids: [1, rows] -> `output` [1, rows, hidden]."""
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+        """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
 
     def head(self, hidden: str, name: str, output: str) -> None:
         """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
@@ -71,11 +71,14 @@ class IntegerWeights:
         blocks = (weight.bits, weight.block_size)
         return self._matmul(inputs, shape, blocks, names[0].removesuffix(".weight") + ".output")
 
-    def embed(self, ids: str, output: str) -> None:
-        inputs = [*self._store_table(EMBEDDING)]
-        size = self._checkpoint.config.vocab_size
-        flat = self._nodes.weights.add("embedding_shape", np.array([size, -1]))
-        inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+        if name == EMBEDDING:  # which a head may have the same blocks of, in another shape
+            inputs = [*self._store_table(name)]
+            size = self._checkpoint.config.vocab_size
+            flat = self._nodes.weights.add("embedding_shape", np.array([size, -1]))
+            inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
+        else:
+            inputs = self._store_flat(name)
         self._nodes.add(
             "GatherBlockQuantized",
             [inputs[0], ids, *inputs[1:]],
@@ -119,6 +122,25 @@ class IntegerWeights:
             add(name + ".scales", lambda: part(lambda each: each.scales)),
             add(name + ".zero_points", lambda: part(lambda each: each.stated_zero_points())),
         ]
+
+    def _store_flat(self, name: str) -> list[str]:
+        """A table that rows are looked up in and nothing else: its blocks side by side."""
+        made: list[BlockQuantized] = []
+
+        def table() -> BlockQuantized:
+            if not made:  # once, and not at all where it is kept
+                stored = [self._checkpoint.tensors[name]]
+                made.append(quantize_stored(stored, 8, EMBEDDING_BLOCK))
+            return made[0]
+
+        add = self._nodes.weights.add_made
+        names = [
+            add(name, lambda: table().packed.reshape(len(table().packed), -1)),
+            add(name + ".scales", lambda: table().scales),
+            add(name + ".zero_points", lambda: table().stated_zero_points()),
+        ]
+        self._nodes.weights.finish()
+        return names
 
     def _store_table(self, name: str) -> list[str]:
         """Embedding or head, which may be one: read once."""
@@ -189,8 +211,8 @@ class FloatWeights:
         bias = self._nodes.weights.add(biases[0], self._joined(biases))
         return self._nodes.add("Add", [product, bias], output)
 
-    def embed(self, ids: str, output: str) -> None:
-        table = self._nodes.weights.add_made(EMBEDDING, lambda: self._read(EMBEDDING))
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+        table = self._nodes.weights.add_made(name, lambda: self._read(name))
         if self._stored is np.float32:
             self._nodes.add("Gather", [table, ids], output)
         else:

@@ -179,7 +179,7 @@ def _vocabulary(source: ModelInfo) -> int:
 
 def _cache(config: ModelConfig, options: RuntimeOptions, cells: int) -> int:
     kv_type = KV_TYPES[(options.kv_type or _DEFAULT_KV_TYPE).lower()]
-    return int(config.num_layers * config.kv_size * cells * kv_type.bytes_per_pair)
+    return int(config.cached_keys * cells * kv_type.bytes_per_pair)
 
 
 def _work(config: ModelConfig, cells: int, scored_rows: int = _SCORED_ROWS) -> int:

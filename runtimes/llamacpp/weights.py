@@ -101,7 +101,7 @@ class GgufWeights:
 
     def cache_bytes(self, choices: ContextChoices) -> int:
         """Returns the size of keys and values."""
-        pairs = self._config.num_layers * self._config.kv_size * choices.num_tokens
+        pairs = self._config.cached_keys * choices.num_tokens
         return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
 
     def _refusal(self, errors: str) -> Exception:

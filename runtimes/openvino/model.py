@@ -38,8 +38,9 @@ class OpenVinoModel:
             )
         config = bundle.config
         parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
-        for what, found in parts.items():
-            if found:
+        lacked = [what for what, found in parts.items() if found]
+        for what in (*lacked, config.unlike_layers):
+            if what is not None:
                 raise UnsupportedModelError(
                     f"{bundle.path} has {what}, which openvino is not given",
                     remedy="Choose --runtime ort.",

@@ -6,7 +6,6 @@ A target and the sessions that are a part of it share one cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,15 @@ GROWTH_TOKENS = 512
 # however much room there is after the last one, and sums are the same bit for bit.
 KERNEL_TOKENS = 64
 _SPARE = 4  # times the room that a text needs, from which on most of it is given back
-_KV, _GATED = "kv", "gated"  # kinds of blocks, by their names in a state
-_PARTS = MappingProxyType({_KV: ("key", "value"), _GATED: ("gated",)})  # what ends buffers' names
+_GATED = "gated"  # a kind of blocks, by its name in a state
+_KEY_AND_VALUE = ("key", "value")  # what ends the names of other blocks' buffers
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 
 
 class KvCache:
-    """Keys and values of the layers that attend, [layers, 2, 1, kv_heads, capacity, head_dim], and
-    what the convolutions of the others take in, [layers, 1, 1, 1, capacity + 1, hidden], whose last
-    row stays zero (exporters/onnx/convolution.py).
+    """Keys and values of the layers that have some, [layers, 2, 1, kv_heads, capacity, head_dim] in
+    a block for each shape, and what convolutions take in, [layers, 1, 1, 1, capacity + 1, hidden],
+    whose last row stays zero (exporters/onnx/convolution.py).
 
     is_read_whole: passes read what is not in use, too (stacked.py), so that room costs time.
     element: their type.
@@ -43,7 +42,7 @@ class KvCache:
     ) -> None:
         self._config = config
         self._element = element
-        self._layers = {_KV: config.attending}  # of each kind of block
+        self._layers = config.cache_blocks  # of each kind of block
         if config.convolving:
             self._layers[_GATED] = config.convolving
         self._is_read_whole = is_read_whole
@@ -80,7 +79,7 @@ class KvCache:
         """Binds each buffer as both past and present. suffix: of the names."""
         for kind, layers in self._layers.items():
             for layer, parts in zip(layers, self._blocks[kind], strict=True):
-                for part, buffer in zip(_PARTS[kind], parts, strict=True):
+                for part, buffer in zip(_parts(kind), parts, strict=True):
                     shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
                     binding.bind_ortvalue_input(f"past.{layer}.{part}{suffix}", shared)
                     binding.bind_ortvalue_output(f"present.{layer}.{part}{suffix}", shared)
@@ -92,9 +91,9 @@ class KvCache:
             block[..., start : start + len(rows), :] = kept
 
     def state(self, length: int) -> dict[str, np.ndarray]:
-        """ "kv" [attending layers, 2, 1, kv_heads, length, head_dim] of the cache's type, and where
-        there are convolutions "gated" [convolving layers, 1, 1, 1, length, hidden]: copies of the
-        first tokens."""
+        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type and more such blocks
+        for layers of other sizes (`ModelConfig.cache_blocks`), and where there are convolutions
+        "gated" [convolving layers, 1, 1, 1, length, hidden]: copies of the first tokens."""
         return {kind: block[..., :length, :].copy() for kind, block in self._blocks.items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -121,16 +120,22 @@ class KvCache:
         self._blocks, self.capacity = made, capacity
 
     def _allocate(self, capacity: int) -> dict[str, np.ndarray]:
-        rows = {_KV: capacity, _GATED: capacity + 1}
         return {
-            kind: np.zeros(self._shape(kind, rows[kind]), self._element) for kind in self._layers
+            kind: np.zeros(self._shape(kind, capacity + (kind == _GATED)), self._element)
+            for kind in self._layers
         }
 
     def _shape(self, kind: str, rows: int) -> tuple[int, ...]:
-        config, count = self._config, len(self._layers[kind])
+        config, layers = self._config, self._layers[kind]
         if kind == _GATED:
-            return (count, 1, 1, 1, rows, config.hidden_size)
-        return (count, 2, 1, config.num_kv_heads, rows, config.head_dim)
+            return (len(layers), 1, 1, 1, rows, config.hidden_size)
+        _, num_kv_heads, head_dim = config.heads(layers[0])
+        return (len(layers), 2, 1, num_kv_heads, rows, head_dim)
+
+
+def _parts(kind: str) -> tuple[str, ...]:
+    """Returns what ends the names of the buffers of each layer in such a block."""
+    return (_GATED,) if kind == _GATED else _KEY_AND_VALUE
 
 
 def _rounded(tokens: int, step: int) -> int:

@@ -119,6 +119,9 @@ def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memor
 def _weights(bundle: Bundle, config: ModelConfig) -> int:
     embedding = config.vocab_size * config.hidden_size
     matrices = config.num_parameters - embedding * (1 if config.tied_embeddings else 2)
+    if config.layer_embeddings is not None:  # whose rows are looked up where they lie
+        table = config.vocab_size * config.num_layers * config.layer_embeddings.size
+        matrices -= table
     graph = _LAYER_BYTES * config.num_layers
     quantization = bundle.manifest.quantization
     block = re.search(r"block (\d+)", quantization)
@@ -147,8 +150,12 @@ def _stacked(config: ModelConfig, capacity: int) -> int:
 
 def _work(config: ModelConfig, capacity: int, num_arenas: int) -> int:
     """Activations of a prefill, its mask three times, and the scores of narrow passes."""
-    inner = 4 * config.intermediate_size + 4 * config.hidden_size
-    activations = PREFILL_ROWS * (inner + config.query_size + 2 * config.kv_size)
+    layers = range(config.num_layers)
+    inner = 4 * max(map(config.inner_size, layers)) + 4 * config.hidden_size
+    heads = max((config.heads(layer) for layer in config.attending), key=lambda each: each.head_dim)
+    activations = PREFILL_ROWS * (inner + heads.query_size + 2 * heads.kv_size)
+    if config.layer_embeddings is not None:
+        activations += PREFILL_ROWS * 2 * config.num_layers * config.layer_embeddings.size
     masks = 3 * PREFILL_ROWS * capacity
     scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size)
     return _FLOAT * (num_arenas * _ARENA * activations + masks + scores)

@@ -179,10 +179,8 @@ def _own(part: PassPart) -> OrtSession:
 def _require_described(inference: Any, bundle: Bundle) -> None:
     """Raises BundleError where the graph is not as the manifest says, by which memory is taken."""
     config = bundle.config
-    parts = [(layer, part) for layer in config.attending for part in ("key", "value")]
-    caches = {
-        f"past.{layer}.{part}": (config.num_kv_heads, config.head_dim) for layer, part in parts
-    }
+    parts = [(layer, part) for layer in config.caching for part in ("key", "value")]
+    caches = {f"past.{layer}.{part}": tuple(config.heads(layer)[1:]) for layer, part in parts}
     caches |= {f"past.{layer}.gated": (1, config.hidden_size) for layer in config.convolving}
     found = {
         value.name: (value.shape[1], value.shape[-1])

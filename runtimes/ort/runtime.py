@@ -116,8 +116,9 @@ def _require_known_to_devices(source: Bundle, runtime: str) -> None:
     """Raises UsageError for what no other device than the CPU is given."""
     config = source.config
     parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
-    for what, found in parts.items():
-        if found:
+    lacked = [what for what, found in parts.items() if found]
+    for what in (*lacked, config.unlike_layers):
+        if what is not None:
             raise UsageError(
                 f"{source.path} has {what}, which {runtime} computes on the CPU alone",
                 remedy="Choose --device cpu.",

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from edge_spec.core.config import LEAST_SUM, SWISH_SLOPE
 from edge_spec.core.model import Tensors
+from edge_spec.runtimes.reference.operations import (
+    ACTIVATIONS,
+    Heads,
+    mix,
+    side_by_side,
+    softcap,
+    swish,
+)
 
 MAX_ROWS = 512  # of a pass
-
-
-class Heads(NamedTuple):
-    """What attention takes, each [heads, rows, head_dim]; groups of queries share keys."""
-
-    queries: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
 
 
 class Positions(NamedTuple):
@@ -35,6 +33,9 @@ class Context(Protocol):
 
     def attend(self, layer: int, heads: Heads) -> np.ndarray:
         """What attention makes of its heads, [query heads, rows, head_dim]."""
+
+    def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
+        """The same with the keys and values of the layer that this one has them from."""
 
     def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
         """What a convolution takes in before each of its rows `gated` [rows, hidden], the nearest
@@ -52,14 +53,19 @@ class Arithmetic:
         self._tensors = tensors
         self._weights: dict[str, np.ndarray] = {}
         self._tables = {
-            rope: self.config.rope_tables(rope, self.config.context_length)
-            for rope in self.config.ropes
+            rotation: rotation.tables(self.config.context_length)
+            for rotation in self.config.rotations
         }
 
     def weight(self, name: str) -> np.ndarray:
         if name not in self._weights:
             self._weights[name] = self._tensors.float32(name)
         return self._weights[name]
+
+    def rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """These rows of a matrix, [rows, columns]."""
+        found: np.ndarray = self.weight(name)[numbers]
+        return found
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """x: [rows, in] -> [rows, out]."""
@@ -80,17 +86,21 @@ class Arithmetic:
         Ba et al. 2016."""
         if self.config.layer_norm:
             x = x - x.mean(axis=-1, keepdims=True)
-        scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon)
-        normed: np.ndarray = x * scale.astype(np.float32) * self.weight(name + ".weight")
+        normed: np.ndarray = self._unweighted(x) * self.weight(name + ".weight")
         return normed + self.weight(name + ".bias") if self.config.layer_norm else normed
+
+    def _unweighted(self, x: np.ndarray) -> np.ndarray:
+        scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon)
+        normed: np.ndarray = x * scale.astype(np.float32)
+        return normed
 
     def rotate(self, x: np.ndarray, layer: int, positions: np.ndarray) -> np.ndarray:
         """x: [heads, rows, head_dim], turned by its positions, halves paired (Su et al. 2021)."""
-        rope = self.config.kind(layer).rope
-        if rope is None:
+        rotation = self.config.rotation(self.config.kind(layer))
+        if rotation is None:
             return x
-        cos, sin = (table[positions] for table in self._tables[rope])
-        turned, rest = np.split(x, [self.config.rotated], axis=-1)
+        cos, sin = (table[positions] for table in self._tables[rotation])
+        turned, rest = np.split(x, [rotation.size], axis=-1)
         first, second = np.split(turned, 2, axis=-1)
         halves = [first * cos - second * sin, second * cos + first * sin]
         return np.concatenate([*halves, rest], axis=-1)
@@ -108,6 +118,19 @@ class Arithmetic:
         """The residual stream before the first layer."""
         return _times(embeddings, self.config.embedding_scale)
 
+    def layer_inputs(self, tokens: np.ndarray, embedded: np.ndarray) -> np.ndarray | None:
+        """What each layer has for itself of the tokens [layers, rows, size], where layers have
+        that. embedded: the tokens' own embeddings, as the first layer takes them."""
+        own = self.config.layer_embeddings
+        if own is None:
+            return None
+        shape = (len(tokens), self.config.num_layers, own.size)
+        projected = self.linear(embedded, "model.per_layer_model_projection")
+        projected = _times(projected, own.projected_scale).reshape(shape)
+        stored = _times(self.rows("model.embed_tokens_per_layer.weight", tokens), own.scale)
+        both = self.norm(projected, "model.per_layer_projection_norm") + stored.reshape(shape)
+        return _times(both, own.sum_scale).swapaxes(0, 1)
+
     def layer(
         self,
         x: np.ndarray,
@@ -115,21 +138,33 @@ class Arithmetic:
         positions: np.ndarray,
         context: Context,
         memory: np.ndarray | None = None,
+        inputs: np.ndarray | None = None,
     ) -> np.ndarray:
         """The residual stream [rows, hidden] after a layer; positions: [rows]. memory: keys and
-        values of an encoded source [layers, 2, heads, source, head_dim], where there is one."""
+        values of an encoded source [layers, 2, heads, source, head_dim], where there is one.
+        inputs: as `layer_inputs` gives them."""
         prefix = f"model.layers.{layer}."
         x, normed = self.read(x, prefix + "input_layernorm")
         if self.config.kind(layer).convolution is not None:
             update = self._convolved(normed, layer, context)
         else:
-            mixed = context.attend(layer, self._heads(normed, layer, positions))
+            mixed = self._attended(normed, layer, positions, context)
             update = self.linear(side_by_side(mixed), prefix + "self_attn.o_proj")
         x = x + self._update(update, prefix + "self_attn.")
         if memory is not None:
             x, normed = self.read(x, prefix + "cross_attn.input_norm")
             x = x + self._crossed(normed, prefix + "cross_attn.", memory[layer])
-        return self.with_mlp(x, prefix, self.config.mixes(layer))
+        x = self.with_mlp(x, prefix, self.config.mixes(layer))
+        if inputs is not None:
+            x = x + self._of_token(x, prefix, inputs[layer])
+        return x * self.weight(prefix + "layer_scalar") if self.config.layer_scale else x
+
+    def _of_token(self, x: np.ndarray, prefix: str, own: np.ndarray) -> np.ndarray:
+        """What a layer adds of what it has for itself of each token, [rows, size]."""
+        gate = self.linear(x, prefix + "per_layer_input_gate")
+        activated = ACTIVATIONS[self.config.activation](gate)
+        update = self.linear(activated * own, prefix + "per_layer_projection")
+        return self.norm(update, prefix + "post_per_layer_input_norm")
 
     def _convolved(self, x: np.ndarray, layer: int, context: Context) -> np.ndarray:
         """A gated short convolution over each element by itself (Liquid AI 2025, LFM2)."""
@@ -153,7 +188,7 @@ class Arithmetic:
         """What attention to the source adds to x, normed; memory: [2, heads, source, head_dim]."""
         queries = self.split_heads(x, prefix + "q_proj")
         seen = np.ones((len(x), memory.shape[2]), bool)
-        mixed = mix(Heads(queries, *memory), seen, self.divisor, None)
+        mixed = mix(Heads(queries, *memory), seen, self.divisor(self.config.head_dim), None)
         return self.linear(side_by_side(mixed), prefix + "o_proj")
 
     def split_heads(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -169,7 +204,7 @@ class Arithmetic:
         if experts is None or experts.clamp is None:
             activated = ACTIVATIONS[self.config.activation](gate)  # GLU variants: Shazeer 2020
         else:
-            activated = _swish(np.minimum(gate, experts.clamp), SWISH_SLOPE)
+            activated = swish(np.minimum(gate, experts.clamp), SWISH_SLOPE)
             up = np.clip(up, -experts.clamp, experts.clamp) + 1
         return self.linear(activated * up, prefix + "down_proj")
 
@@ -217,25 +252,33 @@ class Arithmetic:
             update = self.norm(update, sublayer + "post_norm")
         return _times(update, self.config.residual_scale)
 
-    def _heads(self, x: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
-        """Queries and keys are normed where the model does that, and rotated."""
-        config, prefix = self.config, f"model.layers.{layer}."
+    def _attended(
+        self, x: np.ndarray, layer: int, positions: np.ndarray, context: Context
+    ) -> np.ndarray:
+        """What attention makes of x, normed; [query heads, rows, head_dim]."""
+        parts = "qkv" if self.config.kv_source(layer) == layer else "q"
+        queries, *others = (self._heads(x, layer, part, positions) for part in parts)
+        if others:
+            return context.attend(layer, Heads(queries, *others))
+        return context.attend_to_source(layer, queries)
 
-        def heads(name: str, count: int) -> np.ndarray:
-            norm = f"{prefix}self_attn.{name}_norm" if config.qk_norm and name != "v" else None
-            projected = self.linear(x, f"{prefix}self_attn.{name}_proj")
-            if norm and config.qk_norm_whole:
-                projected, norm = self.norm(projected, norm), None
-            split = projected.reshape(len(x), count, config.head_dim).swapaxes(0, 1)
-            if name == "v":
-                return split
-            if config.qk_norm_after_rope:
-                split = self.rotate(split, layer, positions)
-            split = self.norm(split, norm) if norm else split
-            return split if config.qk_norm_after_rope else self.rotate(split, layer, positions)
-
-        keys, values = (heads(name, config.num_kv_heads) for name in "kv")
-        return Heads(heads("q", config.num_heads), keys, values)
+    def _heads(self, x: np.ndarray, layer: int, part: str, positions: np.ndarray) -> np.ndarray:
+        """Queries, keys or values, as `part` says: "q", "k" or "v". Queries and keys are rotated,
+        and all are normed where the model does that."""
+        config, prefix = self.config, f"model.layers.{layer}.self_attn."
+        is_key = part == "v" and config.kind(layer).keys_as_values
+        projected = self.linear(x, f"{prefix}{'k' if is_key else part}_proj")
+        norm = f"{prefix}{part}_norm" if config.qk_norm and part != "v" else None
+        if norm and config.qk_norm_whole:
+            projected, norm = self.norm(projected, norm), None
+        head_dim = config.heads(layer).head_dim
+        split = projected.reshape(len(x), -1, head_dim).swapaxes(0, 1)
+        if part == "v":
+            return self._unweighted(split) if config.value_norm else split
+        if config.qk_norm_after_rope:
+            split = self.rotate(split, layer, positions)
+        split = self.norm(split, norm) if norm else split
+        return split if config.qk_norm_after_rope else self.rotate(split, layer, positions)
 
     def mix(self, layer: int, heads: Heads, mask: np.ndarray, positions: Positions) -> np.ndarray:
         """Softmax attention of the rows that `mask` [rows, cached] bool and the layer's window let
@@ -248,13 +291,13 @@ class Arithmetic:
         if config.relative_positions is not None:
             weight = self.weight("model.relative_bias.weight")
             bias = config.relative_positions.bias(weight, positions.rows, positions.cached)
-        return mix(heads, mask, self.divisor, config.attention_softcap, sinks, bias)
+        divisor = self.divisor(config.heads(layer).head_dim)
+        return mix(heads, mask, divisor, config.attention_softcap, sinks, bias)
 
-    @property
-    def divisor(self) -> float:
+    def divisor(self, head_dim: int) -> float:
         """Of queries times keys."""
         scale = self.config.attention_scale
-        return float(np.sqrt(self.config.head_dim)) if scale is None else 1 / scale
+        return float(np.sqrt(head_dim)) if scale is None else 1 / scale
 
     def _sinks(self, layer: int) -> np.ndarray:
         return self.weight(f"model.layers.{layer}.self_attn.sinks")
@@ -274,80 +317,6 @@ class Arithmetic:
         return "model.embed_tokens" if self.config.tied_embeddings else "lm_head"
 
 
-def mix(
-    heads: Heads,
-    mask: np.ndarray,
-    divisor: float,
-    cap: float | None,
-    sinks: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-) -> np.ndarray:
-    """Softmax attention; mask: [rows, positions] bool, which position each row attends to. Products
-    of queries and keys are divided by `divisor` and capped where there is a cap. sinks: of each
-    head, a score more, whose weight goes nowhere. bias: [heads, rows, positions], added."""
-    queries, keys, values = heads
-    grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
-    keys, values = keys[:, None], values[:, None]  # a group of query heads shares each
-    scores = grouped @ keys.swapaxes(-1, -2) / np.float32(divisor)
-    if cap is not None:
-        scores = softcap(scores, cap)
-    if bias is not None:
-        scores = scores + bias.reshape(scores.shape)
-    scores = np.where(mask, scores, -np.inf)
-    highest = scores.max(axis=-1, keepdims=True)
-    lost: np.ndarray | float = 0.0
-    if sinks is not None:
-        own = sinks.reshape(len(keys), -1, 1, 1)
-        highest = np.maximum(highest, own)
-        lost = np.exp(own - highest)
-    weights = np.exp(scores - highest)
-    weights /= weights.sum(axis=-1, keepdims=True) + lost
-    mixed: np.ndarray = (weights @ values).reshape(queries.shape)
-    return mixed
-
-
-def softcap(scores: np.ndarray, cap: float) -> np.ndarray:
-    """Keeps scores between -cap and cap (Gemma Team 2024, Gemma 2)."""
-    capped: np.ndarray = np.tanh(scores / np.float32(cap)) * np.float32(cap)
-    return capped
-
-
-def side_by_side(heads: np.ndarray) -> np.ndarray:
-    """[heads, rows, head_dim] -> [rows, heads * head_dim]."""
-    return heads.swapaxes(0, 1).reshape(heads.shape[1], -1)
-
-
 def _times(x: np.ndarray, scale: float) -> np.ndarray:
     scaled: np.ndarray = x if scale == 1.0 else x * np.float32(scale)
     return scaled
-
-
-def _swish(gate: np.ndarray, slope: float = 1.0) -> np.ndarray:
-    sharpened = np.float32(slope) * np.clip(gate, -80 / slope, None)  # within float32
-    activated: np.ndarray = gate / (1 + np.exp(-sharpened))
-    return activated
-
-
-def gelu_tanh(gate: np.ndarray) -> np.ndarray:
-    """Hendrycks and Gimpel 2016."""
-    inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
-    activated: np.ndarray = np.float32(0.5) * gate * (1 + np.tanh(inner))
-    return activated
-
-
-def gelu(gate: np.ndarray) -> np.ndarray:
-    """Hendrycks and Gimpel 2016, by the error function itself."""
-    inner = gate.astype(np.float64).ravel() / math.sqrt(2)
-    error = np.fromiter(map(math.erf, inner), np.float64, inner.size).reshape(gate.shape)
-    activated: np.ndarray = (0.5 * gate * (1 + error)).astype(np.float32)
-    return activated
-
-
-def _relu(x: np.ndarray) -> np.ndarray:
-    activated: np.ndarray = np.maximum(x, np.float32(0))
-    return activated
-
-
-ACTIVATIONS = MappingProxyType(
-    {"silu": _swish, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": _relu}
-)

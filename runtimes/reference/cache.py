@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_spec.core.model import require_state
 from edge_spec.core.preceding import NOTHING, preceding
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, Positions
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Positions
+from edge_spec.runtimes.reference.operations import Heads
 
 _GROWTH_TOKENS = 256
 
@@ -24,27 +25,33 @@ class Rows(NamedTuple):
 
 
 class ReferenceCache:
-    """Keys and values of the layers that attend, and what convolutions take in of the others, of
-    each token: so both are committed and rolled back in the same way."""
+    """Keys and values of the layers that have their own, and what convolutions take in, of each
+    token: so both are committed and rolled back in the same way."""
 
     def __init__(self, model: Arithmetic) -> None:
         config = model.config
         self.model = model
         self._places = {
             layer: place
-            for layers in (config.attending, config.convolving)
+            for layers in (*config.cache_blocks.values(), config.convolving)
             for place, layer in enumerate(layers)
         }
-        kv_shape = (len(config.attending), 2, config.num_kv_heads, 0, config.head_dim)
+        self._names = {
+            layer: name for name, layers in config.cache_blocks.items() for layer in layers
+        }
         # The last axis but one counts tokens; it grows as needed.
-        self._arrays = {"kv": np.zeros(kv_shape, np.float32)}
+        self._arrays = {}
+        for name, layers in config.cache_blocks.items():
+            heads = config.heads(layers[0])
+            kv_shape = (len(layers), 2, heads.num_kv_heads, 0, heads.head_dim)
+            self._arrays[name] = np.zeros(kv_shape, np.float32)
         if config.convolving:
             shape = (len(config.convolving), 0, config.hidden_size)
             self._arrays["gated"] = np.zeros(shape, np.float32)
 
     def keys_and_values(self, layer: int) -> np.ndarray:
         """[2, kv_heads, tokens, head_dim]"""
-        found: np.ndarray = self._arrays["kv"][self._places[layer]]
+        found: np.ndarray = self._arrays[self._names[layer]][self._places[layer]]
         return found
 
     def gated(self, layer: int) -> np.ndarray:
@@ -79,8 +86,9 @@ class ReferenceCache:
                 self._arrays[name] = np.pad(array, room)
 
     def state(self, length: int) -> dict[str, np.ndarray]:
-        """ "kv" [attending layers, 2, kv_heads, length, head_dim] float32, and where there are
-        convolutions, "gated" [convolving layers, length, hidden]."""
+        """ "kv" [layers, 2, kv_heads, length, head_dim] float32 and more such blocks for layers of
+        other sizes (`ModelConfig.cache_blocks`), and where there are convolutions, "gated"
+        [convolving layers, length, hidden]."""
         return {name: array[..., :length, :].copy() for name, array in self._arrays.items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -109,7 +117,14 @@ class RowsInContext:
     def attend(self, layer: int, heads: Heads) -> np.ndarray:
         kept = self.cache.keys_and_values(layer)
         kept[:, :, self.new] = np.stack([heads.keys, heads.values])
-        whole = Heads(heads.queries, *kept[:, :, : self.new.stop])
+        return self._mixed(layer, heads.queries, kept)
+
+    def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
+        source = self.cache.model.config.kv_source(layer)
+        return self._mixed(layer, queries, self.cache.keys_and_values(source))
+
+    def _mixed(self, layer: int, queries: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        whole = Heads(queries, *kept[:, :, : self.new.stop])
         return self.cache.model.mix(layer, whole, self.mask, self.positions)
 
     def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:

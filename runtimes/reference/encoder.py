@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, mix, side_by_side
+from edge_spec.runtimes.reference.arithmetic import Arithmetic
+from edge_spec.runtimes.reference.operations import Heads, mix, side_by_side
 
 
 def encoded(model: Arithmetic, source: np.ndarray) -> np.ndarray:
@@ -34,6 +35,6 @@ def _layer(model: Arithmetic, x: np.ndarray, prefix: str) -> np.ndarray:
         weight = model.weight("encoder.relative_bias.weight")
         bias = relative.bias(weight, positions, positions, both_ways=True)
     seen = np.ones((len(x), len(x)), bool)
-    mixed = mix(heads, seen, model.divisor, None, bias=bias)
+    mixed = mix(heads, seen, model.divisor(model.config.head_dim), None, bias=bias)
     x = x + model.linear(side_by_side(mixed), prefix + "self_attn.o_proj")
     return model.with_mlp(x, prefix)

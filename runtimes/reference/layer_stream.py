@@ -12,7 +12,8 @@ import numpy as np
 
 from edge_spec.core.export import Observe
 from edge_spec.core.model import TensorRows, require_room
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, Positions
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Positions
+from edge_spec.runtimes.reference.operations import Heads
 
 _SERIAL_PRODUCT = 1 << 18  # multiplications, up to which OpenBLAS computes with one thread
 _HEAD_ROWS = 8192  # of the vocabulary at a time: 128 MB at a hidden size of 4096
@@ -40,10 +41,15 @@ class ReferenceLayerStream(Arithmetic):
         ]
         self._positions = np.concatenate([np.arange(len(tokens)) for tokens in sequences])
         tokens = np.concatenate(sequences)
-        self._x = self.scaled(source.float32_rows("model.embed_tokens.weight", tokens))
+        self._x = self.scaled(self.rows("model.embed_tokens.weight", tokens))
+        self._inputs = self.layer_inputs(tokens, self._x)
+        self._kept: dict[int, Heads] = {}  # of layers that later ones have keys and values from
 
     def weight(self, name: str) -> np.ndarray:
         return self._source.float32(name)
+
+    def rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        return self._source.float32_rows(name, numbers)
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         if self._observe is not None:
@@ -51,7 +57,7 @@ class ReferenceLayerStream(Arithmetic):
         return super().linear(x, name)
 
     def advance(self) -> None:
-        self._x = self.layer(self._x, self.num_done, self._positions, self)
+        self._x = self.layer(self._x, self.num_done, self._positions, self, inputs=self._inputs)
         self.num_done += 1
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
@@ -75,15 +81,21 @@ class ReferenceLayerStream(Arithmetic):
                 before[span][distance:] = gated[span][:-distance]
         return found
 
+    def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
+        source = self._kept[self.config.kv_source(layer)]
+        return self.attend(layer, Heads(queries, source.keys, source.values))
+
     def attend(self, layer: int, heads: Heads) -> np.ndarray:
         """Some rows at a time, which attend to what stands before them: products so small that a
         matrix library takes one thread for each. With more it waits, for as long as other processes
         have a core, thousands of times."""
+        if layer in self.config.kv_sources[layer + 1 :]:
+            self._kept[layer] = heads
         mixed = np.empty_like(heads.queries)
         for span in self._spans:
             own = Heads(*(part[:, span] for part in heads))
             length = own.keys.shape[1]
-            step = max(1, _SERIAL_PRODUCT // (length * self.config.head_dim))
+            step = max(1, _SERIAL_PRODUCT // (length * heads.keys.shape[-1]))
             for start in range(0, length, step):
                 end = min(start + step, length)
                 part = Heads(own.queries[:, start:end], own.keys[:, :end], own.values[:, :end])

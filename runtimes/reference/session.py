@@ -84,11 +84,12 @@ class ReferenceSession:
         model, rows = self._model, self.length + new.depths
         context = self._cache.after(self.length, new)
         x = model.embed(tokens, rows)
+        inputs = model.layer_inputs(tokens, x)
         streams = []
         for layer in range(model.config.num_layers):
             if layer in self._features:
                 streams.append(x)
-            x = model.layer(x, layer, rows, context, self._memory)
+            x = model.layer(x, layer, rows, context, self._memory, inputs)
         hidden = model.norm(x, "model.norm")
         if model.config.num_layers in self._features:
             streams.append(hidden)

@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec.core.config import LayerKind
 from edge_spec.core.export import ExportOptions
+from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.model import Model, RuntimeOptions, SelfDrafting
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.core.tree import TokenTree
@@ -27,7 +27,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.ort import OrtModel
-from edge_spec.runtimes.reference import arithmetic
+from edge_spec.runtimes.reference import arithmetic, operations
 from edge_spec.testing import check_session, check_sharing
 from fixtures import families
 from fixtures import tiny_models as tiny
@@ -150,7 +150,7 @@ def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: O
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide"])
+@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide", "gemma4"])
 def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     name: str, model: Opened
 ) -> None:
@@ -161,7 +161,7 @@ def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     assert check_sharing(opened, bound) <= bound
 
 
-@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2"])
+@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2", "gemma4"])
 def test_a_part_of_a_model_drafts_with_its_windows_and_positions(name: str, model: Opened) -> None:
     """With nothing left out, it is the whole model."""
     target = model(name, "ort").open_session()
@@ -294,7 +294,8 @@ def test_llama_cpp_scores_a_gguf_file_as_the_reference_does(
     scores = [scores_of(model, chain) for model in (exact, llama, ort)]
     bound = float32_tolerance(exact.config, len(chain), float(np.abs(scores[0]).max()))
     if exact.config.activation == "gelu_tanh":  # whose rounding to float16 is on an edge for some
-        bound *= 10
+        assert np.abs(scores[1] - scores[0]).max(axis=-1).min() <= bound  # of a row without any
+        bound *= 20
     else:  # ort has no such table
         np.testing.assert_allclose(scores[1], scores[2], atol=bound, rtol=0)
     np.testing.assert_allclose(scores[1], scores[0], atol=bound, rtol=0)
@@ -336,7 +337,7 @@ def in_q8_0(x: np.ndarray) -> np.ndarray:
 
 def gelu_of_a_table(gate: np.ndarray) -> np.ndarray:
     """As ggml has it on processors: of float16, and rounded to it, between -10 and 10."""
-    looked_up = arithmetic.gelu_tanh(gate.astype(np.float16).astype(np.float32))
+    looked_up = operations.gelu_tanh(gate.astype(np.float16).astype(np.float32))
     table = looked_up.astype(np.float16).astype(np.float32)
     return np.where(gate <= -10, np.float32(0), np.where(gate >= 10, gate, table))
 

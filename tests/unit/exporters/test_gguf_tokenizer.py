@@ -230,7 +230,7 @@ def test_sentencepiece_spells_unknown_characters_in_bytes() -> None:
     ("of", "reason"),
     [
         (byte_level(pre="gpt-9"), "'gpt-9' is not one of .*'smollm'"),
-        (metadata("bert", {"a": NORMAL}), "'bert'; gpt2 and llama"),
+        (metadata("bert", {"a": NORMAL}), "'bert'; supported: gpt2, llama, gemma4"),
         (byte_level() | {"general.name": "Phi-3 mini"}, "Phi-3"),
         (byte_level("a+b", {"\u0120ö": USER_DEFINED}), "decoded as bytes"),
         (sentencepiece({"ab": -1.0, "bc": -1.0}), "'ab' and 'bc' have equal scores"),

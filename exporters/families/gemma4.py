@@ -1,0 +1,193 @@
+"""Gemma 4 as models of text (Google 2026), but those with a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
+from edge_spec.core.rope import Rope
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
+from edge_spec.exporters.families.gemma import NORMS
+from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, kv_sources
+from edge_spec.exporters.families.stated import EXPERTS, StatedConfig
+from edge_spec.exporters.families.stated_metadata import StatedMetadata
+
+_PERIOD = 6  # of layers, of which the last sees all
+_OTHER_INPUTS = ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
+_ROPES = MappingProxyType(
+    {
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    }
+)
+
+
+class _Heads(NamedTuple):
+    """Of keys and values."""
+
+    number: int
+    size: int
+
+
+def _of_config(stated: StatedConfig) -> Fields:
+    values = stated.values
+    types = [*stated.layer_types(_PERIOD)[:-1], FULL]  # whatever is stated of the last one
+    base = _Heads(int(values["num_key_value_heads"]), stated.head_dim)
+    has_keys_alone = bool(values["attention_k_eq_v"])
+    kinds = []
+    for layer, of_type in enumerate(types):
+        heads = _stated_heads(values, layer, of_type, base)
+        rope = stated.rope(of_type, head_dim=heads.size)
+        window = None if of_type == FULL else int(values["sliding_window"])
+        kinds.append(_kind(rope, window, heads, base, has_keys_alone))
+    num_own = len(types) - int(values["num_kv_shared_layers"])
+    inner = int(values["intermediate_size"])
+    wider = 2 * inner if values["use_double_wide_mlp"] else inner
+    return {
+        **_common(int(values["hidden_size"]), int(values["hidden_size_per_layer_input"] or 0)),
+        **_of_layers(kinds, num_own, [inner] * num_own + [wider] * (len(types) - num_own)),
+        "rope_theta": stated.rope(FULL).theta,
+        "logit_softcap": stated.optional("final_logit_softcapping"),
+    }
+
+
+def _stated_heads(values: Mapping[str, Any], layer: int, of_type: str, base: _Heads) -> _Heads:
+    own: Mapping[str, Any] = {}
+    if values.get("per_layer_config"):  # where transformers 5 keeps it
+        own = values["per_layer_config"].get(str(layer)) or {}
+    elif of_type == FULL:
+        count = values["num_global_key_value_heads"] if values["attention_k_eq_v"] else None
+        own = {"head_dim": values["global_head_dim"], "num_key_value_heads": count}
+    count, size = own.get("num_key_value_heads"), own.get("head_dim")
+    return _Heads(int(count or base.number), int(size or base.size))
+
+
+def _of_metadata(stated: StatedMetadata) -> Fields:
+    if stated.get("expert_count", int):
+        raise UnsupportedModelError(
+            f"{stated.metadata.path} has {EXPERTS} beside its MLPs, which this version does not "
+            "compute",
+            remedy="Use a model without it, or give --runtime llamacpp.",
+        )
+    types, counts = stated.layer_types(_PERIOD), stated.kv_heads_of_layers()
+    local_heads = (count for count, of_type in zip(counts, types, strict=False) if of_type != FULL)
+    size = int(stated.require("attention.key_length_swa", int))
+    base = _Heads(next(local_heads, stated.num_kv_heads), size)
+    num_own = len(types) - (stated.get("attention.shared_kv_layers", int) or 0)
+    has_keys_alone = any(
+        of_type == FULL and not stated.has_layer_tensor(layer, "self_attn.v_proj.weight")
+        for layer, of_type in enumerate(types[:num_own])
+    )
+    full = stated.rope()
+    local = Rope(stated.get("rope.freq_base_swa", float) or full.theta)
+    window = int(stated.require("attention.sliding_window", int))
+    kinds = [
+        _kind(full, None, _Heads(count, stated.head_dim()), base, has_keys_alone)
+        if of_type == FULL
+        else _kind(local, window, _Heads(count, size), base, False)
+        for count, of_type in zip(counts, types, strict=False)
+    ]
+    hidden = int(stated.require("embedding_length", int))
+    return {
+        **_common(hidden, stated.get("embedding_length_per_layer_input", int) or 0),
+        **_of_layers(kinds, num_own, stated.intermediate_sizes()),
+        "head_dim": base.size,
+        "num_kv_heads": base.number,
+        "rope_theta": full.theta,
+        "rope_scaling": None,
+        "logit_softcap": stated.get("final_logit_softcapping", float),
+    }
+
+
+def _kind(
+    rope: Rope, window: int | None, heads: _Heads, base: _Heads, has_keys_alone: bool
+) -> LayerKind:
+    return LayerKind(
+        rope,
+        window,
+        head_dim=None if heads.size == base.size else heads.size,
+        num_kv_heads=None if heads.number == base.number else heads.number,
+        keys_as_values=has_keys_alone and window is None,
+    )
+
+
+def _of_layers(kinds: Sequence[LayerKind], num_own: int, sizes: Sequence[int]) -> Fields:
+    """num_own: how many layers have keys and values; sizes: of their MLPs."""
+    used = tuple(dict.fromkeys(kinds))
+    return {
+        "layer_kinds": used,
+        "kind_of_layer": tuple(used.index(kind) for kind in kinds),
+        "kv_sources": kv_sources(kinds, num_own),
+        "intermediate_sizes": tuple(sizes) if len(set(sizes)) > 1 else (),
+    }
+
+
+def _common(hidden_size: int, embedding_size: int) -> Fields:
+    embeddings = LayerEmbeddings(
+        embedding_size,
+        scale=embedding_size**0.5,
+        projected_scale=hidden_size**-0.5,
+        sum_scale=2**-0.5,
+    )
+    return {
+        "layer_embeddings": embeddings if embedding_size else None,
+        "attention_scale": 1.0,
+        "embedding_scale": hidden_size**0.5,
+        "norm_places": "around",
+        "activation": "gelu_tanh",
+        "value_norm": True,
+        "layer_scale": True,
+    }
+
+
+GEMMA4 = Family(
+    model_types=("gemma4_text", "gemma4"),
+    architectures=("gemma4",),
+    of_config=_of_config,
+    of_metadata=_of_metadata,
+    defaults=MappingProxyType(
+        {
+            "attention_k_eq_v": False,
+            "global_head_dim": 512,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 2304,
+            "hidden_size_per_layer_input": 256,
+            "intermediate_size": 9216,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 8,
+            "num_global_key_value_heads": None,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 4,
+            "num_kv_shared_layers": 0,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": _ROPES,
+            "sliding_window": 512,
+            "tie_word_embeddings": True,
+            "use_double_wide_mlp": False,
+            "vocab_size": 262144,
+        }
+    ),
+    parts=NORMS,
+    gguf_parts=MappingProxyType(
+        {
+            **GGUF_POST_NORMS,
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "layer_output_scale.weight": "layer_scalar",
+        }
+    ),
+    others=MappingProxyType(
+        {
+            "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+            "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+            "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+        }
+    ),
+    prefixes=TEXT_PREFIXES,
+    ignored=(*PICTURES, *_OTHER_INPUTS),
+)
