@@ -28,7 +28,7 @@ from edge_spec.control.baseline import Baseline
 from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limited
-from edge_spec.control.tree_shape import best_shape
+from edge_spec.control.tree_shape import KeptShape
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -37,8 +37,6 @@ _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the l
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
 # winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
-_SHAPE_ROUNDS = 64  # for which the best shape of a sampled tree is kept
-_DEEPEST = 8  # levels of it
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
@@ -90,9 +88,7 @@ class AdaptivePolicy:
         self._chosen: str | None = None
         self._seconds = costs.at(1)
         self._tokens = 1.0
-        self._best: tuple[int, ...] = ()
-        self._shape_age = 0
-        self._shape_room = (0, 0)  # rows and levels that it was made for
+        self._kept_shape = KeptShape()
         self._around_s = 0.0  # of a round, outside drafting and the pass
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
@@ -289,16 +285,10 @@ class AdaptivePolicy:
         return self.calibrations.setdefault(name, Calibration())
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
-        """Of a tree that samples are to fill; a new one now and then, as acceptance is learnt."""
+        """Of a tree that samples are to fill."""
         acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()
-        room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))
-        old = self._shape_age >= _SHAPE_ROUNDS and room == self._shape_room
-        if old or room > self._shape_room:  # not at a text's end, where little fits
-            pass_s = self._draft_token_s.get(drafter.name, self._backoff(drafter).draft_token_s)
-            self._best = best_shape(acceptance, self.costs, pass_s, *room)
-            self._shape_age, self._shape_room = 0, room
-        self._shape_age += 1
-        fits = len(self._best) <= limits.num_rows
-        return self._best if fits and len(self._best) > 1 else ()
+        pass_s = self._draft_token_s.get(drafter.name, self._backoff(drafter).draft_token_s)
+        room = (limits.num_rows, limits.num_draft_tokens)
+        return self._kept_shape.fitting(acceptance, self.costs, pass_s, *room)

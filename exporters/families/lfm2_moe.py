@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from edge_spec.core.config import Experts, ModelConfig
@@ -32,14 +33,14 @@ def _of_config(stated: StatedConfig) -> Fields:
         sigmoid=True,
         choice_bias=bool(values["use_expert_bias"]),
         scale=float(values["routed_scaling_factor"]),
-        **_dense(int(values["num_dense_layers"]), int(values["intermediate_size"])),
     )
+    dense = int(values["num_dense_layers"]), int(values["intermediate_size"])
     return {
         **layers_of_config(stated),
         "intermediate_size": int(values["moe_intermediate_size"]),
         "num_experts": int(values["num_experts"]),
         "experts_used": int(values["num_experts_per_tok"]),
-        "experts": experts,
+        "experts": _after_dense(experts, *dense),
     }
 
 
@@ -51,21 +52,23 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
             f"{stated.metadata.path} weighs its experts by the function {gate}, not by a sigmoid",
             remedy="Convert the model again.",
         )
-    count = stated.get("leading_dense_block_count", int) or 0
-    dense = _dense(count, stated.require("feed_forward_length", int))
+    dense = (
+        stated.get("leading_dense_block_count", int) or 0,
+        stated.require("feed_forward_length", int),
+    )
     has_bias = any(name.endswith(".expert_bias") for name in stated.tensors)
     return {
         **layers_of_metadata(stated),
         "intermediate_size": stated.require("expert_feed_forward_length", int),
         "num_experts": stated.require("expert_count", int),
         "experts_used": stated.require("expert_used_count", int),
-        "experts": Experts(sigmoid=True, choice_bias=has_bias, **dense),
+        "experts": _after_dense(Experts(sigmoid=True, choice_bias=has_bias), *dense),
     }
 
 
-def _dense(count: int, size: int) -> dict[str, int]:
-    """The fields of `Experts` that say how many of the first layers have none."""
-    return {"dense_layers": count, "dense_size": size} if count else {}
+def _after_dense(experts: Experts, count: int, size: int) -> Experts:
+    """In all layers but the first ones, so many, which have one MLP of this size."""
+    return replace(experts, dense_layers=count, dense_size=size) if count else experts
 
 
 def _of_tensors(
