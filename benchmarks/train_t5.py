@@ -146,9 +146,11 @@ def main() -> None:
     parser.add_argument("--only", choices=list(SIZES), help="the small one needs the large one")
     asked = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
+    from tokenizers import Tokenizer
     from transformers import T5ForConditionalGeneration
 
-    tokenizer = trained_tokenizer()
+    kept = asked.out / "large" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(kept)) if asked.only == "small" else trained_tokenizer()
     for name in SIZES if asked.only is None else [asked.only]:
         teacher = None
         if name == "small":

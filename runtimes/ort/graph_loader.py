@@ -65,6 +65,7 @@ class GraphLoader:
         self.form = form
         self._segments = segment_files(bundle) if self._on_cpu and form is None else []
         takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
+        self._takes_turns = takes_turns
 
         def chosen() -> Any:
             """SessionOptions, whose number of threads may still be changed."""
@@ -174,7 +175,7 @@ class GraphLoader:
             options = self._chosen()
             self._providers(options)  # those of packages are part of the options
             options.intra_op_num_threads = threads or options.intra_op_num_threads
-        if stops_spinning:
+        if stops_spinning and not self._takes_turns:
             options.add_session_config_entry(_STOPS_SPINNING, "1")
         if made is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
