@@ -106,7 +106,8 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
         return f"it has a count of {min(counts)}, expected 1 or more"
     if config.num_layers + (config.encoder.num_layers if config.encoder else 0) > num_tensors:
         return f"it has {config.num_layers} layers, but {num_tensors} tensors"
-    if config.experts and config.num_layers * config.num_experts > num_tensors:
+    mixing = config.num_layers - config.experts.dense_layers if config.experts else 0
+    if mixing * config.num_experts > num_tensors:
         return f"it has {config.num_experts} experts a layer, but {num_tensors} tensors"
     if config.context_length > MAX_CONTEXT_TOKENS:
         return (
@@ -140,7 +141,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.norm_places in ("around", "after"):
             shapes[attention + "post_norm.weight"] = (hidden,)
             shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
-        shapes |= _mlp_shapes(config, prefix + "mlp.")
+        shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
         kernel = config.kind(layer).convolution
         if kernel is not None:
             shapes |= _convolution_shapes(config, prefix + "conv.", kernel)
@@ -213,13 +214,14 @@ def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         shapes |= _attention_shapes(config, prefix + "self_attn.")
-        shapes |= _mlp_shapes(config, prefix + "mlp.")
+        shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
     return shapes
 
 
-def _mlp_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> dict[str, tuple[int, ...]]:
     """One MLP, or a router and as many as there are experts."""
-    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.experts
+    hidden, inner = config.hidden_size, config.inner_size(layer)
+    experts = config.experts if config.mixes(layer) else None
     parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     if not config.gated_mlp:
         del parts["gate_proj"]
@@ -237,6 +239,8 @@ def _mlp_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
     }
     matrices[prefix + "router"] = (config.num_experts, hidden)
     shapes: dict[str, tuple[int, ...]] = {}
+    if experts.choice_bias:
+        shapes[prefix + "expert_bias"] = (config.num_experts,)
     for name, shape in matrices.items():
         shapes[name + ".weight"] = shape
         if experts.biases:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 STATED = "num_nextn_predict_layers"  # in config.json
 MIMO_PREFIX = "model.mtp_layers.0."
+# As Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state.
+RECURRENT_PREFIX = "mtp."
 
 _Stored = TypeVar("_Stored")
 

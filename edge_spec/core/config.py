@@ -17,6 +17,7 @@ from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
 SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
+LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
 # Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone, of the
 # stream itself, which goes on as the sublayer reads it.
 NORM_PLACES = ("before", "around", "after", "stream")
@@ -45,6 +46,19 @@ class Experts:
     biases: bool = False  # of the router and of all matrices
     # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
     clamp: float | None = None
+    # The weights are sigmoids of the router's scores, to which a bias of each expert is added where
+    # experts are chosen, and only there (DeepSeek-AI 2024); else a softmax of them.
+    sigmoid: bool = False
+    choice_bias: bool = False
+    scale: float = 1.0  # what the weights are multiplied with
+    dense_layers: int = 0  # the first ones, each with one MLP in the place of experts,
+    dense_size: int = 0  # of this size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Leaves out from `sigmoid` on what says nothing, as it was before there was that."""
+        kept = ("normalized", "biases", "clamp")
+        values, usual = asdict(self), asdict(Experts())
+        return {name: each for name, each in values.items() if name in kept or each != usual[name]}
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,8 @@ class ModelConfig:
         values = asdict(self)
         for name in _ADDED.keys() - self.features().keys():
             del values[name]
+        if self.experts is not None:
+            values["experts"] = self.experts.to_dict()
         for rope in (values, *values.get("layer_kinds", ())):
             _forget_magnitude(rope)
         for kind in values.get("layer_kinds", ()):
@@ -186,10 +202,12 @@ class ModelConfig:
         attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
         convolution = 4 * self.hidden_size * self.hidden_size
         matrices = 3 if self.gated_mlp else 2
-        mlp = matrices * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
+        mlp = matrices * self.hidden_size * self.intermediate_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         layers = len(self.attending) * attention + len(self.convolving) * convolution
-        layers += self.num_layers * mlp
+        dense = 0 if self.experts is None else self.experts.dense_layers
+        layers += (self.num_layers - dense) * mlp * max(self.num_experts, 1)
+        layers += sum(matrices * self.hidden_size * self.inner_size(n) for n in range(dense))
         if self.encoder is not None:
             layers += self.encoder.num_layers * (attention + mlp) + self.num_layers * attention
         return layers + embeddings
@@ -198,6 +216,15 @@ class ModelConfig:
     def kinds(self) -> tuple[LayerKind, ...]:
         """Returns the kinds that layers are of: one at least."""
         return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
+
+    def mixes(self, layer: int) -> bool:
+        """Returns whether a layer has experts in the place of one MLP."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
+    def inner_size(self, layer: int) -> int:
+        """Returns the width of a layer's MLP, or of each of its experts."""
+        is_dense = self.experts is not None and layer < self.experts.dense_layers
+        return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
 
     def kind(self, layer: int) -> LayerKind:
         return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]
@@ -240,6 +267,10 @@ class ModelConfig:
             return f"it has the activation {self.activation!r} and norms {self.norm_places!r}"
         if self.experts and not 1 <= self.experts_used <= self.num_experts:
             return f"its tokens take {self.experts_used} of {self.num_experts} experts"
+        if self.experts and not 0 <= self.experts.dense_layers <= self.num_layers:
+            return f"it has {self.experts.dense_layers} layers without experts"
+        if self.experts and self.experts.dense_layers and not self.experts.dense_size >= 1:
+            return f"its layers without experts have a width of {self.experts.dense_size}"
         if not 2 <= self.rotated <= self.head_dim or self.rotated % 2:
             return f"it rotates {self.rotated} of the {self.head_dim} elements of a head"
         if not all(1 <= window <= _LONGEST_WINDOW for window in self.windows):
@@ -272,8 +303,11 @@ class ModelConfig:
         return None
 
     def _optional(self) -> Iterator[float]:
-        clamp = None if self.experts is None else self.experts.clamp
-        values = (self.attention_scale, self.attention_softcap, self.logit_softcap, clamp)
+        experts = Experts() if self.experts is None else self.experts
+        values = (
+            *(self.attention_scale, self.attention_softcap, self.logit_softcap),
+            *(experts.clamp, experts.scale),
+        )
         return (value for value in values if value is not None)
 
     def _rope_problem(self, rope: Rope) -> str | None:

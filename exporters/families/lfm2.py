@@ -16,14 +16,18 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 
 def _of_config(stated: StatedConfig) -> Fields:
+    return {**layers_of_config(stated), "intermediate_size": _intermediate_size(stated)}
+
+
+def layers_of_config(stated: StatedConfig) -> Fields:
+    """Returns the fields that say which layers attend and which have convolutions."""
     values = stated.values
     layers = range(min(int(values["num_hidden_layers"]), MAX_LAYERS))
     types = values.get("layer_types")
     if not types:  # as older files have it
         attending = values.get("full_attn_idxs", layers)
         types = [FULL if layer in attending else CONVOLUTION for layer in layers]
-    fields = _fields(stated.rope(), int(values["conv_L_cache"]), types)
-    return {**fields, "intermediate_size": _intermediate_size(stated)}
+    return _fields(stated.rope(), int(values["conv_L_cache"]), types)
 
 
 def _intermediate_size(stated: StatedConfig) -> int:
@@ -38,7 +42,8 @@ def _intermediate_size(stated: StatedConfig) -> int:
     return -(-int(values["block_ffn_dim_multiplier"] * size) // multiple) * multiple
 
 
-def _of_metadata(stated: StatedMetadata) -> Fields:
+def layers_of_metadata(stated: StatedMetadata) -> Fields:
+    """Returns the same of a GGUF file."""
     types = [FULL if count else CONVOLUTION for count in stated.kv_heads_of_layers()]
     return _fields(stated.rope(), stated.require("shortconv.l_cache", int), types)
 
@@ -48,7 +53,7 @@ def _fields(rope: Rope, kernel: int, types: Sequence[str]) -> Fields:
     return {**of_types(kinds, types), "qk_norm": True}
 
 
-def _of_tensors(
+def channels_alone(
     config: ModelConfig, tensors: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """Convolutions of one channel each, without the axis of that one."""
@@ -64,7 +69,7 @@ LFM2 = Family(
     model_types=("lfm2",),
     architectures=("lfm2",),
     of_config=_of_config,
-    of_metadata=_of_metadata,
+    of_metadata=layers_of_metadata,
     defaults=MappingProxyType(
         {
             "block_auto_adjust_ff_dim": True,
@@ -101,5 +106,5 @@ LFM2 = Family(
         "token_embd_norm.weight": "model.norm.weight",
     },
     computes=(SHORT_CONVOLUTIONS,),
-    of_tensors=_of_tensors,
+    of_tensors=channels_alone,
 )

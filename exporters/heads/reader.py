@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from edge_spec.core.config import ModelConfig
@@ -12,7 +13,7 @@ from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.heads.mtp import mtp_head
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
-from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
+from edge_spec.exporters.mtp_layers import RECURRENT_PREFIX, STATED, mtp_prefix
 from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -49,6 +50,8 @@ def is_head(path: Path) -> bool:
         if values.get("num_hidden_layers") == 1 and _only_pickled(path):
             return True  # EAGLE-1 as it was published at first; `open_head` says what to do
         tensors = _tensors(path)
+        if _recurrent_mtp(tensors) is not None:
+            return True  # `open_head` says why it cannot draft
         return "fc.weight" in tensors or mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
@@ -59,6 +62,13 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     damaged head, UnsupportedModelError for a kind that is not computed, UsageError for the head of
     another target."""
     values = read_json(path / "config.json")
+    if not any(mark in values for mark in _MARKS) and (name := _recurrent_mtp(_tensors(path))):
+        raise UnsupportedModelError(
+            f"{path} has a layer for multi-token prediction ({name[:100]}) of a model with "
+            "recurrent layers: it drafts from that model's hidden states, which are not read on "
+            "llama.cpp, where alone such models run",
+            remedy="Draft without weights: --drafter suffix.",
+        )
     if "dflash_config" in values:
         return dflash_head(path, values, _tensors(path), target, has_weights)
     if values.get(STATED) and not any(mark in values for mark in _MARKS):
@@ -66,6 +76,10 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     if "medusa_num_heads" in values:
         return medusa_head(path, _tensors(path), target, has_weights)
     return eagle_head(path, values, _tensors(path), target, has_weights)
+
+
+def _recurrent_mtp(names: Iterable[str]) -> str | None:
+    return next((name for name in names if name.startswith(RECURRENT_PREFIX)), None)
 
 
 def _only_pickled(path: Path) -> bool:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, TensorProto, ValueInfoProto, helper
 
-from edge_spec.core.config import SWISH_SLOPE, Experts
+from edge_spec.core.config import LEAST_SUM, SWISH_SLOPE, Experts
 from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.onnx.elementwise import times
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import OnnxWeights
 
 MAX_SINGLE_ROWS = 16  # up to which each row is computed by itself
+_NEVER, _LEAST = -1e30, 1e-37  # a score that is not chosen, and a weight that has a logarithm
 
 
 class Mixture:
@@ -94,16 +96,59 @@ class Mixture:
 
     def _route(self, nodes: Nodes, rows: str, layer: _Layer, kind: str, output: str) -> str:
         """rows: [rows, hidden] -> `output`, the same."""
-        prefix, blocks = layer.prefix + kind, self._weights.blocks
+        prefix = layer.prefix + kind
         scores = nodes.add("Gemm", [rows, *layer.router], prefix + "scores", transB=1)
+        if self._experts.sigmoid:
+            scores, scale = self._of_sigmoids(nodes, scores, layer, prefix)
+            mixed = self._mix(nodes, rows, scores, layer, prefix, prefix + "unscaled")
+            return nodes.add("Mul", [mixed, scale], output)
+        return self._mix(nodes, rows, scores, layer, prefix, output)
+
+    def _of_sigmoids(
+        self, nodes: Nodes, scores: str, layer: _Layer, prefix: str
+    ) -> tuple[str, str]:
+        """Scores whose softmax over the likeliest are the normalized weights, and what is to be
+        multiplied with what experts add, [rows, 1]. The operators know softmaxes alone: the scores
+        are logarithms of the weights of those that are chosen, and no others are."""
+        weights = nodes.weights
+        shares = choice = nodes.add("Sigmoid", [scores], prefix + "shares")
+        if self._experts.choice_bias:
+            name = layer.prefix + "expert_bias"
+            bias = weights.add(name, self._checkpoint.float32(name))
+            choice = nodes.add("Add", [shares, bias], prefix + "choice")
+        count = weights.add("experts_used", np.array([self._config.experts_used]))
+        taken = prefix + "taken"
+        nodes.add("TopK", [choice, count], [prefix + "best", taken], axis=-1)
+        own = nodes.add("GatherElements", [shares, taken], prefix + "own", axis=-1)
+        least = weights.add("least_weight", np.array(_LEAST, np.float32))
+        raised = nodes.add("Add", [own, least], prefix + "raised")
+        logs = nodes.add("Log", [raised], prefix + "logs")
+        never = helper.make_tensor("never", TensorProto.FLOAT, [1], [_NEVER])
+        shape = nodes.add("Shape", [scores], prefix + "shape")
+        others = nodes.add("ConstantOfShape", [shape], prefix + "others", value=never)
+        found = nodes.add("ScatterElements", [others, taken, logs], prefix + "chosen", axis=-1)
+        axis = weights.add("experts_axis", np.array([-1]))
+        scale = nodes.add("ReduceSum", [own, axis], prefix + "sum", keepdims=1)
+        if self._experts.normalized:
+            floor = weights.add("least_sum", np.array(LEAST_SUM, np.float32))
+            total = nodes.add("Add", [scale, floor], prefix + "total")
+            scale = nodes.add("Div", [scale, total], prefix + "part")
+        return found, times(nodes, scale, self._experts.scale, prefix + "scale")
+
+    def _mix(
+        self, nodes: Nodes, rows: str, scores: str, layer: _Layer, prefix: str, output: str
+    ) -> str:
+        """rows, and the scores that tell how their experts are mixed -> `output`, as `rows`."""
+        blocks = self._weights.blocks
+        is_normalized = self._experts.normalized or self._experts.sigmoid
         (*up, up_bias), (*down, down_bias) = layer.gate_up, layer.down
         inputs = [rows, scores, *up[:2], up_bias, *down[:2], down_bias]
         attributes = self._gate()
         if blocks is None:
-            attributes["normalize_routing_weights"] = int(self._experts.normalized)
+            attributes["normalize_routing_weights"] = int(is_normalized)
         else:
             inputs += ["", "", "", up[2], down[2]]
-            if not self._experts.normalized:
+            if not is_normalized:
                 inputs += ["", nodes.add("Softmax", [scores], prefix + "shares", axis=-1)]
             attributes |= {"expert_weight_bits": blocks[0], "block_size": blocks[1]}
         return nodes.add(

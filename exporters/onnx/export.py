@@ -127,6 +127,7 @@ def _require_heads(checkpoint: StoredCheckpoint) -> None:
 
 def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
     """Raises UnsupportedModelError for experts whose rows end within a block."""
+    # What layers without experts have is padded.
     sizes = (checkpoint.config.hidden_size, checkpoint.config.intermediate_size)
     if checkpoint.config.experts and bits <= 8 and any(size % block_size for size in sizes):
         raise UnsupportedModelError(

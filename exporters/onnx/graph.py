@@ -100,7 +100,7 @@ class GraphBuilder:
                 attended, residual, prefix + "post_attention_layernorm"
             )
             start = len(nodes.protos)
-            mlp = self._mlp if config.experts is None else self._mixture
+            mlp = self._mixture if config.mixes(layer) else self._mlp
             update = mlp(normed, prefix + "mlp.")
             self._ends_sublayer(start, update, None)
             if layer + 1 < config.num_layers:

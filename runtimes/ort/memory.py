@@ -73,7 +73,7 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
         stored //= 2
-    matrices = int(layer_weights(config) * config.num_layers * _matrix_bytes(bundle))
+    matrices = int(layer_weights(config) * _matrix_bytes(bundle))
     beside = max(0, stored - matrices)  # scales, norms, an embedding
     num_graphs = 2 if config.experts is None else 1
     capacity = capacity_for(used, 0, length)
@@ -131,9 +131,12 @@ def _weights(bundle: Bundle, config: ModelConfig) -> int:
 
 
 def layer_weights(config: ModelConfig) -> int:
+    """Counts the weights in the matrices of all layers."""
     attention = 2 * config.query_size + 2 * config.kv_size
+    layers = range(config.num_layers)
     experts = max(config.num_experts, 1)
-    return config.hidden_size * (attention + 3 * config.intermediate_size * experts)
+    inner = sum(config.inner_size(n) * (experts if config.mixes(n) else 1) for n in layers)
+    return config.hidden_size * (attention * config.num_layers + 3 * inner)
 
 
 def _stacked(config: ModelConfig, capacity: int) -> int:

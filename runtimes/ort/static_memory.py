@@ -26,7 +26,7 @@ def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     length, _ = context_tokens(config.context_length, options, num_tokens)
     graphs = [name for name in bundle.manifest.files if name.endswith(".onnx")]
     num_scoring = sum(not name.startswith("prefill") for name in graphs)
-    matrices = layer_weights(config) * config.num_layers
+    matrices = layer_weights(config)
     embedding = config.vocab_size * config.hidden_size
     copies = len(graphs) * matrices * _matrix_bytes(bundle) + num_scoring * embedding * _FLOAT
     stored = sum(entry.num_bytes for entry in bundle.manifest.files.values())

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edge_spec.core.config import SWISH_SLOPE
+from edge_spec.core.config import LEAST_SUM, SWISH_SLOPE
 from edge_spec.core.model import Tensors
 
 MAX_ROWS = 512  # of a pass
@@ -69,7 +69,8 @@ class Arithmetic:
     def _has_bias(self, name: str) -> bool:
         config = self.config
         if ".mlp." in name:
-            return config.mlp_bias or (config.experts is not None and config.experts.biases)
+            is_dense = not name.endswith("router") and ".experts." not in name
+            return config.mlp_bias if is_dense else bool(config.experts and config.experts.biases)
         if name.endswith("o_proj"):
             return config.output_bias
         return config.qkv_bias and name.endswith(("q_proj", "k_proj", "v_proj"))
@@ -128,7 +129,7 @@ class Arithmetic:
         if memory is not None:
             x, normed = self.read(x, prefix + "cross_attn.input_norm")
             x = x + self._crossed(normed, prefix + "cross_attn.", memory[layer])
-        return self.with_mlp(x, prefix)
+        return self.with_mlp(x, prefix, self.config.mixes(layer))
 
     def _convolved(self, x: np.ndarray, layer: int, context: Context) -> np.ndarray:
         """A gated short convolution over each element by itself (Liquid AI 2025, LFM2)."""
@@ -141,10 +142,10 @@ class Arithmetic:
             convolved = convolved + before * tap
         return self.linear(leaves * convolved, prefix + "out_proj")
 
-    def with_mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
-        """The residual stream after the MLP of the layer that `prefix` names."""
+    def with_mlp(self, x: np.ndarray, prefix: str, mixes: bool = False) -> np.ndarray:
+        """The residual stream after the MLP of the layer that `prefix` names, or its experts."""
         x, normed = self.read(x, prefix + "post_attention_layernorm")
-        mlp = self._mlp if self.config.experts is None else self._mixture
+        mlp = self._mixture if mixes else self._mlp
         updated: np.ndarray = x + self._update(mlp(normed, prefix + "mlp."), prefix + "mlp.")
         return updated
 
@@ -174,20 +175,32 @@ class Arithmetic:
 
     def _mixture(self, x: np.ndarray, prefix: str) -> np.ndarray:
         """Adds what the experts add that each row takes, by their weights (Shazeer et al. 2017)."""
-        config = self.config
-        scores = self.linear(x, prefix + "router")
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        taken = np.argsort(-scores, axis=-1, kind="stable")[:, : config.experts_used]
-        weights = np.take_along_axis(weights, taken, axis=-1)
-        if config.experts and config.experts.normalized:
-            weights /= weights.sum(axis=-1, keepdims=True)
+        taken, weights = self._routed(x, prefix)
         update = np.zeros_like(x)
         for expert in np.unique(taken):
             rows, places = np.nonzero(taken == expert)
             added = self._mlp(x[rows], f"{prefix}experts.{expert}.")
             update[rows] += weights[rows, places, None] * added
         return update
+
+    def _routed(self, x: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+        """The experts that each row takes, and their weights, each [rows, experts used]."""
+        experts = self.config.experts
+        assert experts is not None
+        scores = self.linear(x, prefix + "router")
+        if experts.sigmoid:
+            weights = scores = (1 / (1 + np.exp(-scores))).astype(np.float32)
+        else:
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+        if experts.choice_bias:
+            scores = scores + self.weight(prefix + "expert_bias")
+        taken = np.argsort(-scores, axis=-1, kind="stable")[:, : self.config.experts_used]
+        weights = np.take_along_axis(weights, taken, axis=-1)
+        if experts.normalized:
+            least = np.float32(LEAST_SUM if experts.sigmoid else 0)
+            weights /= weights.sum(axis=-1, keepdims=True) + least
+        return taken, _times(weights, experts.scale)
 
     def read(self, x: np.ndarray, norm: str) -> tuple[np.ndarray, np.ndarray]:
         """The residual stream as it goes on, and what a sublayer reads of it."""

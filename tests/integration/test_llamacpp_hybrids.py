@@ -28,7 +28,7 @@ FLOAT32 = RuntimeOptions(context_length=256, kv_type="f32", flash_attention=Fals
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=["qwen35", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen35", "lfm2", "lfm2moe"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("hybrid") / "model.gguf"
     if request.param == "qwen35":
