@@ -29,6 +29,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "large": {"d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 32},
 }
 VOCABULARY = 32128
+# Of what is added: small, since what a kernel rounds must not grow from layer to layer there.
+_NOISE = 0.002
 _UNLIKELY = 2.0  # times the embedding of a token that is never written
 _BLOCK = re.compile(r"(encoder|decoder)\.block\.(\d+)\.layer\.\d\.(.+)\.weight")
 # What an attention or MLP multiplies all else by: where it reads nothing, nothing is added.
@@ -47,7 +49,7 @@ class Stretch:
 
     def _noise(self, rows: int, columns: int) -> np.ndarray:
         found: np.ndarray = self._draw.standard_normal((rows, columns), np.float32)
-        return 0.05 * found
+        return _NOISE * found
 
     def inner(self, part: str) -> int:
         """Returns the other width of a matrix: of heads or of an MLP."""
