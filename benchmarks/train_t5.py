@@ -1,11 +1,12 @@
 """Trains two T5s on tasks made on the spot, a larger and a smaller one that can draft for it.
 
     pip install torch transformers
-    python benchmarks/train_t5.py OUT [--steps 1500]
+    python benchmarks/train_t5.py OUT [--steps 4000] [--only large|small]
 
 writes OUT/large, OUT/small (Hugging Face directories with one tokenizer) and OUT/prompts.jsonl:
-prompts of each task that were held out, for `edge-spec bench --prompts`. The tasks are numbers in
-words, words in numbers and dates from one form to another. Seeds are fixed; a few minutes each.
+prompts of each task (t5_tasks.py) that were held out, for `edge-spec bench --prompts`. The smaller
+one learns what the larger one would write next (distillation, Hinton et al. 2015), as a draft is
+best trained (Zhou et al. 2024, DistillSpec). Seeds are fixed; some ten minutes of one core each.
 """
 
 from __future__ import annotations
@@ -16,86 +17,36 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from t5_tasks import TASKS, pairs
+
 PAD, EOS, UNKNOWN = 0, 1, 2
-VOCABULARY = 384
+VOCABULARY = 512
+PIECES = 500
 SIZES: dict[str, dict[str, int]] = {
-    "large": {"d_model": 128, "d_kv": 32, "d_ff": 320, "num_heads": 6, "num_layers": 3},
-    "small": {"d_model": 64, "d_kv": 32, "d_ff": 128, "num_heads": 2, "num_layers": 1},
+    "large": {"d_model": 96, "d_kv": 32, "d_ff": 256, "num_heads": 5, "num_layers": 3},
+    "small": {"d_model": 64, "d_kv": 32, "d_ff": 128, "num_heads": 3, "num_layers": 2},
 }
-_BATCH, _PEAK_RATE, _WARM_UP = 32, 2e-3, 100
+_BATCH, _PEAK_RATE, _WARM_UP = 32, 3e-3, 100
+_SORTED = 8  # batches that are sorted by length together, so that little of one is padding
 _HELD_OUT = 8  # of each task
-_ONES = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
-    "nineteen",
-)
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
-    *("October", "November", "December"),
-)
-
-
-def in_words(number: int) -> str:
-    """A number below a million."""
-    if number < 20:
-        return _ONES[number]
-    if number < 100:
-        rest = "" if number % 10 == 0 else f"-{_ONES[number % 10]}"
-        return _TENS[number // 10 - 2] + rest
-    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
-    rest = "" if number % size == 0 else f" and {in_words(number % size)}"
-    return f"{in_words(number // size)} {name}{rest}"
-
-
-def _words(draw: random.Random) -> tuple[str, str]:
-    numbers = [draw.randrange(10 ** draw.randint(2, 6)) for _ in range(draw.randint(1, 2))]
-    said = "; ".join(map(in_words, numbers))
-    return f"say the numbers: {'; '.join(map(str, numbers))}", said
-
-
-def _numbers(draw: random.Random) -> tuple[str, str]:
-    prompt, said = _words(draw)
-    return f"write in digits: {said}", prompt.partition(": ")[2]
-
-
-def _dates(draw: random.Random) -> tuple[str, str]:
-    count = draw.randint(1, 2)
-    days = [
-        (draw.randint(1, 28), draw.randint(1, 12), draw.randint(1800, 2099)) for _ in range(count)
-    ]
-    short = "; ".join(f"{year}-{month:02}-{day:02}" for day, month, year in days)
-    long = "; ".join(f"{_MONTHS[month - 1]} {day}, {year}" for day, month, year in days)
-    return f"write out the dates: {short}", long
-
-
-TASKS = {"words": _words, "numbers": _numbers, "dates": _dates}
-
-
-def pairs(seed: int) -> Iterator[tuple[str, str, str]]:
-    """Endlessly: a task, a source and its answer."""
-    draw = random.Random(seed)
-    while True:
-        for name, task in TASKS.items():
-            yield name, *task(draw)
 
 
 def trained_tokenizer() -> Any:
     """A unigram tokenizer as T5's is: words begin with a mark in the place of their space."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    texts = [text for _, pair in zip(range(6000), pairs(1), strict=False) for text in pair[1:]]
+    texts = [text for _, pair in zip(range(10000), pairs(1), strict=False) for text in pair[1:]]
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(), pre_tokenizers.Digits(individual_digits=True)]
     )
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=VOCABULARY - 100,
+        vocab_size=PIECES,
         special_tokens=["<pad>", "</s>", "<unk>"],
         unk_token="<unk>",
         show_progress=False,
@@ -104,8 +55,9 @@ def trained_tokenizer() -> Any:
     return tokenizer
 
 
-def train(name: str, tokenizer: Any, steps: int) -> Any:
-    """Returns the model. Prints the loss as it goes."""
+def train(name: str, tokenizer: Any, steps: int, teacher: Any = None) -> Any:
+    """Returns the model. teacher: whose scores it learns beside the answers. Prints the loss as it
+    goes."""
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -125,24 +77,53 @@ def train(name: str, tokenizer: Any, steps: int) -> Any:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, _PEAK_RATE, total_steps=steps, pct_start=min(0.5, _WARM_UP / steps)
     )
-    source, started_s = pairs(2), time.perf_counter()
+    batches, started_s = _batches(tokenizer), time.perf_counter()
     for step in range(steps):
-        batch = [next(source) for _ in range(_BATCH)]
-        read = _padded([[*tokenizer.encode(pair[1]).ids, EOS] for pair in batch], PAD)
-        written = _padded([[*tokenizer.encode(pair[2]).ids, EOS] for pair in batch], -100)
-        loss = model(input_ids=read, attention_mask=read != PAD, labels=written).loss
+        read, written = next(batches)
+        given = {"input_ids": read, "attention_mask": read != PAD, "labels": written}
+        out = model(**given)
+        loss = out.loss
+        if teacher is not None:
+            with torch.no_grad():
+                scores = teacher(**given).logits
+            loss = loss + _divergence(scores, out.logits, written != -100)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if step % 100 == 0 or step + 1 == steps:
-            print(f"{name}: step {step}, loss {loss.item():.3f}", flush=True)
-    print(f"{name}: {time.perf_counter() - started_s:.0f} s", flush=True)
+            taken_s = time.perf_counter() - started_s
+            print(f"{name}: step {step}, loss {loss.item():.3f}, {taken_s:.0f} s", flush=True)
     return model.eval()
 
 
-def _padded(rows: list[list[int]], filler: int) -> Any:
+def _batches(tokenizer: Any) -> Iterator[tuple[Any, Any]]:
+    """Sources, and the labels of their answers."""
+    source, draw = pairs(2), random.Random(2)
+    while True:
+        texts = [next(source) for _ in range(_SORTED * _BATCH)]
+        coded = [
+            [[*tokenizer.encode(text).ids, EOS] for text in (question, answer)]
+            for _, question, answer in texts
+        ]
+        coded.sort(key=lambda pair: len(pair[0]))
+        found = [coded[start : start + _BATCH] for start in range(0, len(coded), _BATCH)]
+        draw.shuffle(found)
+        for batch in found:
+            read, written = zip(*batch, strict=True)
+            yield _padded(read, PAD), _padded(written, -100)
+
+
+def _divergence(scores: Any, own: Any, counted: Any) -> Any:
+    """KL(teacher | model), mean over the answers' tokens."""
+    import torch
+
+    expected, found = (torch.log_softmax(each[counted], -1) for each in (scores, own))
+    return torch.nn.functional.kl_div(found, expected, reduction="batchmean", log_target=True)
+
+
+def _padded(rows: Sequence[list[int]], filler: int) -> Any:
     import torch
 
     width = max(map(len, rows))
@@ -161,13 +142,21 @@ def held_out() -> list[dict[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--only", choices=list(SIZES), help="the small one needs the large one")
     asked = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    tokenizer = trained_tokenizer()
-    for name in SIZES:
+    from tokenizers import Tokenizer
+    from transformers import T5ForConditionalGeneration
+
+    kept = asked.out / "large" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(kept)) if asked.only == "small" else trained_tokenizer()
+    for name in SIZES if asked.only is None else [asked.only]:
+        teacher = None
+        if name == "small":
+            teacher = T5ForConditionalGeneration.from_pretrained(asked.out / "large").eval()
         directory = asked.out / name
-        train(name, tokenizer, asked.steps).save_pretrained(directory)
+        train(name, tokenizer, asked.steps, teacher).save_pretrained(directory)
         tokenizer.save(str(directory / "tokenizer.json"))
     lines = [json.dumps(each) for each in held_out()]
     (asked.out / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

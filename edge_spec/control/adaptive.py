@@ -276,9 +276,10 @@ class AdaptivePolicy:
             if drafter.name not in self._free:
                 patience = WITH_COSTLY
                 first_loss = UNPROVEN_HEAD_LOSS if drafter.traits.head else UNPROVEN_LOSS
-            self._backoffs[drafter.name] = Backoff(
-                self._draft_token_s.get(drafter.name), patience, first_loss
-            )
+            backoff = Backoff(self._draft_token_s.get(drafter.name), patience, first_loss)
+            self._backoffs[drafter.name] = backoff
+            if backoff.measured and first_loss is not None and drafter.reported_acceptance:
+                (backoff.trust if self._is_expected_to_pay(drafter) else backoff.doubt)()
         return self._backoffs[drafter.name]
 
     def _calibration_of(self, name: str) -> Calibration:

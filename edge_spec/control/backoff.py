@@ -27,6 +27,8 @@ WITH_COSTLY = Patience(16, 50)  # 2 % of the time
 # Plain steps that one whose use nobody has shown may lose at first: twice as many each time that it
 # has broken even, and all that it has won.
 UNPROVEN_LOSS, UNPROVEN_HEAD_LOSS = 2.0, 1.0
+# Plain steps that trying one takes, reading the text with it included.
+_LOST_IN_TRIAL = 4.0
 
 
 class Backoff:
@@ -59,6 +61,11 @@ class Backoff:
     def trust(self) -> None:
         """It is expected to be of use: it may lose as much as later."""
         self._most_lost = self._patience.most_lost
+
+    def doubt(self) -> None:
+        """It is known not to have been of use: it begins at rest, as long as it would have to after
+        a trial. Then it may have become so."""
+        self.resting = round(self._patience.rest_per_loss * _LOST_IN_TRIAL)
 
     @property
     def rate(self) -> float:

@@ -23,7 +23,6 @@ from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.background import IdleProfiler, InTurns, profile_when_idle
 from edge_spec.placement.energy.find import answer_meter
@@ -81,7 +80,7 @@ def compose_engine(
         drafter=placed.options.drafter,
         min_rows=factory.lossless.plain_width,
         drafts=models.drafts,
-        history=_history(placed),
+        history=models.history,
         keep_learnt=partial(_keep_learnt, key),
         identity=placed.source.identity,
         computing=_computing(key, models.target),
@@ -169,9 +168,3 @@ def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
         save_learnt(key, learnt)
     except OSError as error:
         tell_unkept(key.path, error)
-
-
-def _history(placed: PlacedModels) -> PairHistory | None:
-    if not placed.drafts:
-        return None
-    return PairHistory(history_path(placed.source, placed.draft_sources[0]))

@@ -26,6 +26,7 @@ from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import DraftingOptions
+from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.gains import can_overlap, draft_token_s
 from edge_spec.placement.kept_costs import row_costs
@@ -58,6 +59,7 @@ class OpenModels:
     key: ProfileKey  # of the target
     is_profiled: bool  # whether its costs were known before
     begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
+    history: PairHistory | None = None  # of the target and its first draft
 
 
 def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
@@ -66,8 +68,11 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     key = profile_key(placed.source, target, options.runtime_options)
     profile = load_profile(key, target.profiles)
     findings = _pair_findings(placed, key)
+    history = None
+    if placed.drafts:
+        history = PairHistory(history_path(placed.source, placed.draft_sources[0]))
     drafts = []
-    for draft in _open_drafts(placed, findings):
+    for draft in _open_drafts(placed, findings, history):
         opened.callback(draft.close)
         drafts.append(draft)
 
@@ -83,7 +88,9 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     if drafts:
         _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
     begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
-    return OpenModels(loaded, drafts, drafters, context, costs, key, profile is not None, begins)
+    return OpenModels(
+        loaded, drafts, drafters, context, costs, key, profile is not None, begins, history
+    )
 
 
 def _pair_findings(placed: PlacedModels, key: ProfileKey) -> PairFindings | None:
@@ -94,10 +101,13 @@ def _pair_findings(placed: PlacedModels, key: ProfileKey) -> PairFindings | None
     return load_pair(key, profile_key(placed.draft_sources[0], draft, options))
 
 
-def _open_drafts(placed: PlacedModels, findings: PairFindings | None) -> Iterator[Draft]:
-    """findings: of the first one beside its target."""
+def _open_drafts(
+    placed: PlacedModels, findings: PairFindings | None, history: PairHistory | None
+) -> Iterator[Draft]:
+    """findings, history: of the first one beside its target."""
     options = placed.options
     above = placed.target
+    known = None if history is None else history.first_acceptance()
     for source, draft in zip(placed.draft_sources, placed.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
@@ -116,7 +126,17 @@ def _open_drafts(placed: PlacedModels, findings: PairFindings | None) -> Iterato
             level = partial(stage_of, model, costs)
             step_s = draft_token_s(costs, profile, findings if above is placed.target else None)
         anticipates = options.anticipates and above is placed.target and translated is None
-        yield Draft(model, vocab_size, step_s, level, width, translated, anticipates, key.digest)
+        yield Draft(
+            model,
+            vocab_size,
+            step_s,
+            level,
+            width,
+            translated,
+            anticipates,
+            key.digest,
+            known if above is placed.target else None,
+        )
         above = draft
 
 

@@ -141,6 +141,17 @@ class PairHistory:
             counts = [each for kept in self._domains.values() for each in (kept.setup, kept.recent)]
         return round(sum(each.rounds for each in counts)), round(sum(each.right for each in counts))
 
+    def first_acceptance(self) -> float | None:
+        """Returns the share of rounds whose first draft token was accepted, of the recent ones of
+        all domains where there are enough; None before enough were counted."""
+        with self._lock:
+            kept = list(self._domains.values())
+            for counts in ([each.recent for each in kept], [each.setup for each in kept]):
+                rounds = sum(each.rounds for each in counts)
+                if rounds >= _MIN_ROUNDS:
+                    return sum(each.right for each in counts) / rounds
+        return None
+
     def save(self) -> None:
         """Raises nothing: why it failed is logged."""
         with self._lock:

@@ -65,6 +65,7 @@ class GraphLoader:
         self.form = form
         self._segments = segment_files(bundle) if self._on_cpu and form is None else []
         takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
+        self._takes_turns = takes_turns
 
         def chosen() -> Any:
             """SessionOptions, whose number of threads may still be changed."""
@@ -162,17 +163,20 @@ class GraphLoader:
         made: bytes | None = None,
         initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
         has_company: bool = True,
+        stops_spinning: bool = False,
     ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
         graph over the same weights, but those that `initializers` has. has_company: whether such a
-        graph runs beside the file's, which its threads should not slow. Raises BundleError,
-        DeviceError."""
+        graph runs beside the file's, which its threads should not slow. stops_spinning: whether
+        another graph runs right after each of its passes. Raises BundleError, DeviceError."""
         graph = self.bundle.file(name)
         options = self._options
-        if threads is not None or made is not None:
+        if threads is not None or made is not None or stops_spinning:
             options = self._chosen()
             self._providers(options)  # those of packages are part of the options
             options.intra_op_num_threads = threads or options.intra_op_num_threads
+        if stops_spinning and not self._takes_turns:
+            options.add_session_config_entry(_STOPS_SPINNING, "1")
         if made is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
             if has_company:

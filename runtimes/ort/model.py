@@ -59,7 +59,7 @@ class OrtModel:
         self._partial: Any = None
         self._encoder: Any = None  # the graph of one
         if self.config.encoder is not None:
-            self._encoder = self._loader.open(ENCODER_FILE)
+            self._encoder = self._loader.open(ENCODER_FILE, stops_spinning=True)
         self._lock = Lock()  # sessions may be used by threads of their own
         self._fewer = FewerThreads(
             self._loader.threads, self._inference, self._reopen, self._loader.count_bytes

@@ -20,6 +20,7 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.cli.main import app
 from edge_spec.core import sampling
 from edge_spec.core.config import Encoder
+from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.source_session import SourceSession
@@ -143,6 +144,38 @@ def test_drafts_read_the_same_source_and_change_no_text(
             assert counts.draft_n > 0
             if own:
                 assert counts.draft_n_accepted > counts.draft_n // 2
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.0, False), (0.95, True)])
+def test_a_pair_is_known_by_its_answers_to_other_sources(
+    share: float,
+    wanted: bool,
+    target: Path,
+    draft: Path,
+    cached: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the next process too: a draft that was wrong before does not read the first source."""
+    monkeypatch.setattr("edge_spec.loader.open.draft_token_s", lambda *measured: 1e-6)
+    opened = partial(load, str(target), runtime="reference", drafter="draft-model")
+    with opened(draft=str(draft), draft_runtime="reference") as first:
+        history = first.parts.history
+        assert history is not None
+        history.observe("any", DraftRounds(400, round(400 * share)))
+        (drafter,) = first.parts.speculation.drafters
+        assert not drafter.reported_acceptance and first.parts.speculation.policy.wants(drafter)
+    with opened(draft=str(draft), draft_runtime="reference") as second:
+        (drafter,) = second.parts.speculation.drafters
+        assert drafter.reported_acceptance == (share,) * 4
+        assert second.parts.speculation.policy.wants(drafter) == wanted
+
+
+def test_the_encoders_threads_do_not_wait_for_more_work(target: Path, cached: None) -> None:
+    """They would take the cores from the decoder, which goes on at once."""
+    with load(str(target), runtime="ort", drafter="none") as opened:
+        model: Any = opened.parts.model
+        options = model._encoder.get_session_options()
+        assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 
 
 @pytest.mark.slow

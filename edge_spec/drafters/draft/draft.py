@@ -22,7 +22,8 @@ class Draft:
     level: makes a level of what drafts for the draft in turn. width: rows of a tree that it reads
     in one pass. translated: makes a drafter whose draft tokens the target can read, where the draft
     has other tokens. anticipates: it reads on while the target verifies. identity: changes with the
-    model's files and with whatever may change a bit of its cache.
+    model's files and with whatever may change a bit of its cache. acceptance: how often a draft
+    token of its was right in earlier answers of the pair, where that is known.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Draft:
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
         identity: str = "",
+        acceptance: float | None = None,
     ) -> None:
         self.identity = identity
         self.model = WatchedModel(model)
@@ -44,6 +46,7 @@ class Draft:
         self._width = width
         self._translated = translated
         self._anticipates = anticipates
+        self._acceptance = acceptance
         self._session = self.model.open_session()
 
     def make_drafter(self, below: Sequence[Drafter] = (), name: str = "draft-model") -> Drafter:
@@ -64,6 +67,7 @@ class Draft:
             anticipates=self._anticipates,
             name=name,
             reopened=self._reopened,
+            acceptance=self._acceptance,
         )
 
     def fork(self) -> Draft:

@@ -44,6 +44,7 @@ from edge_spec.drafters.state import named, part_of
 from edge_spec.drafters.tree_builder import Candidate, Growth, grow, nothing
 
 _log = logging.getLogger(__name__)
+_REPORTED = 4  # draft tokens of a chain, of which earlier answers are taken to tell
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
@@ -55,7 +56,8 @@ class DraftModelDrafter(Drafter):
     level: what drafts for the draft. width: rows of a tree that are read in one pass. shared: the
     session reads its target's own cache. anticipates: it reads on while the target verifies, on a
     session that nobody else needs meanwhile; not the trees that it reads level by level. reopened:
-    opens a session in the place of one that has failed, or raises.
+    opens a session in the place of one that has failed, or raises. acceptance: how often a draft
+    token of its was right in earlier answers, where that is known.
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
@@ -72,8 +74,10 @@ class DraftModelDrafter(Drafter):
         anticipates: bool = False,
         name: str = "draft-model",
         reopened: Callable[[], Session] | None = None,
+        acceptance: float | None = None,
     ) -> None:
         self.name = name
+        self._reported = () if acceptance is None else (acceptance,) * _REPORTED
         self._reopened = reopened
         self._target_vocab = vocab_size
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
@@ -189,6 +193,10 @@ class DraftModelDrafter(Drafter):
         if not (self._sampled and self._trees):
             return ()
         return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._reported
 
     def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)

@@ -683,6 +683,47 @@ def test_a_drafter_that_does_not_pay_loses_little_in_its_first_answer(
     assert without > 2 * with_budget  # as much as one may lose that was shown to pay
 
 
+class KnownDraft(DraftingAtCost):
+    """A draft of whose pair earlier answers are known."""
+
+    traits = DrafterTraits(draft_model=True)
+    known: tuple[float, ...] = ()
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self.known
+
+
+def known_draft(clock: Clock, right: Share, known: float | None) -> KnownDraft:
+    draft = KnownDraft(clock, 0.2, right)
+    draft.known = () if known is None else (known,) * 4
+    return draft
+
+
+def test_a_draft_that_is_known_not_to_pay_is_not_even_read_for_a_while() -> None:
+    """Each process would try it again, and a short answer is over before that is won back."""
+    clock = Clock()
+    draft = known_draft(clock, 0.1, 0.1)
+    policy = policy_of(clock, {"draft": 0.2})
+    assert not policy.wants(draft)
+    simulate(clock, policy, [draft], 100, noise=0)
+    assert not draft.asked
+    simulate(clock, policy, [draft], 150, noise=0)
+    assert draft.asked  # it may have become better
+
+
+def test_a_draft_that_is_known_to_pay_may_be_unlucky_at_first() -> None:
+    found = {}
+    for known in (0.7, None):
+        clock = Clock()
+        unlucky = known_draft(clock, lambda number: 0.0 if number < 8 else 0.8, known)
+        policy = policy_of(clock, {"draft": 0.2})
+        found[known] = simulate(clock, policy, [unlucky], 100, noise=0)
+    assert found[0.7].reasons[PlainReason.COOLDOWN] == 0
+    assert found[None].reasons[PlainReason.COOLDOWN] > 0
+    assert found[0.7].token_s < found[None].token_s
+
+
 def test_a_head_that_is_reported_to_pay_is_tried_as_long_as_a_draft() -> None:
     """Right in six of ten, it is unlucky for a while at first."""
     clocks = [Clock(), Clock()]

@@ -167,3 +167,12 @@ def test_what_threads_count_is_what_one_would_have_counted(tmp_path: Path) -> No
         history.save()
     kept = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("together", "alone")]
     assert kept[0] == kept[1]
+
+
+def test_what_is_known_of_a_pair_is_what_it_did_of_late(tmp_path: Path) -> None:
+    history = PairHistory(tmp_path / "pair.json")
+    history.observe("any", answer(30, 30))
+    assert history.first_acceptance() is None  # too few
+    history.observe("any", answer(30, 30))
+    assert history.first_acceptance() == 0.5
+    assert after(tmp_path / "other.json", 0.5, 0.75).first_acceptance() == pytest.approx(0.75, 0.05)
