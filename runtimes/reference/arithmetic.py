@@ -189,7 +189,7 @@ class Arithmetic:
         assert experts is not None
         scores = self.linear(x, prefix + "router")
         if experts.sigmoid:
-            weights = scores = (1 / (1 + np.exp(-scores))).astype(np.float32)
+            weights = scores = _sigmoid(scores)
         else:
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
@@ -326,6 +326,11 @@ def _swish(gate: np.ndarray, slope: float = 1.0) -> np.ndarray:
     sharpened = np.float32(slope) * np.clip(gate, -80 / slope, None)  # within float32
     activated: np.ndarray = gate / (1 + np.exp(-sharpened))
     return activated
+
+
+def _sigmoid(scores: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = 1 / (1 + np.exp(-np.clip(scores, -80, None)))  # within float32
+    return shares
 
 
 def gelu_tanh(gate: np.ndarray) -> np.ndarray:
