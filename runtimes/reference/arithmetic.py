@@ -13,6 +13,7 @@ from edge_spec.runtimes.reference.operations import (
     ACTIVATIONS,
     Heads,
     mix,
+    sigmoid,
     side_by_side,
     softcap,
     swish,
@@ -224,7 +225,7 @@ class Arithmetic:
         assert experts is not None
         scores = self.linear(x, prefix + "router")
         if experts.sigmoid:
-            weights = scores = (1 / (1 + np.exp(-scores))).astype(np.float32)
+            weights = scores = sigmoid(scores)
         else:
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)

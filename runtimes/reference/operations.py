@@ -66,6 +66,11 @@ def swish(gate: np.ndarray, slope: float = 1.0) -> np.ndarray:
     return activated
 
 
+def sigmoid(scores: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = 1 / (1 + np.exp(-np.clip(scores, -80, None)))  # within float32
+    return shares
+
+
 def gelu_tanh(gate: np.ndarray) -> np.ndarray:
     """Hendrycks and Gimpel 2016."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
