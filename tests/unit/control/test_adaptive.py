@@ -717,7 +717,7 @@ def test_a_draft_writes_few_tokens_a_round_until_it_has_been_of_use() -> None:
     """An answer of 20 tokens loses a fifth of its time to one that is not: the trial, where eight
     draft tokens a round would lose more before it ends."""
     clock = Clock()
-    wrong = known_draft(clock, 0.1, None)
+    wrong = known_draft(clock, 0.0, None)
     found = simulate(clock, policy_of(clock, {"draft": 0.2}), [wrong], 20, noise=0)
     assert found.token_s < 1.25 * (pass_s(1) + 0.05)
     assert max(budget.num_draft_tokens for budget in wrong.budgets) == 2
