@@ -37,6 +37,7 @@ _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the l
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
 # winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
+_UNPROVEN_TOKENS = 2  # draft tokens a round of a drafter that nobody has shown to pay
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 _log = logging.getLogger(__name__)
@@ -238,10 +239,12 @@ class AdaptivePolicy:
         return best
 
     def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
-        """For one draft token where it is not known what that takes."""
+        """For one draft token where it is not known what that takes, and for few where nothing has
+        shown that they are of use."""
         backoff = self._backoff(drafter)
+        most = limits.num_draft_tokens if backoff.is_proven else _UNPROVEN_TOKENS
         asked = Budget(
-            limits.num_draft_tokens if backoff.measured else 1,
+            min(limits.num_draft_tokens, most) if backoff.measured else 1,
             limits.num_rows,
             limits.branches,
             limits.probes,

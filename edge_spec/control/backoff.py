@@ -48,6 +48,7 @@ class Backoff:
         self._draft_token_s = draft_token_s
         self._patience = patience
         self._most_lost = patience.most_lost if first_loss is None else first_loss
+        self.is_proven = first_loss is None  # it is of use, or was once
         self.resting = 0  # rounds left
         self._rest = _FIRST_REST
         self._rounds = 0  # since it was at rest
@@ -61,6 +62,7 @@ class Backoff:
     def trust(self) -> None:
         """It is expected to be of use: it may lose as much as later."""
         self._most_lost = self._patience.most_lost
+        self.is_proven = True
 
     def doubt(self) -> None:
         """It is known not to have been of use: it begins at rest, as long as it would have to after
@@ -110,6 +112,7 @@ class Backoff:
             if lost_s > self._most_lost * plain_s:
                 self.rest(plain_s)
         else:
+            self.is_proven = True
             self._rest = _FIRST_REST
             won = max(self._most_lost, -lost_s / plain_s)
             self._most_lost = min(self._most_lost + won, self._patience.most_lost)

@@ -36,6 +36,10 @@ class SourceSession:
 
     An encoder reads in both directions, so that a source that goes on in another way is encoded
     again, all of it. A rollback into the answer keeps what was encoded.
+
+    A source that ends as the one before it did, say with `</s>`, is encoded at once: that is part
+    of reading a prompt, and would make the first pass of an answer many times as long as the
+    others, by which it is decided what to draft.
     """
 
     def __init__(self, decoder: DecoderSession, encoder: Encoder, context_length: int) -> None:
@@ -46,6 +50,7 @@ class SourceSession:
         self._source: list[int] = []
         self._has_ended = False  # the source has: what comes now is the answer
         self._encoded: list[int] | None = None  # the source that the decoder attends to
+        self._last: int | None = None  # token of the source before
 
     @property
     def length(self) -> int:
@@ -64,6 +69,8 @@ class SourceSession:
         if tokens:
             self._encode()
             self._decoder.prefill(tokens)
+        elif self._source and self._source[-1] == self._last:
+            self._encode()
 
     def forward(self, tree: TokenTree) -> Forward:
         require_room(self.length, len(tree), self._context_length)
@@ -73,6 +80,7 @@ class SourceSession:
     def commit(self, rows: Sequence[int]) -> None:
         self._decoder.commit(rows)
         self._has_ended = True
+        self._last = self._source[-1] if self._source else None
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)

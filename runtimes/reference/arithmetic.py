@@ -13,8 +13,8 @@ from edge_spec.runtimes.reference.operations import (
     ACTIVATIONS,
     Heads,
     mix,
-    sigmoid,
     side_by_side,
+    sigmoid,
     softcap,
     swish,
 )

@@ -94,6 +94,24 @@ def test_a_source_is_encoded_once_for_all_its_answers(session: Callable[..., tup
     assert source.length == 5 and decoder.sources[1:] == [[5, 6, 8]]
 
 
+def test_a_source_that_ends_as_the_one_before_is_encoded_while_it_is_read(
+    session: Callable[..., tuple],
+) -> None:
+    """Not in the first pass of its answer, which is timed as any other one is."""
+    source, decoder = session()
+    source.prefill([5, 6, t5_models.END])
+    assert not hasattr(decoder, "sources")  # it may go on
+    source.forward(TokenTree.chain(t5_models.PAD))
+    source.commit([0])
+    source.rollback(0)
+    source.prefill([7, 8])
+    assert len(decoder.sources) == 1
+    source.prefill([t5_models.END])
+    assert decoder.sources[1:] == [[7, 8, t5_models.END]]
+    source.forward(TokenTree.chain(t5_models.PAD))
+    assert len(decoder.sources) == 2
+
+
 def test_a_source_that_changes_at_its_end_changes_all_scores(
     session: Callable[..., tuple],
 ) -> None:

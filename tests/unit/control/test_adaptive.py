@@ -569,7 +569,8 @@ def test_the_budget_tells_a_drafter_how_likely_its_draft_tokens_have_to_be() -> 
     """What a draft token and its row cost, over the time of a token."""
     clock = Clock()
     drafter = DraftingAtCost(clock, 0.25, 0.9)
-    policy_of(clock, {"draft": 0.25}).choose([drafter], 0, Budget(5, 9, probes=False))
+    policy = policy_of(clock, {"draft": 0.25}, free={"draft"})
+    policy.choose([drafter], 0, Budget(5, 9, probes=False))
     [budget] = drafter.budgets
     assert (budget.num_draft_tokens, budget.num_rows) == (5, 9)
     assert not (budget.branches or budget.probes)
@@ -710,6 +711,20 @@ def test_a_draft_that_is_known_not_to_pay_is_not_even_read_for_a_while() -> None
     assert not draft.asked
     simulate(clock, policy, [draft], 150, noise=0)
     assert draft.asked  # it may have become better
+
+
+def test_a_draft_writes_few_tokens_a_round_until_it_has_been_of_use() -> None:
+    """An answer of 20 tokens loses a fifth of its time to one that is not: the trial, where eight
+    draft tokens a round would lose more before it ends."""
+    clock = Clock()
+    wrong = known_draft(clock, 0.0, None)
+    found = simulate(clock, policy_of(clock, {"draft": 0.2}), [wrong], 20, noise=0)
+    assert found.token_s < 1.25 * (pass_s(1) + 0.05)
+    assert max(budget.num_draft_tokens for budget in wrong.budgets) == 2
+    clock = Clock()
+    right = known_draft(clock, 0.9, None)
+    simulate(clock, policy_of(clock, {"draft": 0.2}), [right], 20, noise=0)
+    assert right.budgets[-1].num_draft_tokens == BUDGET.num_draft_tokens
 
 
 def test_a_draft_that_is_known_to_pay_may_be_unlucky_at_first() -> None:
