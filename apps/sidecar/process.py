@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, Full, Queue
 from threading import Thread
 from types import FrameType
+from typing import NoReturn
 
 from edge_spec import Engine
 from edge_spec.apps.sidecar.messages import Code, UnreadableError, failure
@@ -68,16 +70,22 @@ def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
         if line is None:
             with suppress(Full):
                 lines.put_nowait(None)
-            _end()
-            return
+            _keep_ending()
         while True:
             try:
                 lines.put(line, timeout=_LOOK_S)
                 break
             except Full:
                 if wire.is_left:
-                    _end()
-                    return
+                    _keep_ending()
+
+
+def _keep_ending() -> NoReturn:
+    """Ends the process at the second try where the first signal came just before the main thread
+    began to wait in a write, which it does not wake."""
+    while True:
+        _end()
+        time.sleep(_LOOK_S)
 
 
 def _end() -> None:

@@ -51,7 +51,7 @@ GRANITE4 = Family(
     architectures=(),
     of_config=_of_hybrid,
     defaults={"num_local_experts": 8, "position_embedding_type": None},
-    limits={"granitemoehybrid": "without recurrent layers and experts"},
+    limits={"granitemoehybrid": "dense without Mamba"},
     parts={
         "shared_mlp.input_linear": "mlp.gate_up_proj",
         "shared_mlp.output_linear": "mlp.down_proj",

@@ -232,6 +232,22 @@ run(wait)
 """
 
 
+UNHEARD = """
+import signal, threading
+from edge_spec.apps.sidecar import run
+
+kill, lost = signal.pthread_kill, []
+
+def lose_the_first(thread, number):
+    if lost:
+        kill(thread, number)
+    lost.append(number)
+
+signal.pthread_kill = lose_the_first
+run(threading.Event().wait)
+"""
+
+
 ANOTHER_THREAD = """
 import os, signal, sys, threading, time
 from types import SimpleNamespace
@@ -278,6 +294,13 @@ def test_it_ends_while_the_model_is_opened(cause: Callable[[Sidecar], None], sta
 @pytest.mark.skipif(sys.platform == "win32", reason="signals there are no threads'")
 def test_it_ends_where_the_system_gives_the_signal_to_another_thread(start: Start) -> None:
     sidecar = start(ANOTHER_THREAD)
+    assert sidecar.end() == (0, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals there are no threads'")
+def test_it_ends_where_the_first_signal_wakes_nobody(start: Start) -> None:
+    sidecar = start(UNHEARD)
+    lose_input(sidecar)
     assert sidecar.end() == (0, "")
 
 

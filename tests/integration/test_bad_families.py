@@ -169,7 +169,7 @@ def test_an_unknown_family_says_what_it_has_besides(tmp_path: Path) -> None:
     assert refused.value.remedy is not None
     told = refused.value.remedy.removeprefix("This version reads ").partition(". ")[0]
     assert {name.partition(" (")[0] for name in told.split(", ")} == set(BY_MODEL_TYPE)
-    assert "granitemoehybrid (without recurrent layers and experts)" in told
+    assert "granitemoehybrid (dense without Mamba)" in told
 
 
 def test_what_is_told_of_a_model_type_is_told_of_one_that_is_read() -> None:
