@@ -14,6 +14,7 @@ from edge_spec.diagnostics.accept import conformance, lossless, memory, passes, 
 from edge_spec.diagnostics.accept.checks import run_check
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, Mark
+from edge_spec.placement.isolated import isolated
 from fixtures import faulty_runtime
 
 ROOT = Path(__file__).parents[1]
@@ -106,13 +107,20 @@ def test_texts_that_drafting_changes_are_found(check: Any, monkeypatch: Any) -> 
     assert marks(check("verify", "placed"))["greedy text"] == "passed"
 
 
-def test_a_forecast_that_is_too_low_by_half_is_found(check: Any) -> None:
+def test_a_forecast_that_is_too_low_by_half_is_found(faulty_model: str) -> None:
+    """In processes of their own: this one may return other tests' memory meanwhile."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("resident memory is not known")
-    row = check("memory", "forgets")["forecast and real"]
+
+    def found(device: str) -> CheckRow:
+        request = AcceptRequest(faulty_model, device, "faulty").to_json()
+        rows = map(CheckRow.from_dict, isolated(run_check, "memory", request, "60", timeout_s=300))
+        return next(row for row in rows if row.name == "forecast and real")
+
+    row = found("forgets")
     assert row.mark is Mark.FAILED
     assert row.numbers["resident_bytes"] >= faulty_runtime.TAKEN_BYTES
-    assert marks(check("memory", "placed"))["forecast and real"] == "passed"
+    assert found("placed").mark is Mark.PASSED
 
 
 def test_passes_are_timed_at_each_context_that_fits(check: Any, monkeypatch: Any) -> None:
