@@ -3,6 +3,10 @@
 Whatever a drafter has proposed before a position is the target's own text if it was accepted. So
 drafts from every place of a text, each after the target's own tokens, show what would be accepted:
 position i counts only where all before it were right.
+
+Rounds do not begin at every place. One that begins just after a token that was not foreseen begins
+at a harder place than most, so a round commits fewer tokens than those shares say: rounds are
+counted as they would be decoded, each from where the one before it ended.
 """
 
 from __future__ import annotations
@@ -12,21 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_spec.control.cost import RowCosts, forecast_speedup
+from edge_spec.control.cost import RowCosts
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """of_position: by position, given that all before it were accepted. num_drafts: of which the
-    first position was measured."""
+    """of_position: by position, given that all before it were accepted; from every place.
+    tokens_a_round: with 1, 2, ... draft tokens a round, the target's own token included.
+    num_drafts: of which the first position was measured."""
 
     of_position: tuple[float, ...]
+    tokens_a_round: tuple[float, ...]
     num_drafts: int
-
-    @property
-    def tokens_a_round(self) -> float:
-        """With all positions drafted, the target's own token included."""
-        return 1 + float(np.cumprod(self.of_position).sum())
 
 
 def measured_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acceptance:
@@ -40,7 +41,24 @@ def measured_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acce
         tried = reached & there[:, position]
         reached = tried & right[:, position]
         found.append(float(reached.sum() / tried.sum()) if tried.any() else 0.0)
-    return Acceptance(tuple(found), int(there[:, 0].sum()))
+    counts = range(1, right.shape[1] + 1)
+    of_rounds = tuple(_tokens_a_round(drafts, count) for count in counts)
+    return Acceptance(tuple(found), of_rounds, int(there[:, 0].sum()))
+
+
+def _tokens_a_round(drafts: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> float:
+    """With so many draft tokens in each round."""
+    tokens = rounds = 0
+    for drafted, written in drafts:
+        right = (drafted == written) & (written >= 0)
+        accepted = np.cumprod(right[:, :count], axis=1).sum(axis=1).tolist()
+        places = int((written[:, 0] >= 0).sum())
+        at = 0
+        while at < places:
+            at += accepted[at] + 1
+            rounds += 1
+        tokens += places
+    return tokens / rounds if rounds else 1.0
 
 
 def written_after(tokens: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
@@ -70,9 +88,8 @@ def best_chain(
     acceptance: Acceptance, costs: RowCosts, draft_s: Callable[[int], float]
 ) -> Forecast:
     """By the measured times of passes here. draft_s: seconds for a chain of so many tokens."""
-    chances = acceptance.of_position
     found = [
-        Forecast(count, forecast_speedup(chances[:count], costs, draft_s(count)))
-        for count in range(1, len(chances) + 1)
+        Forecast(count, tokens * costs.at(1) / (costs.at(count + 1) + draft_s(count)))
+        for count, tokens in enumerate(acceptance.tokens_a_round, start=1)
     ]
     return max(found, key=lambda each: each.speedup)

@@ -38,15 +38,20 @@ class Eagle3Trainee:
         self._rotation = Rotation(teacher.config if scaled else plain)
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        tokens = np.concatenate([batch.next_tokens[:, :, None], batch.written], axis=2)
-        embedded = self._embedding[torch.from_numpy(np.maximum(tokens, 0))]
-        anchors = torch.from_numpy(batch.anchors)
-        joined = torch.from_numpy(batch.features).flatten(start_dim=2)
-        stream, attention = self._linear(joined, "fc"), _Attention(batch, self._heads)
+        """Of rows before the first anchor, later ones see the keys and values alone: nothing else
+        is made of them."""
+        block = _AnchorBlock(batch)
+        features = self._linear(torch.from_numpy(batch.features).flatten(start_dim=2), "fc")
+        read = self._read(self._embedded(batch.next_tokens), features)
+        attention = _Attention(batch, block, self._heads, read)
+        stream, read = block.of(features), block.of(read)
         found = []
         for position in range(self.num_positions):
-            stream = self._layer(embedded[:, :, position], stream, attention)
-            normed = self._normed(stream[anchors], "norm")
+            if position:
+                written = torch.from_numpy(batch.written[:, :, position - 1, None])
+                read = self._read(self._embedded(block.of(written)[..., 0].numpy()), stream)
+            stream = self._layer(stream, attention.mixed(read, position))
+            normed = self._normed(stream[block.is_anchor], "norm")
             found.append(self._linear(normed, "lm_head"))
         return found
 
@@ -84,27 +89,35 @@ class Eagle3Trainee:
         scaling = stated_scaling(config)
         return told if scaling is None else {**told, "rope_scaling": scaling}
 
-    def _layer(self, embedded: Tensor, stream: Tensor, attention: _Attention) -> Tensor:
-        read = torch.cat(
+    def _embedded(self, tokens: np.ndarray) -> Tensor:
+        """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
+        return self._embedding[torch.from_numpy(np.maximum(tokens, 0))]
+
+    def _read(self, embedded: Tensor, stream: Tensor) -> Tensor:
+        """What the attention reads: tokens beside features, or states in their place."""
+        return torch.cat(
             [
                 self._normed(embedded, "midlayer.input_layernorm"),
                 self._normed(stream, "midlayer.hidden_norm"),
             ],
             dim=-1,
         )
-        stream = stream + self._linear(attention.mixed(read), "midlayer.self_attn.o_proj")
+
+    def _layer(self, stream: Tensor, mixed: Tensor) -> Tensor:
+        stream = stream + self._linear(mixed, "midlayer.self_attn.o_proj")
         inner = self._normed(stream, "midlayer.post_attention_layernorm")
         gate = torch.nn.functional.silu(self._linear(inner, "midlayer.mlp.gate_proj"))
         up = self._linear(inner, "midlayer.mlp.up_proj")
         return stream + self._linear(gate * up, "midlayer.mlp.down_proj")
 
     def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
-        """[windows, heads, rows, head_dim], every query head with its own keys and values."""
+        """[windows, heads, rows, head_dim], every query head with its own keys and values.
+        positions: [windows, rows]."""
         config = self._teacher.config
         made = self._linear(read, f"midlayer.self_attn.{name}_proj")
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         if name != "v":
-            made = self._rotation.turned(made, positions)
+            made = self._rotation.turned(made, positions[:, None])
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -114,33 +127,54 @@ class Eagle3Trainee:
         return normed(x, self.parameters[name + ".weight"], self._teacher.config.norm_epsilon)
 
 
+class _AnchorBlock:
+    """The anchors of a batch, which are the last rows of each window, beside each other.
+
+    is_anchor: [windows, most anchors] bool; else it is padding. rows: [windows, most anchors] int64
+    of the windows, in padding the last one.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        counts = batch.anchors.sum(axis=1, keepdims=True)
+        places = np.arange(counts.max())
+        last = batch.anchors.shape[1] - 1
+        self.rows = torch.from_numpy(
+            np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
+        )
+        self.is_anchor = torch.from_numpy(places < counts)
+
+    def of(self, made: Tensor) -> Tensor:
+        """[windows, most anchors, size] of [windows, rows, size]."""
+        return made.gather(1, self.rows[:, :, None].expand(-1, -1, made.shape[2]))
+
+
 class _Attention:
-    """Of one batch: rows of later positions see what the first position made of all rows up to
-    theirs, and what the positions between made of their own row."""
+    """Of one batch: anchors see what the first position made of all rows up to theirs, and what
+    the positions between made of their own row. read: of all rows in the first position."""
 
-    def __init__(self, batch: Batch, heads: Any) -> None:
+    def __init__(self, batch: Batch, block: _AnchorBlock, heads: Any, read: Tensor) -> None:
         self._heads = heads
-        self._made: list[tuple[Tensor, Tensor]] = []  # keys and values, by position
-        width = batch.next_tokens.shape[1]
-        self._rows = torch.arange(width)
-        causal = torch.ones(width, width, dtype=torch.bool).tril()
-        self._sees = causal & torch.from_numpy(batch.is_row)[:, None, None, :]
-        self._sees |= torch.eye(width, dtype=torch.bool)  # padding sees itself
+        self._rows = block.rows
+        rows = torch.arange(read.shape[1]).expand(len(read), -1)
+        self._keys, self._values = heads(read, "k", rows), heads(read, "v", rows)
+        is_before = rows[:, None, :] <= block.rows[:, :, None]
+        self._sees = (is_before & torch.from_numpy(batch.is_row)[:, None, :])[:, None]
+        self._later: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
 
-    def mixed(self, read: Tensor) -> Tensor:
-        """[windows, rows, query heads * head_dim]."""
-        positions = self._rows + len(self._made)
-        queries = self._heads(read, "q", positions)
-        self._made.append((self._heads(read, "k", positions), self._heads(read, "v", positions)))
-        (keys, values), *later = self._made
-        scores = (queries @ keys.transpose(-1, -2)).masked_fill(~self._sees, -torch.inf)
-        own = [(queries * each).sum(dim=-1, keepdim=True) for each, _ in later]
+    def mixed(self, read: Tensor, position: int) -> Tensor:
+        """[windows, most anchors, query heads * head_dim]. read: of the anchors."""
+        at = self._rows + position
+        queries = self._heads(read, "q", at)
+        if position:
+            self._later.append((self._heads(read, "k", at), self._heads(read, "v", at)))
+        scores = (queries @ self._keys.transpose(-1, -2)).masked_fill(~self._sees, -torch.inf)
+        own = [(queries * each).sum(dim=-1, keepdim=True) for each, _ in self._later]
         scaled = torch.cat([scores, *own], dim=-1) * queries.shape[-1] ** -0.5
         weights = torch.softmax(scaled, dim=-1)
-        width = keys.shape[2]
-        mixed = weights[..., :width] @ values
-        for at, (_, each) in enumerate(later):
-            mixed = mixed + weights[..., width + at, None] * each
+        width = self._keys.shape[2]
+        mixed = weights[..., :width] @ self._values
+        for beside, (_, each) in enumerate(self._later):
+            mixed = mixed + weights[..., width + beside, None] * each
         return mixed.transpose(1, 2).flatten(start_dim=2)
 
 

@@ -79,10 +79,13 @@ def read_features(
     progress: Progress,
     reader: Reader | None = None,
 ) -> list[Example]:
-    """Goes on with what `folder` has of these conversations. reader: None: the model itself.
-    Raises UsageError where the bound leaves out all of the held-out ones or all of the others, an
-    EdgeSpecError, OSError."""
-    name = "features-" + "-".join(map(str, request.layers)) + ("-a" if request.of_answers else "")
+    """Answers to one prompt stand together, in the order of their first ones. Goes on with what
+    `folder` has of these conversations. reader: None: the model itself. Raises UsageError where
+    the bound leaves out all of the held-out ones or all of the others, an EdgeSpecError, OSError.
+    """
+    conversations = by_prompt(conversations)
+    layers = "-".join(map(str, request.layers))
+    name = f"features-by-prompt-{layers}" + ("-a" if request.of_answers else "")
     path = folder / f"{name}.bin"
     row_bytes = len(request.layers) * model.config.hidden_size * _KEPT.itemsize
     sizes = [_num_rows(each, request) for each in conversations]
@@ -125,16 +128,42 @@ def feature_rows(
     def take(position: int, rows: np.ndarray) -> None:
         pieces.append(np.clip(rows, -_LARGEST, _LARGEST).astype(_KEPT))
 
+    def read(tokens: np.ndarray) -> None:
+        if len(tokens):  # an answer of one token has none that anything follows
+            session.prefill(tokens.tolist())
+
+    prompt: np.ndarray | None = None
+    of_prompt: list[np.ndarray] = []
     try:
         assert isinstance(session, GivesFeatures)
         session.collect_features(request.layers, take)
         for each in conversations:
-            session.rollback(0)
+            asked = each.tokens[: each.start]
             pieces.clear()
-            session.prefill(each.tokens[:-1].tolist())
-            yield np.concatenate(pieces)[_first(each, request) :]
+            # Read by itself, so that numbers are the same wherever the reading began.
+            if prompt is None or not np.array_equal(asked, prompt):
+                session.rollback(0)
+                read(asked)
+                prompt, of_prompt = asked, pieces.copy()
+                pieces.clear()
+            else:
+                session.rollback(each.start)
+            read(each.tokens[each.start : -1])
+            yield np.concatenate([*of_prompt, *pieces])[_first(each, request) :]
     finally:
         session.close()
+
+
+def by_prompt(conversations: Sequence[Conversation]) -> list[Conversation]:
+    """Answers to one prompt after each other, so that it is read once."""
+    first_at: dict[bytes, int] = {}
+    for index, each in enumerate(conversations):
+        first_at.setdefault(_prompt_of(each), index)
+    return sorted(conversations, key=lambda each: first_at[_prompt_of(each)])
+
+
+def _prompt_of(conversation: Conversation) -> bytes:
+    return conversation.tokens[: conversation.start].tobytes()
 
 
 def _collect(

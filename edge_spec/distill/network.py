@@ -21,8 +21,8 @@ class Rotation:
         self._magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [..., rows, head_dim]. positions: [rows]."""
-        angles = positions[:, None] * self._frequencies
+        """x: [..., rows, head_dim]. positions: [..., rows]."""
+        angles = positions[..., None] * self._frequencies
         cos = (angles.cos() * self._magnitude).float()
         sin = (angles.sin() * self._magnitude).float()
         first, second = x.chunk(2, dim=-1)

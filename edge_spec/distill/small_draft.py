@@ -11,7 +11,7 @@ import torch
 from edge_spec.core.model import Checkpoint, TensorRows
 from edge_spec.distill.network import Rotation, normed
 from edge_spec.distill.small_draft_files import description, kept_layers, text_files
-from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter
+from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter, scored_rows
 from edge_spec.distill.windows import Batch
 
 _EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -41,12 +41,12 @@ class SmallDraftTrainee:
         self._rotation = Rotation(teacher.config)
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        wanted, rows = self._wanted(batch)
+        wanted, rows = scored_rows(batch)
         logits = self._states(batch)[wanted] @ torch.from_numpy(self._teacher.output).T
         return [logits[each] for each in rows]
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        wanted, rows = self._wanted(batch)
+        wanted, rows = scored_rows(batch)
         parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
         best = torch.cat([(each @ self._output.T).argmax(dim=-1) for each in parts])
         drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).numpy()
@@ -63,17 +63,6 @@ class SmallDraftTrainee:
 
     def texts(self) -> Mapping[str, str]:
         return text_files(self._source)
-
-    def _wanted(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """[windows, rows + positions] bool, the rows that something is drafted after; and by
-        position [anchors] which of them it is."""
-        width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
-        wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-        places = range(1, self.num_positions + 1)
-        for at in places:
-            wanted[:, at : at + width] |= anchors
-        index = torch.cumsum(wanted.flatten(), 0).reshape(wanted.shape) - 1
-        return wanted, [index[:, at : at + width][anchors] for at in places]
 
     def _states(self, batch: Batch) -> Tensor:
         """[windows, rows + positions, hidden_size], after the final norm."""

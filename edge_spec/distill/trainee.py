@@ -58,16 +58,26 @@ class Teacher:
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """By position: [anchors, scored tokens], renormalised over these."""
-        logits = torch.from_numpy(batch.states) @ torch.from_numpy(self.output).T
+        wanted, rows = scored_rows(batch)
+        logits = torch.from_numpy(batch.states)[wanted] @ torch.from_numpy(self.output).T
         logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         if cap is not None:
             logits = cap * torch.tanh(logits / cap)
-        width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
-        return [
-            torch.softmax(logits[:, at : at + width][anchors], dim=-1)
-            for at in range(1, batch.written.shape[2] + 1)
-        ]
+        probabilities = torch.softmax(logits, dim=-1)
+        return [probabilities[each] for each in rows]
+
+
+def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """[windows, rows + positions] bool, the rows that something is drafted after; and by position
+    [anchors] which of these it is."""
+    width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
+    wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    places = range(1, batch.written.shape[2] + 1)
+    for at in places:
+        wanted[:, at : at + width] |= anchors
+    index = torch.cumsum(wanted.flatten(), 0).reshape(wanted.shape) - 1
+    return wanted, [index[:, at : at + width][anchors] for at in places]
 
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:

@@ -163,8 +163,13 @@ def rate_at(step: int, total: int) -> float:
 
 def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) -> Acceptance:
     """Of drafts from every place of the windows."""
-    found = []
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     for each in in_batches(windows, rows):
         batch = batch_of(each, trainee.num_positions)
-        found.append((drafted(trainee, batch), batch.written[batch.anchors]))
+        ends = np.cumsum(batch.anchors.sum(axis=1))[:-1]  # of the windows
+        of_windows = (
+            np.split(values, ends)
+            for values in (drafted(trainee, batch), batch.written[batch.anchors])
+        )
+        found += zip(*of_windows, strict=True)
     return measured_acceptance(found)

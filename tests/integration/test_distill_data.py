@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -19,6 +19,7 @@ import pytest
 import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.bench.loops import in_loops
 from edge_spec.distill.answers import (
@@ -30,7 +31,12 @@ from edge_spec.distill.answers import (
 from edge_spec.distill.cluster import content_of
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.draft_cost import draft_token_s
-from edge_spec.distill.features import FeatureRequest, read_features, require_features
+from edge_spec.distill.features import (
+    FeatureRequest,
+    feature_rows,
+    read_features,
+    require_features,
+)
 from edge_spec.distill.prompts import GivenPrompts, OwnPrompts, require_own_prompts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
@@ -136,6 +142,33 @@ def test_features_are_those_of_decoding(engine: Engine, tmp_path: Path) -> None:
     session.close()
 
 
+def test_a_prompt_is_read_once_for_all_its_answers(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, *_ = _answers(engine, tmp_path, 100)
+    shorter = Conversation(one.tokens[:-2], one.start, False)
+    single = Conversation(one.tokens[: one.start + 1], one.start, False)
+    request, model = FeatureRequest((2, LAYERS), False, 10**9), engine.parts.model
+    read: list[int] = []
+    with closing(model.open_session()) as session:
+        kind = type(session)
+    prefill = kind.prefill
+
+    def counted(session: Session, tokens: Sequence[int]) -> None:
+        read.append(len(tokens))
+        prefill(session, tokens)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "prefill", counted)
+        found = read_features(model, [one, other, shorter, single], request, tmp_path, quiet)
+    assert [each.conversation for each in found] == [one, shorter, single, other]
+    of_further = len(shorter.tokens) - 1 - shorter.start
+    assert sum(read) == len(one.tokens) - 1 + of_further + len(other.tokens) - 1
+    for each in found:
+        (alone,) = feature_rows(model, [each.conversation], request)
+        np.testing.assert_array_equal(each.features, alone)
+
+
 def test_features_are_gone_on_with_where_they_stopped(engine: Engine, tmp_path: Path) -> None:
     answers = _answers(engine, tmp_path, 100)
     request, model = FeatureRequest((LAYERS,), False, 10**9), engine.parts.model
@@ -163,7 +196,7 @@ def test_features_keep_to_their_bound(
     bound = 20_000  # bytes; each conversation has some 16 rows of 64 numbers of 2 bytes
     request = FeatureRequest((LAYERS,), True, bound)
     found = read_features(engine.parts.model, answers, request, tmp_path, quiet)
-    stored = (tmp_path / f"features-{LAYERS}-a.bin").stat().st_size
+    stored = (tmp_path / f"features-by-prompt-{LAYERS}-a.bin").stat().st_size
     assert 0.8 * bound < stored <= bound
     assert 1 < len(found) < len(answers)
     assert "--max-cache has room" in caplog.text

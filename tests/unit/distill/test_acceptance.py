@@ -28,7 +28,6 @@ def test_a_position_counts_only_after_all_before_it() -> None:
     found = measured_acceptance([(drafts[:2], written[:2]), (drafts[2:], written[2:])])
     assert found.of_position == pytest.approx((3 / 4, 2 / 3, 1 / 2))
     assert found.num_drafts == 4
-    assert found.tokens_a_round == pytest.approx(1 + 3 / 4 + 2 / 4 + 1 / 4)
 
 
 def test_what_the_target_did_not_write_any_more_is_neither_right_nor_wrong() -> None:
@@ -37,15 +36,28 @@ def test_what_the_target_did_not_write_any_more_is_neither_right_nor_wrong() -> 
     assert found.of_position == (1.0, 1.0)  # one half, were the end counted against it
 
 
+def test_rounds_begin_where_the_one_before_ended() -> None:
+    """With a draft token each, four rounds begin at the places 0, 2, 4 and 5. From every place, two
+    thirds of first draft tokens are right, which would be 1.67 tokens a round."""
+    written = np.array([[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, -1]])
+    drafts = np.array([[1, 9], [9, 9], [3, 4], [4, 9], [9, 9], [6, 7]])
+    found = measured_acceptance([(drafts, written)])
+    assert found.of_position[0] == pytest.approx(4 / 6)
+    assert found.tokens_a_round == pytest.approx((6 / 4, 6 / 3))
+    twice = measured_acceptance([(drafts[:3], written[:3]), (drafts[3:], written[3:])])
+    assert twice.tokens_a_round == pytest.approx((6 / 4, 6 / 4))  # a round ends with its text
+
+
 def test_the_forecast_takes_the_chain_that_pays_most() -> None:
     costs = RowCosts({1: 10.0, 2: 11.0, 3: 12.0, 4: 30.0})
-    found = best_chain(Acceptance((0.5, 0.5, 0.9), 100), costs, lambda count: 0.5 * count)
+    accepted = Acceptance((0.5, 0.5, 0.9), (1.5, 1.75, 1.9), 100)
+    found = best_chain(accepted, costs, lambda count: 0.5 * count)
     assert found.num_draft_tokens == 2
-    assert found.speedup == pytest.approx((1 + 0.5 + 0.25) * 10 / (12 + 1))
+    assert found.speedup == pytest.approx(1.75 * 10 / (12 + 1))
     assert found.pays
 
 
 def test_a_drafter_that_is_never_right_does_not_pay() -> None:
     costs = RowCosts({1: 10.0, 2: 11.0})
-    found = best_chain(Acceptance((0.0,), 100), costs, lambda count: 1.0)
+    found = best_chain(Acceptance((0.0,), (1.0,), 100), costs, lambda count: 1.0)
     assert not found.pays and found.speedup == pytest.approx(10 / 12)
