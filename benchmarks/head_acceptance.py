@@ -4,13 +4,16 @@
 
 The target answers each prompt greedily. From every place of an answer, up to where it begins to
 repeat itself, each drafter drafts after the target's own tokens; position i counts where all before
-it were right. Drafters are those that `edge-spec distill` writes; it needs the extra `distill`.
+it were right. Tokens a round are of rounds as they are decoded, each from where the one before it
+ended, with 1, 2, ... draft tokens. Drafters are those that `edge-spec distill` writes; it needs the
+extra `distill`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,7 +44,6 @@ from edge_spec.models.source import Source
 from edge_spec.text.prompt_files import Prompt, read_prompts
 
 _ROOM = 4_000_000_000  # bytes of features
-_POSITIONS = 3
 
 
 def answered(model: str, prompts: list[Prompt], max_tokens: int, folder: Path) -> list[Example]:
@@ -61,16 +63,16 @@ def answered(model: str, prompts: list[Prompt], max_tokens: int, folder: Path) -
         )
 
 
-def opened(head: Path, weights: Checkpoint) -> tuple[Trainee, Teacher]:
+def opened(head: Path, weights: Checkpoint, positions: int) -> tuple[Trainee, Teacher]:
     """A head as it was trained."""
     tensors, _ = read_tensors(head / "model.safetensors")
     if "d2t" not in tensors:
-        return opened_draft(tensors, weights)
+        return opened_draft(tensors, weights, positions)
     ids = tensors["d2t"] + np.arange(len(tensors["d2t"]))
     teacher = Teacher(weights.config, StoredTables(weights).output_rows(ids), ids)
     trainee: Trainee
     if "fc.weight" in tensors:
-        trainee = Eagle3Trainee(teacher, weights, _POSITIONS)
+        trainee = Eagle3Trainee(teacher, weights, positions)
     else:
         blocks = [name.split(".")[:2] for name in tensors if name.endswith("linear.weight")]
         trainee = MedusaTrainee(
@@ -81,12 +83,14 @@ def opened(head: Path, weights: Checkpoint) -> tuple[Trainee, Teacher]:
     return trainee, teacher
 
 
-def opened_draft(tensors: dict[str, np.ndarray], weights: Checkpoint) -> tuple[Trainee, Teacher]:
+def opened_draft(
+    tensors: dict[str, np.ndarray], weights: Checkpoint, positions: int
+) -> tuple[Trainee, Teacher]:
     """An ordinary small draft, which drafts from the whole vocabulary."""
     ids = np.arange(weights.config.vocab_size)
     teacher = Teacher(weights.config, StoredTables(weights).output_rows(ids), ids)
     count = sum(name.endswith("mlp.up_proj.weight") for name in tensors)
-    trainee = SmallDraftTrainee(teacher, weights, count, _POSITIONS)
+    trainee = SmallDraftTrainee(teacher, weights, count, positions)
     for name, parameter in trainee.parameters.items():
         parameter.data.copy_(torch.from_numpy(tensors[name].astype(np.float32)))
     return trainee, teacher
@@ -100,9 +104,13 @@ def draft_token_ms(drafter: Path, weights: Checkpoint) -> float:
 
 
 def measure(
-    head: Path, weights: Checkpoint, prompts: list[Prompt], examples: list[Example]
+    head: Path,
+    weights: Checkpoint,
+    prompts: list[Prompt],
+    examples: list[Example],
+    positions: int,
 ) -> dict[str, Any]:
-    trainee, teacher = opened(head, weights)
+    trainee, teacher = opened(head, weights, positions)
     drafts = defaultdict(list)
     for prompt, example in zip(prompts, examples, strict=True):
         for window in windows_of([example], 512):
@@ -111,15 +119,18 @@ def measure(
             for name in ("all", prompt.category):
                 drafts[name].append(one)
     written = np.concatenate([e.conversation.tokens[e.conversation.start :] for e in examples])
-    found = {name: measured_acceptance(of).of_position for name, of in drafts.items()}
-    for name, chances in found.items():
-        print(f"{head.name} {name}: {' '.join(f'{100 * each:.0f} %' for each in chances)}")
+    found = {name: measured_acceptance(of) for name, of in drafts.items()}
+    for name, each in found.items():
+        chances = " ".join(f"{100 * chance:.0f} %" for chance in each.of_position)
+        rounds = " ".join(f"{tokens:.2f}" for tokens in each.tokens_a_round)
+        print(f"{head.name} {name}: {chances}; tokens a round {rounds}")
     scored = float(np.isin(written, teacher.token_ids).mean())
     token_ms = draft_token_ms(head, weights)
     print(
         f"{head.name} scores {100 * scored:.1f} % of {len(written)} tokens, {token_ms:.2f} ms each"
     )
-    return {"acceptance": found, "coverage": scored, "draft_token_ms": token_ms}
+    acceptance = {name: asdict(each) for name, each in found.items()}
+    return {"acceptance": acceptance, "coverage": scored, "draft_token_ms": token_ms}
 
 
 def main() -> None:
@@ -128,13 +139,17 @@ def main() -> None:
     parser.add_argument("heads", type=Path, nargs="+")
     parser.add_argument("--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--positions", type=int, default=3, help="draft tokens (Medusa: its heads)")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     arguments = parser.parse_args()
     prompts = read_prompts(arguments.prompts)
     weights = open_weights(Source(arguments.model, lambda what, fraction: None), "a head shares")
     with TemporaryDirectory() as folder:
         examples = answered(arguments.model, prompts, arguments.max_tokens, Path(folder))
-        found = {str(head): measure(head, weights, prompts, examples) for head in arguments.heads}
+        found = {
+            str(head): measure(head, weights, prompts, examples, arguments.positions)
+            for head in arguments.heads
+        }
     report({"head_acceptance": found}, arguments.out)
 
 
