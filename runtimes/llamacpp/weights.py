@@ -81,7 +81,8 @@ class GgufWeights:
         """
         needed = self.cache_bytes(choices)
         if choices.on_device:
-            needed = needed * self._num_cached // self._config.num_layers
+            moved = min(self._num_cached, self._config.num_layers)
+            needed = needed * moved // self._config.num_layers
         devices = self._used_devices(choices.on_device)
         what = f"a cache of {choices.num_tokens} tokens"
         free_bytes = sum(device.free_bytes for device in devices)
