@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, EagleHead, HeadBackend
+from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, EagleHead, EntryRows, HeadBackend
 from edge_spec.core.model import Forward, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
@@ -143,6 +143,53 @@ def test_each_draft_token_is_that_of_llama_cpps_own_graph(
 
 
 @pytest.fixture(scope="module")
+def computed() -> dict[str, np.ndarray]:
+    """What transformers computes, by make_qwen35_fixture.py: of 20 tokens the streams that enter
+    layers and the final states, and the scores of the layer's rows after them."""
+    with np.load(Path(hybrid.__file__).with_name("qwen35.npz")) as stored:
+        return dict(stored)
+
+
+def test_states_are_those_of_transformers(target: Path, computed: dict[str, np.ndarray]) -> None:
+    """Read as a prompt, and in passes whose last rows are taken back."""
+    _, model = model_of(target)
+    tokens, layers = computed["tokens"].tolist(), range(hybrid.LAYERS + 1)
+    session, found = model.open_session(), []
+    session.collect_features(layers, lambda _, rows: found.append(rows.copy()))
+    session.prefill(tokens[:9])
+    for kept in (1, 4, 2, 4):
+        at = session.length
+        right = tokens[at + 1 : at + kept]
+        out = session.forward(TokenTree.chain(tokens[at], [*right, 7, 8, 9]))
+        assert out.features is not None
+        found.append(out.features[:kept].copy())
+        session.commit(range(kept))
+    model.close()
+    np.testing.assert_allclose(np.concatenate(found), computed["streams"], atol=TOLERANCE, rtol=0)
+
+
+def test_scores_of_the_layer_are_those_of_transformers(
+    head: Path, target: Path, backend: HeadBackend, computed: dict[str, np.ndarray]
+) -> None:
+    info = open_model_info(target)
+    assert isinstance(info, GgufModelInfo)
+    network, tokens = network_of(head, info, backend), computed["tokens"]
+    count, sizes = len(tokens) - 1, (1, 2, hybrid.KV_HEADS, len(tokens) - 1, hybrid.HEAD_DIM)
+    rows = EntryRows(
+        embedded=network.embed(tokens[1:]),
+        found=computed["streams"][:, -1],
+        states=np.empty((0, hybrid.HIDDEN), np.float32),
+        order=np.arange(count),
+        positions=np.arange(count),
+        start=0,
+        sees=np.tri(count, dtype=bool),
+        scored=np.arange(count),
+    )
+    _, logits = network.bound_to(np.zeros(sizes, np.float32))(rows)
+    np.testing.assert_allclose(logits, computed["logits"], atol=TOLERANCE, rtol=0)
+
+
+@pytest.fixture(scope="module")
 def plain(target: Path) -> list[int]:
     with edge_spec.load(str(target), drafter="none", threads=1) as engine:
         return [token.id for token in engine.generate(PROMPT, max_tokens=40).tokens]
@@ -256,7 +303,7 @@ def test_both_forms_hold_the_same_layer(target: Path, tmp_path: Path) -> None:
     assert isinstance(stored, EagleHead) and isinstance(read, EagleHead)
     epsilon = stored.config.norm_epsilon  # which GGUF keeps in float32
     assert stored.config == replace(read.config, norm_epsilon=epsilon)
-    assert epsilon == np.float32(1e-5) and read.config.rotary_dim == hybrid.ROTATED
+    assert epsilon == np.float32(hybrid.EPSILON) and read.config.rotary_dim == hybrid.ROTATED
     assert stored.tensors.keys() == read.tensors.keys()
     for name, values in read.tensors.items():  # in float32, 1 is taken away and added again
         np.testing.assert_allclose(values, stored.tensors[name], atol=1e-6, rtol=0)
