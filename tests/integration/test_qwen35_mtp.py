@@ -163,6 +163,8 @@ def test_states_are_those_of_transformers(target: Path, computed: dict[str, np.n
         out = session.forward(TokenTree.chain(tokens[at], [*right, 7, 8, 9]))
         assert out.features is not None
         found.append(out.features[:kept].copy())
+        expected = computed["streams"][at : at + kept, -1] @ hybrid.tensors()["output.weight"].T
+        np.testing.assert_allclose(out.logits[:kept], expected, atol=TOLERANCE, rtol=0)
         session.commit(range(kept))
     model.close()
     np.testing.assert_allclose(np.concatenate(found), computed["streams"], atol=TOLERANCE, rtol=0)
