@@ -92,11 +92,13 @@ def reported_acceptance(path: Path) -> tuple[float, ...]:
 def _open_tables(source: Source, who: str) -> TensorRows:
     """Of a model that is read as a whole, or of a GGUF file that only a library can run. Raises as
     `open_weights` does."""
-    if source.path.is_file():
-        found = runtimes.open_model_info(source.path)
+    try:
+        return open_weights(source, who)
+    except UsageError:
+        found = runtimes.open_model_info(source.path) if source.path.is_file() else None
         if isinstance(found, SharesTables):
             return found.shared_tables()
-    return open_weights(source, who)
+        raise
 
 
 def open_weights(source: Source, who: str) -> Checkpoint:

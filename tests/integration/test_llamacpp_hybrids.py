@@ -12,12 +12,15 @@ from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.families import BY_ARCHITECTURE
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.llamacpp.hybrid import KEPT_STATES, HybridSession
+from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.testing import check_features, check_session, feature_prompt
 from fixtures.family_gguf import write_gguf
 from fixtures.hybrid_models import VOCABULARY, write_qwen35
@@ -79,6 +82,9 @@ def test_it_passes_the_suite_of_features(path: Path, model: LlamaCppModel) -> No
         layers = (*layers, model.config.num_layers)
     found = check_features(model, layers, TOLERANCE)
     np.testing.assert_array_equal(found[:, 0], embedding[feature_prompt(VOCABULARY)])
+    if model.config.architecture in BY_ARCHITECTURE:  # Qwen 3.5's are held to transformers'
+        same = check_features(ReferenceModel(open_checkpoint(path)), layers, TOLERANCE)
+        np.testing.assert_allclose(found, same, atol=TOLERANCE, rtol=0)
     session = collecting(model.open_session(), layers)
     session.prefill(TEXT[:9])
     for drafted in (TEXT[9:14], TEXT[11:18]):  # of the first one two tokens are accepted

@@ -392,6 +392,13 @@ def test_a_file_that_does_not_fit_is_refused(case: str, tmp_path: Path) -> None:
     assert told in caught.value.message and "\n" not in str(caught.value)
 
 
+def test_a_stretched_rotary_embedding_is_refused(tmp_path: Path) -> None:
+    path = hybrid.write_qwen35(tmp_path / "model.gguf", mtp=True, rope_scaling="yarn")
+    with pytest.raises(UnsupportedModelError, match="rotary embedding by 'yarn'") as caught:
+        edge_spec.load(str(path), draft=str(path), threads=1)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_of_the_layer_alone_is_no_model(tmp_path: Path) -> None:
     path = hybrid.write_qwen35(tmp_path / "mtp.gguf", only_mtp=True)
     with pytest.raises(UnsupportedModelError, match="the layer for multi-token prediction alone"):
