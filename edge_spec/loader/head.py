@@ -95,10 +95,12 @@ def _open_tables(source: Source, who: str) -> TensorRows:
     try:
         return open_weights(source, who)
     except UsageError:
-        found = runtimes.open_model_info(source.path) if source.path.is_file() else None
-        if isinstance(found, SharesTables):
-            return found.shared_tables()
-        raise
+        if not source.path.is_file():
+            raise
+        found: object = runtimes.open_model_info(source.path)
+        if not isinstance(found, SharesTables):
+            raise
+        return found.shared_tables()
 
 
 def open_weights(source: Source, who: str) -> Checkpoint:
