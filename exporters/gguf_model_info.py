@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,11 +18,12 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE
 from edge_spec.exporters.families.stated import EXPERTS
-from edge_spec.exporters.families.tensors import hf_name
+from edge_spec.exporters.families.tensors import MODEL_NAMES, hf_name
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
+from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Keys that the library asserts for these architectures.
@@ -60,6 +61,32 @@ class GgufModelInfo:
     def tokenizer_json(self) -> str:
         return self.read_tokenizer()
 
+    def shared_tables(self) -> SharedTables:
+        """Raises ModelFileError where there is none."""
+        needed = MODEL_NAMES["token_embd.weight"]
+        if needed not in self.tensors:
+            raise ModelFileError(
+                f"{self.path} lacks token_embd.weight", remedy="Convert the model again."
+            )
+        return SharedTables(self.config, self.tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedTables:
+    """The embedding and the output matrix of such a file, which need no description of it."""
+
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
+
+    def names(self) -> Iterator[str]:
+        return (name for name in MODEL_NAMES.values() if name in self.tensors)
+
+    def float32(self, name: str) -> np.ndarray:
+        return self.tensors[name].float32()
+
+    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        return self.tensors[name].rows(rows).float32()
+
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     """Checks of the supported architectures everything that a conversion needs, of others, and of
@@ -78,6 +105,11 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
         return checkpoint_of(file)
     _check_architecture(metadata)
+    if main_layers(metadata) is not None and is_only_mtp(file.tensors):
+        raise UnsupportedModelError(
+            f"{path} has the layer for multi-token prediction alone, not the model",
+            remedy="Name it as the --draft of its model.",
+        )
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
     config = _config(metadata, is_tied="lm_head.weight" not in tensors)
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
@@ -151,11 +183,12 @@ def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
             )
         return value
 
+    own_layers = main_layers(metadata)
     num_heads = largest("attention.head_count")
     hidden_size = largest("embedding_length")
     return ModelConfig(
         architecture=architecture,
-        num_layers=largest("block_count"),
+        num_layers=largest("block_count") if own_layers is None else own_layers,
         hidden_size=hidden_size,
         intermediate_size=largest("feed_forward_length"),
         num_heads=num_heads,

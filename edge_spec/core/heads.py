@@ -143,6 +143,7 @@ class EagleHead:
         [embed_norm] [state_norm]  of embedding and feature, before fc joins them
         [embed] [head] [norm]  of its own; else the target's embedding and output matrix, no norm
         layers.L.(q|k|v|o|gate|up|down).weight [layers.L.(q|k|v).bias]
+        [layers.L.q_gate.weight]  whose sigmoids what attention mixes is multiplied with
         layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
     """
 

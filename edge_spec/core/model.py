@@ -272,6 +272,14 @@ class TensorRows(Tensors, Protocol):
         """Returns [len(rows), columns] of a matrix; rows: their indices, int64."""
 
 
+@runtime_checkable
+class SharesTables(Protocol):
+    """A published model of which at least the embedding and the output matrix can be read."""
+
+    def shared_tables(self) -> TensorRows:
+        """Raises ModelFileError where they are missing."""
+
+
 class ModelInfo(Protocol):
     """What a published model says of itself, known before its weights are read."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.heads import DFlashHead, EagleHead, MedusaHead
-from edge_spec.core.model import Checkpoint, TensorRows
+from edge_spec.core.model import Checkpoint, SharesTables, TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
@@ -52,7 +52,7 @@ def open_trained_head(
         tables = (
             _NoTables()
             if _has_tables(head)
-            else StoredTables(open_weights(source, f"the head {path} shares"))
+            else StoredTables(_open_tables(source, f"the head {path} shares"))
         )
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(head, tables, backend)
@@ -87,6 +87,20 @@ def reported_acceptance(path: Path) -> tuple[float, ...]:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return ()
     return chances if all(0 <= each <= 1 for each in chances) else ()
+
+
+def _open_tables(source: Source, who: str) -> TensorRows:
+    """Of a model that is read as a whole, or of a GGUF file that only a library can run. Raises as
+    `open_weights` does."""
+    try:
+        return open_weights(source, who)
+    except UsageError:
+        if not source.path.is_file():
+            raise
+        found: object = runtimes.open_model_info(source.path)
+        if not isinstance(found, SharesTables):
+            raise
+        return found.shared_tables()
 
 
 def open_weights(source: Source, who: str) -> Checkpoint:

@@ -110,7 +110,8 @@ def _fits(head: EagleHead) -> bool:
     """Whether a serialized graph can have all of its matrices, at 9 bits a weight."""
     config = head.config
     scored = config.vocab_size if head.token_ids is None else len(head.token_ids)
-    attention = 2 * config.hidden_size * (config.query_size + 2 * config.kv_size)
+    queries = 2 * config.query_size  # with gates beside them, where there are any
+    attention = 2 * config.hidden_size * (queries + 2 * config.kv_size)
     layer = attention + config.query_size * config.hidden_size
     layer += 3 * config.hidden_size * config.intermediate_size
     weights = config.num_layers * layer + config.hidden_size * scored
@@ -155,7 +156,8 @@ def _read(cached: Path, names: Collection[str]) -> dict[str, bytes] | None:
 
 def _identity(head: Path, target: str) -> str:
     """Changes with the head's files, with its target's and with how matrices are stored."""
-    files = [(each.name, each.stat()) for each in sorted(head.iterdir()) if each.is_file()]
+    listed = sorted(head.iterdir()) if head.is_dir() else [head]
+    files = [(each.name, each.stat()) for each in listed if each.is_file()]
     told = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     key = repr((str(head.resolve()), told, target, STORED_VERSION))
     return sha256(key.encode()).hexdigest()[:16]

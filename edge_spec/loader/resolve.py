@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
@@ -20,7 +19,7 @@ def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = Tr
     """The options with their drafts named, and checked. Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
     drafts = asked_drafts(source, asked)
-    heads = {name: path for name in drafts if (path := head_directory(name, source.progress))}
+    heads = {name: path for name in drafts if (path := head_path(name, source))}
     if len(heads) > 1 or sum(name in heads for name in drafts) > 1:
         raise UsageError("--draft names two heads", remedy="Name one of them.")
     said["draft"] = tuple(name for name in drafts if name not in heads)
@@ -28,11 +27,12 @@ def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = Tr
     return LoadOptions(**said, keeps_ngrams=keeps_ngrams, head=head)
 
 
-def head_directory(name: str, progress: Progress) -> Path | None:
+def head_path(name: str, target: Source) -> Path | None:
     """Where the trained head of this name is, fetched where it is on the hub; None for a model.
     Raises as `Source.path` does for what is on the hub."""
-    path = Source(name, progress).path if is_on_hub(name) else expanded(Path(name))
-    return path if runtimes.is_head(path) else None
+    path = Source(name, target.progress).path if is_on_hub(name) else expanded(Path(name))
+    is_targets = path.is_file() and target.is_fetched and path.samefile(target.path)
+    return path if runtimes.is_head(path, is_targets) else None
 
 
 def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:

@@ -185,9 +185,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def is_head(path: Path) -> bool:
-    """Whether this is the directory of a trained head; see `edge_spec.core.heads`."""
-    found: bool = load_plugin("checkpoints", "head").is_head(path)
+def is_head(path: Path, is_targets: bool = False) -> bool:
+    """Whether a trained head is here; see `edge_spec.core.heads`. is_targets: it is the target
+    itself, of which only a part can be meant."""
+    found: bool = load_plugin("checkpoints", "head").is_head(path, is_targets)
     return found
 
 

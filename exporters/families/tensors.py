@@ -167,7 +167,7 @@ def whole_norms(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str
     if not family.norm_offset:
         return {}
     return {
-        name: _raised(tensor, family.norm_offset)
+        name: raised(tensor, family.norm_offset)
         for name, tensor in tensors.items()
         if name.endswith("norm.weight")
     }
@@ -182,7 +182,8 @@ def in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
     return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
 
 
-def _raised(tensor: StoredTensor, offset: float) -> StoredTensor:
+def raised(tensor: StoredTensor, offset: float) -> StoredTensor:
+    """Returns the tensor with this added to each of its values, read now: a norm is short."""
     kind = GGMLQuantizationType.F32
     values = tensor.float32() + np.float32(offset)
     return StoredTensor(tensor.shape, kind, values.view(np.uint8))

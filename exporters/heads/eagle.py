@@ -110,10 +110,9 @@ def head_config(
         epsilon, head_dim = float(sizes.get("rms_norm_eps", 1e-6)), stated.head_dim
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise unusable(path, f"valid value: {error}") from None
-    if rotary_dim is not None or sizes.get("hidden_act", "silu") != "silu":
-        what = "heads that are rotated in part" if rotary_dim else "an activation other than silu"
+    if sizes.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(
-            f"{path} has {what}, which is not computed for trained heads",
+            f"{path} has an activation other than silu, which is not computed for trained heads",
             remedy="Use another head.",
         )
     config = ModelConfig(
@@ -130,6 +129,7 @@ def head_config(
         norm_epsilon=epsilon,
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
+        rotary_dim=rotary_dim,
         qk_norm="layers.0.q_norm" in named,
         qkv_bias="layers.0.q.bias" in named,
     )
@@ -137,6 +137,7 @@ def head_config(
         ("rms_norm_eps", 0 <= epsilon < 1),
         ("rope_theta", 1 < rope.theta < float("inf")),
         ("head_dim", head_dim > 0 and head_dim % 2 == 0),
+        ("partial_rotary_factor", 0 < config.rotated <= head_dim and config.rotated % 2 == 0),
         ("num_key_value_heads", heads % config.num_kv_heads == 0),
     ):
         if not valid:

@@ -161,5 +161,7 @@ def _optional_groups(head: EagleHead, scored: int) -> Iterator[Shapes]:
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
         yield {prefix + f"{name}_norm": (config.head_dim,) for name in "qk"}
+        if layer or head.joins_embedding:
+            yield {prefix + "q_gate.weight": (config.query_size, hidden)}
         sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
         yield {prefix + f"{name}.bias": (size,) for name, size in sizes.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from edge_spec.core.config import ModelConfig
@@ -12,8 +11,14 @@ from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.heads.mtp import mtp_head
+from edge_spec.exporters.heads.qwen35 import (
+    directory_head,
+    first_tensor,
+    gguf_head,
+    is_gguf_head,
+)
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
-from edge_spec.exporters.mtp_layers import RECURRENT_PREFIX, STATED, mtp_prefix
+from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
 from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -39,8 +44,11 @@ def says_head(config: Path) -> bool:
     return any(mark in values for mark in _MARKS) or values.get("num_hidden_layers") == 1
 
 
-def is_head(path: Path) -> bool:
-    """Whether this is the directory of a trained head; its weights stay unread."""
+def is_head(path: Path, is_targets: bool = False) -> bool:
+    """Whether this is the directory of a trained head, or a GGUF file with one; its weights stay
+    unread. is_targets: it is the target itself."""
+    if path.is_file():
+        return is_gguf_head(path, is_targets)
     if not (path / "config.json").is_file():
         return False
     try:
@@ -50,9 +58,9 @@ def is_head(path: Path) -> bool:
         if values.get("num_hidden_layers") == 1 and _only_pickled(path):
             return True  # EAGLE-1 as it was published at first; `open_head` says what to do
         tensors = _tensors(path)
-        if _recurrent_mtp(tensors) is not None:
-            return True  # `open_head` says why it cannot draft
-        return "fc.weight" in tensors or mtp_prefix(values, tensors) is not None
+        if "fc.weight" in tensors or first_tensor(tensors) is not None:
+            return True
+        return mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
 
@@ -61,25 +69,19 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     """has_weights: else they stay unread, for a look at the head alone. Raises ModelFileError for a
     damaged head, UnsupportedModelError for a kind that is not computed, UsageError for the head of
     another target."""
-    values = read_json(path / "config.json")
-    if not any(mark in values for mark in _MARKS) and (name := _recurrent_mtp(_tensors(path))):
-        raise UnsupportedModelError(
-            f"{path} has a layer for multi-token prediction ({name[:100]}) of a model with "
-            "recurrent layers: it drafts from that model's hidden states, which are not read on "
-            "llama.cpp, where alone such models run",
-            remedy="Draft without weights: --drafter suffix.",
-        )
+    if path.is_file():
+        return gguf_head(path, target, has_weights)
+    values, tensors = read_json(path / "config.json"), _tensors(path)
     if "dflash_config" in values:
-        return dflash_head(path, values, _tensors(path), target, has_weights)
-    if values.get(STATED) and not any(mark in values for mark in _MARKS):
-        return mtp_head(path, values, _tensors(path), target, has_weights)
+        return dflash_head(path, values, tensors, target, has_weights)
     if "medusa_num_heads" in values:
-        return medusa_head(path, _tensors(path), target, has_weights)
-    return eagle_head(path, values, _tensors(path), target, has_weights)
-
-
-def _recurrent_mtp(names: Iterable[str]) -> str | None:
-    return next((name for name in names if name.startswith(RECURRENT_PREFIX)), None)
+        return medusa_head(path, tensors, target, has_weights)
+    if not any(mark in values for mark in _MARKS):
+        if first_tensor(tensors) is not None:
+            return directory_head(path, values, tensors, target, has_weights)
+        if values.get(STATED):
+            return mtp_head(path, values, tensors, target, has_weights)
+    return eagle_head(path, values, tensors, target, has_weights)
 
 
 def _only_pickled(path: Path) -> bool:

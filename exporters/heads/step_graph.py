@@ -7,7 +7,7 @@ Inputs and outputs (rows: entries made in this pass, total: entries before them 
     replaced               [1, rows - known, hidden]  the states that take their place in the others
     order                  [rows] int64             which of these each row has
     position_ids           [1, rows] int64
-    cos, sin               [positions, head_dim / 2]
+    cos, sin               [positions, rotated / 2]
     attention_bias         [1, 1, rows, total]      0 where a row sees an entry, -inf elsewhere
     seqlens_k              [1] int32                total - 1
     total_sequence_length  scalar int32             total
@@ -84,11 +84,15 @@ class _Step:
 
     def _attend(self, read: str, layer: int) -> str:
         config, graph, prefix = self._config, self._graph, f"layers.{layer}."
-        sizes = np.array([config.query_size, config.kv_size, config.kv_size])
+        sizes = [config.query_size, config.kv_size, config.kv_size]
         parts = [prefix + each for each in "qkv"]
+        gate = prefix + "q_gate"
+        if is_gated := f"{gate}.weight" in self._head.tensors:
+            sizes, parts = [*sizes, config.query_size], [*parts, gate]
         packed = self._multiply(read, prefix + "qkv")
-        graph.add("Split", [packed, graph.weight("qkv_sizes", sizes)], parts, axis=-1)
+        graph.add("Split", [packed, graph.weight("qkv_sizes", np.array(sizes))], parts, axis=-1)
         counts = {"q": config.num_heads, "k": config.num_kv_heads}
+        partial = {"rotary_embedding_dim": config.rotary_dim} if config.rotary_dim else {}
         turned = [
             graph.add(
                 "RotaryEmbedding",
@@ -96,6 +100,7 @@ class _Step:
                 prefix + part + ".turned",
                 domain=CONTRIB,
                 num_heads=count,
+                **partial,
             )
             for part, count in counts.items()
         ]
@@ -104,7 +109,7 @@ class _Step:
         )
         lengths = ["seqlens_k", "total_sequence_length"]
         inputs = [*turned, parts[2], *past, *lengths, "", "", "", "attention_bias"]
-        return graph.add(
+        mixed = graph.add(
             "GroupQueryAttention",
             inputs,
             [prefix + "mixed", *present],
@@ -112,6 +117,10 @@ class _Step:
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
         )
+        if not is_gated:
+            return mixed
+        opened = graph.add("Sigmoid", [gate], gate + ".opened")
+        return graph.add("Mul", [mixed, opened], prefix + "gated")
 
     def _leave(self, stream: str, mixed: str, layer: int) -> str:
         graph, prefix = self._graph, f"layers.{layer}."
@@ -164,7 +173,7 @@ class _Step:
             tensor("order", kinds.INT64, ["rows"]),
             tensor("position_ids", kinds.INT64, [1, "rows"]),
             *(
-                tensor(name, kinds.FLOAT, ["positions", self._config.head_dim // 2])
+                tensor(name, kinds.FLOAT, ["positions", self._config.rotated // 2])
                 for name in ("cos", "sin")
             ),
             tensor("attention_bias", kinds.FLOAT, [1, 1, "rows", "total"]),

@@ -29,7 +29,7 @@ class Features:
         self._hidden_size = weights.hidden_size
         self._streams = tuple(layer for layer in layers if layer < weights.num_layers)
         self._inputs = _inputs(weights.library, weights.architecture) if self._streams else None
-        if self.has_final and (weights.library.want_hidden is None or weights.is_hybrid):
+        if self.has_final and not weights.gives_final_states:
             raise _unsupported(weights.library, "final states of this model")
 
     def want(self, context: int, wanted: bool) -> None:

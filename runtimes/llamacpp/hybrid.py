@@ -71,9 +71,6 @@ class HybridSession(LlamaCppSession):
         """Is not known in this form."""
         return {}
 
-    def _want_hidden(self, wanted: bool) -> None:
-        """Never: nothing that drafts from them was tried with recurrent layers."""
-
     def _drop_uncommitted(self, memory: int) -> None:
         """Of a pass of which nothing was kept, the library has no state before it, and does not say
         so: it is read again, and saved for the next time, as when passes are measured."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # Of llama-cpp-python 0.3.36, as far as they are tried: others with the hook are qwen3moe,
-# qwen3next, qwen35, gemma4, lfm2, gpt-oss, nemotron_h, mimo2 and minimax-m2.
-ARCHITECTURES = frozenset({"llama", "mistral", "qwen3"})  # the second is "llama" in GGUF
+# qwen3next, gemma4, gpt-oss, nemotron_h, mimo2 and minimax-m2. "mistral" is "llama" in GGUF.
+ARCHITECTURES = frozenset({"llama", "mistral", "qwen3", "qwen35", "lfm2", "lfm2moe"})
 _SWITCH = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
 _READ = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
 _HANDLE = ctypes.c_void_p

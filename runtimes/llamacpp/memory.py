@@ -40,7 +40,8 @@ _IK_CONTEXT_BYTES = 27_000_000  # tables for a graph of 65,536 nodes
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of what a device can have of a model. layers: weights of each; cache: of one layer;
+    """Bytes of what a device can have of a model. layers: weights of each, and of one for
+    multi-token prediction, which the library counts with them; cache: of one layer;
     head: with what stands before it; work: of the widest passes, on each device."""
 
     layers: tuple[int, ...]
@@ -61,8 +62,9 @@ def model_parts(source: ModelInfo, options: RuntimeOptions, num_tokens: int | No
     if not found:  # all of them alike
         share = source.path.stat().st_size // (config.num_layers + 1)
         found.update({layer: share for layer in (*range(config.num_layers), None)})
+    counted = config.num_layers + (config.num_layers in found)
     return Parts(
-        tuple(found[layer] for layer in range(config.num_layers)),
+        tuple(found[layer] for layer in range(counted)),
         _cache(config, options, cells) // config.num_layers,
         found[None],
         _work(config, cells, MAX_ROWS),
@@ -84,8 +86,8 @@ def gguf_memory(
         copied = 0
     if offload is not None and offload.num_layers:
         parts = model_parts(source, options, num_tokens)
-        kept = config.num_layers - offload.num_cached
-        copied = copied * kept // config.num_layers
+        kept = len(parts.layers) - offload.num_cached
+        copied = copied * kept // len(parts.layers)
         file_bytes -= sum(parts.layers[kept:]) + (0 if config.tied_embeddings else parts.head)
         cache = parts.cache * kept
     return Memory(

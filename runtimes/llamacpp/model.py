@@ -105,7 +105,7 @@ class LlamaCppModel:
             max_rows=MAX_ROWS,
             trees=True,
             rollback=True,
-            hidden_states=library.hidden is not None,
+            hidden_states=library.hidden is not None and self._weights.gives_final_states,
             settled_tokens=SETTLED_TOKENS,
             rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
         )
@@ -121,7 +121,6 @@ class LlamaCppModel:
             self.capabilities,
             max_rows=kept + 1,
             trees=False,
-            hidden_states=False,
             rollback_rows=kept,
             why_no_trees=NO_BRANCHES,
         )

@@ -256,9 +256,10 @@ class LlamaCppSession:
             self._is_steady = wanted
 
     def _want_hidden(self, wanted: bool) -> None:
-        if self._library.want_hidden and wanted != self._gives_hidden:
+        switch = self._library.want_hidden
+        if switch and self._weights.gives_final_states and wanted != self._gives_hidden:
             self._gives_hidden = None
-            self._library.want_hidden(self._context(), wanted)
+            switch(self._context(), wanted)
             self._gives_hidden = wanted
 
     def _require_known(self, tokens: Sequence[int] | np.ndarray) -> None:

@@ -22,6 +22,9 @@ from edge_spec.runtimes.llamacpp.library import (
 )
 
 NO_REASON = "it gives no reason"
+# Of layers with a recurrent state: what gives final states beside the scores of tokens. LFM2's
+# graph takes the same switch for that of a model that embeds text, and computes other scores.
+_HYBRIDS_WITH_STATES = frozenset({"qwen35"})
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
@@ -55,6 +58,8 @@ class GgufWeights:
         self.architecture = config.architecture
         self.state_window = library.state_window(handle)
         self.is_hybrid = library.is_hybrid(handle)
+        is_known = not self.is_hybrid or self.architecture in _HYBRIDS_WITH_STATES
+        self.gives_final_states = library.want_hidden is not None and is_known
         if self.vocab_size != config.vocab_size:
             self.close()
             raise ModelFileError(
@@ -76,7 +81,8 @@ class GgufWeights:
         """
         needed = self.cache_bytes(choices)
         if choices.on_device:
-            needed = needed * self._num_cached // self._config.num_layers
+            moved = min(self._num_cached, self._config.num_layers)
+            needed = needed * moved // self._config.num_layers
         devices = self._used_devices(choices.on_device)
         what = f"a cache of {choices.num_tokens} tokens"
         free_bytes = sum(device.free_bytes for device in devices)

@@ -54,17 +54,17 @@ class OrtEagleLayers:
         self._session = _opened(stored, "the layers of a head", threads)
         self._config = config
         self._rope = Rope(config.rope_theta, config.rope_scaling)
-        self._tables = self._rope.tables(0, config.head_dim)
+        self._tables = self._rope.tables(0, config.rotated)
 
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         return _BoundStep(self, self._session, cache)
 
     def tables(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of so many positions at least, [some, head_dim / 2] float32 each; made as the
+        """cos and sin of so many positions at least, [some, rotated / 2] float32 each; made as the
         text grows."""
         if len(self._tables[0]) < positions:
             made = max(_POSITIONS, 2 * positions)
-            self._tables = self._rope.tables(made, self._config.head_dim)
+            self._tables = self._rope.tables(made, self._config.rotated)
         return self._tables
 
 

@@ -50,6 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "windowed": ("speculators", {"sliding_window": 5}),
     "deepseek": ("deepseek", {}),
     "mimo": ("mimo", {}),
+    "qwen35": ("qwen35", {}),
     "eagle-1": ("eagle-1", {}),
 }
 

@@ -451,7 +451,7 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "epsilon": (_nothing, {"rms_norm_eps": float("nan")}, "no usable rms_norm_eps"),
     "groups": (_nothing, {"num_key_value_heads": 3}, "no usable num_key_value_heads"),
     "odd": (_nothing, {"head_dim": 15}, "no usable head_dim"),
-    "rotated": (_nothing, {"partial_rotary_factor": 0.5}, "rotated in part"),
+    "rotated": (_nothing, {"partial_rotary_factor": 0.2}, "no usable partial_rotary_factor"),
     "window": (_nothing, {"sliding_window": 0}, "no usable sliding_window"),
     "some windows": (
         _nothing,

@@ -8,15 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.families import BY_ARCHITECTURE
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.llamacpp.hybrid import KEPT_STATES, HybridSession
-from edge_spec.testing import check_session
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.testing import check_features, check_session, feature_prompt
 from fixtures.family_gguf import write_gguf
 from fixtures.hybrid_models import VOCABULARY, write_qwen35
 
@@ -26,6 +31,7 @@ FLOAT32 = RuntimeOptions(context_length=256, kv_type="f32", flash_attention=Fals
 # Of logits of about 1, sums of up to 128 products in float32 in another order, through 4 layers: a
 # prompt's pass is another kernel than a row's.
 TOLERANCE = 1e-4
+TEXT = np.random.default_rng(0).integers(3, VOCABULARY, 20).tolist()
 
 
 @pytest.fixture(scope="module", params=["qwen35", "lfm2", "lfm2moe"])
@@ -43,6 +49,20 @@ def model(path: Path) -> LlamaCppModel:
     return opened
 
 
+def tables(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The embeddings, and the matrix that scores tokens."""
+    stored = GgufFile(path).tensors
+    embedding = stored["token_embd.weight"].float32()
+    output = stored.get("output.weight")
+    return embedding, embedding if output is None else output.float32()
+
+
+def collecting(session: Session, layers: tuple[int, ...]) -> Session:
+    assert isinstance(session, GivesFeatures)
+    session.collect_features(layers, lambda position, features: None)
+    return session
+
+
 def scores(session: Session, tokens: list[int]) -> np.ndarray:
     return session.forward(TokenTree.chain(tokens[0], tokens[1:])).logits.copy()
 
@@ -54,13 +74,65 @@ def test_it_passes_the_conformance_suite_for_chains(model: LlamaCppModel) -> Non
     assert check_session(model, TOLERANCE).max_difference <= TOLERANCE
 
 
+def test_it_passes_the_suite_of_features(path: Path, model: LlamaCppModel) -> None:
+    """Layer 0 reads embeddings, and scores are products of final states with the output matrix."""
+    embedding, output = tables(path)
+    layers = (0, model.config.num_layers - 1)
+    if model.capabilities.hidden_states:
+        layers = (*layers, model.config.num_layers)
+    found = check_features(model, layers, TOLERANCE)
+    np.testing.assert_array_equal(found[:, 0], embedding[feature_prompt(VOCABULARY)])
+    if model.config.architecture in BY_ARCHITECTURE:  # Qwen 3.5's are held to transformers'
+        same = check_features(ReferenceModel(open_checkpoint(path)), layers, TOLERANCE)
+        np.testing.assert_allclose(found, same, atol=TOLERANCE, rtol=0)
+    session = collecting(model.open_session(), layers)
+    session.prefill(TEXT[:9])
+    for drafted in (TEXT[9:14], TEXT[11:18]):  # of the first one two tokens are accepted
+        out = session.forward(TokenTree.chain(drafted[0], drafted[1:]))
+        if model.capabilities.hidden_states:
+            assert out.features is not None
+            products = out.features[:, -1] @ output.T
+            np.testing.assert_allclose(products, out.logits, atol=TOLERANCE, rtol=0)
+        session.commit([0, 1])
+    session.close()
+
+
+def test_scores_stay_the_same_while_features_are_collected(model: LlamaCppModel) -> None:
+    """Bit for bit, so that drafting from them changes no text."""
+    layers = (1, model.config.num_layers) if model.capabilities.hidden_states else (1,)
+    plain, asked = model.open_session(), collecting(model.open_session(), layers)
+    for session in (plain, asked):
+        session.prefill(TEXT[:9])
+    for row in (TEXT[9:14], TEXT[11:12], TEXT[12:20]):
+        np.testing.assert_array_equal(scores(asked, row), scores(plain, row))
+        for session in (plain, asked):
+            session.commit(range(min(len(row), 2)))
+    plain.close()
+    asked.close()
+
+
+def test_final_states_are_refused_where_they_change_the_scores(
+    path: Path, model: LlamaCppModel
+) -> None:
+    session = model.open_session()
+    if model.capabilities.hidden_states:
+        assert scores(session, TEXT[:2]).shape == (2, VOCABULARY)
+        assert session.forward(TokenTree.chain(5)).hidden is not None
+        return
+    with pytest.raises(UnsupportedModelError, match="final states of this model"):
+        collecting(session, (model.config.num_layers,))
+    assert session.forward(TokenTree.chain(5)).hidden is None  # it goes on as before
+    session.close()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_drafts_commits_and_rollbacks_changes_what_follows(
     seed: int, model: LlamaCppModel
 ) -> None:
     """A pass of which nothing is kept is what the library's states do not reach back to."""
     draw = random.Random(seed)
-    session, text = model.open_session(), []
+    layers = (1, model.config.num_layers) if model.capabilities.hidden_states else (1,)
+    session, text = collecting(model.open_session(), layers), []
     for _ in range(24):
         act = draw.choice(("read", "keep", "keep", "keep", "drop", "back"))
         drafted = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, KEPT_STATES + 1))]
@@ -71,10 +143,13 @@ def test_no_order_of_drafts_commits_and_rollbacks_changes_what_follows(
             text = text[: draw.randint(0, len(text))]
             session.rollback(len(text))
         else:
-            found = scores(session, drafted)
-            fresh = model.open_session()
+            out = session.forward(TokenTree.chain(drafted[0], drafted[1:]))
+            found, states = out.logits.copy(), out.features.copy()
+            fresh = collecting(model.open_session(), layers)
             fresh.prefill(text)
-            np.testing.assert_allclose(found, scores(fresh, drafted), atol=TOLERANCE, rtol=0)
+            again = fresh.forward(TokenTree.chain(drafted[0], drafted[1:]))
+            np.testing.assert_allclose(found, again.logits, atol=TOLERANCE, rtol=0)
+            np.testing.assert_allclose(states, again.features, atol=TOLERANCE, rtol=0)
             fresh.close()
             if act == "keep":
                 kept = draw.randint(1, len(drafted))

@@ -17,7 +17,7 @@ from edge_spec.core.heads import EagleHead
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
-from fixtures import heads, hybrid_models
+from fixtures import heads
 
 LAYERS, VOCAB = 3, 265
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -113,22 +113,3 @@ def test_layers_that_are_stated_and_missing_are_no_head(tiny: ModuleType, tmp_pa
     assert open_checkpoint(path).config.num_layers == LAYERS
     with pytest.raises(EdgeSpecError, match="and has none"):
         open_head(path, open_checkpoint(path).config)
-
-
-@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
-def test_layers_of_recurrent_models_are_named(
-    model_type: str, tiny: ModuleType, tmp_path: Path
-) -> None:
-    """Beside a target that runs, and beside one of attention alone."""
-    model = tiny.build(num_hidden_layers=1)
-    model.config.update({"model_type": model_type, "architectures": [model_type]})
-    model.weights["mtp.fc.weight"] = np.zeros((64, 128), np.float32)
-    path = Path(tiny.write_hf(model, tmp_path / "model"))
-    assert is_head(path)
-    targets = {"llamacpp": hybrid_models.write_qwen35(tmp_path / "target.gguf")}
-    targets["reference"] = Path(tiny.write_hf(tiny.build(), tmp_path / "other"))
-    for runtime, target in targets.items():
-        with pytest.raises(EdgeSpecError) as caught:
-            edge_spec.load(str(target), runtime=runtime, draft=str(path), threads=1)
-        assert "multi-token prediction (mtp.fc.weight)" in caught.value.message
-        assert "--drafter suffix" in str(caught.value) and "\n" not in str(caught.value)

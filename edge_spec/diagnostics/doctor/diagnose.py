@@ -34,7 +34,7 @@ from edge_spec.diagnostics.doctor.places import check_runtimes
 from edge_spec.diagnostics.doctor.speed import check_speed
 from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.errors import EdgeSpecError
-from edge_spec.loader.resolve import head_directory
+from edge_spec.loader.resolve import head_path
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
@@ -114,7 +114,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     try:
         drafts = chosen_drafts(source, named, "auto", is_planned=False)
         is_here = bool(drafts) and Source(drafts[0], progress).is_fetched
-        path = head_directory(drafts[0], progress) if is_here else None
+        path = head_path(drafts[0], source) if is_here else None
     except (EdgeSpecError, OSError) as error:
         report.add(ROLES[1], [problem("model", error)])
         return

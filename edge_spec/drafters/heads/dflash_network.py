@@ -11,7 +11,6 @@ from edge_spec.core.heads import DFlashHead, HeadBackend, TargetTables
 from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.layers import (
     HeadLayers,
-    Heads,
     attend,
     layer_matrices,
     own_matrix,
@@ -61,7 +60,7 @@ class DFlashNetwork:
             made = self._layers.heads(read, layer, positions)
             keys = np.concatenate([keys, made.keys], axis=1)
             values = np.concatenate([values, made.values], axis=1)
-            mixed = attend(Heads(made.queries, keys, values), None)  # each row sees all rows
+            mixed = attend(made._replace(keys=keys, values=values), None)  # each row sees all rows
             stream = self._layers.leave(stream, mixed, layer)
         return self._layers.normed(stream[1:], "norm")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_spec.core.heads import EagleHead, EagleStep, EntryRows, Products
-from edge_spec.drafters.heads.layers import HeadLayers, Heads, attend
+from edge_spec.drafters.heads.layers import HeadLayers, attend
 
 
 class EagleFormulas:
@@ -67,6 +67,6 @@ class _FormulaStep:
             made = layers.heads(read, layer, rows.positions)
             keys, values = self._cache[layer]
             keys[:, rows.start : end], values[:, rows.start : end] = made.keys, made.values
-            mixed = attend(Heads(made.queries, keys[:, :end], values[:, :end]), rows.sees)
+            mixed = attend(made._replace(keys=keys[:, :end], values=values[:, :end]), rows.sees)
             stream = layers.leave(stream, mixed, layer)
         return formulas.goes_on_from(stream), formulas.logits(stream[rows.scored])

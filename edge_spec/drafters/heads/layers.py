@@ -15,17 +15,20 @@ from edge_spec.core.heads import HeadMatrix, Products, TargetTables
 from edge_spec.core.rope import Rope
 from edge_spec.drafters.heads.blas_threads import one_blas_thread
 
+QUERY_GATE = "q_gate"
 FEW_ROWS = 16
 _SHORT = 512  # keys, up to which numpy takes one thread by itself
 _ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
 
 
 class Heads(NamedTuple):
-    """[heads, rows, head_dim] each; groups of queries share keys."""
+    """[heads, rows, head_dim] each; groups of queries share keys. gates: [query heads, rows,
+    head_dim], what the mixed values are multiplied with; None: nothing."""
 
     queries: np.ndarray
     keys: np.ndarray
     values: np.ndarray
+    gates: np.ndarray | None = None
 
 
 class HeadLayers:
@@ -39,19 +42,20 @@ class HeadLayers:
         self._products = products
         self._norms = {name: tensors[name] for name in tensors if "norm" in name}
         scaling = config.rope_scaling
-        self._frequencies = Rope(config.rope_theta, scaling).frequencies(config.head_dim)
+        self._frequencies = Rope(config.rope_theta, scaling).frequencies(config.rotated)
         self._magnitude = 1.0 if scaling is None else scaling.magnitude
 
     def heads(self, read: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
         """Of what attention reads, [rows, in]."""
         config, prefix = self._config, f"layers.{layer}."
         found = self._split(self._products(prefix + "qkv", read))
-        ends = [config.num_heads, config.num_heads + config.num_kv_heads]
-        queries, keys, values = np.split(found, ends)
+        ends = np.cumsum([config.num_heads, config.num_kv_heads, config.num_kv_heads])
+        queries, keys, values, gates = np.split(found, ends)
         queries = self.normed(queries, prefix + "q_norm")
         keys = self.normed(keys, prefix + "k_norm")
         turned = self._turned(np.concatenate([queries, keys]), positions)
-        return Heads(turned[: ends[0]], turned[ends[0] :], values)
+        opened = 1 / (1 + np.exp(-np.clip(gates, -80, None))) if len(gates) else None
+        return Heads(turned[: ends[0]], turned[ends[0] :], values, opened)
 
     def leave(self, stream: np.ndarray, mixed: np.ndarray, layer: int) -> np.ndarray:
         """The stream after a layer whose attention has mixed [query heads, rows, head_dim]."""
@@ -81,16 +85,20 @@ class HeadLayers:
         return rows.reshape(len(rows), -1, self._config.head_dim).swapaxes(0, 1)
 
     def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """x: [heads, rows, head_dim], halves paired (Su et al. 2021)."""
+        """x: [heads, rows, head_dim], halves paired of what is rotated (Su et al. 2021)."""
         angles = positions[:, None] * self._frequencies[None]
         cos = (np.cos(angles) * self._magnitude).astype(np.float32)
         sin = (np.sin(angles) * self._magnitude).astype(np.float32)
-        first, second = np.split(x, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        rotated = self._config.rotated
+        first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
+        turned = [first * cos - second * sin, second * cos + first * sin, rest]
+        return np.concatenate(turned, axis=-1)
 
 
 def layer_matrices(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, HeadMatrix]:
-    joined = {"qkv": "qkv", "o": "o", "gate_up": ("gate", "up"), "down": ("down",)}
+    """A gate of what attention mixes stands below queries, keys and values."""
+    gated = [QUERY_GATE] if f"{prefix}{QUERY_GATE}.weight" in tensors else []
+    joined = {"qkv": [*"qkv", *gated], "o": "o", "gate_up": ("gate", "up"), "down": ("down",)}
     return {
         prefix + name: own_matrix(tensors, [prefix + each for each in parts])
         for name, parts in joined.items()
@@ -120,12 +128,13 @@ def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def attend(heads: Heads, sees: np.ndarray | None) -> np.ndarray:
-    """Softmax attention; sees: [rows, keys] bool, at least one key a row; None: all. Returns
-    [query heads, rows, head_dim]."""
-    queries, keys, values = heads
+    """Softmax attention, gated where there are gates; sees: [rows, keys] bool, at least one key a
+    row; None: all. Returns [query heads, rows, head_dim]."""
+    queries, keys, values, gates = heads
     is_short = len(queries[0]) > FEW_ROWS or keys.shape[1] <= _SHORT
     with nullcontext() if is_short else one_blas_thread():
-        return _attended(queries, keys, values, sees)
+        mixed = _attended(queries, keys, values, sees)
+    return mixed if gates is None else mixed * gates
 
 
 def _attended(
