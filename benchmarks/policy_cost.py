@@ -56,6 +56,9 @@ class TimedPolicy:
         self._policy = policy
         self._chosen_s = 0.0
 
+    def begin(self) -> None:
+        self._policy.begin()
+
     def choose(self, drafters: Sequence[TimedDrafter], pending: int, budget: Budget) -> RoundPlan:
         for drafter in drafters:
             drafter.taken_s = 0.0

@@ -92,6 +92,11 @@ class AdaptivePolicy:
         self._kept_shape = KeptShape()
         self._around_s = 0.0  # of a round, outside drafting and the pass
 
+    def begin(self) -> None:
+        """A drafter that lost in the text before, and pays in most, is asked again."""
+        for backoff in self._backoffs.values():
+            backoff.begin_text()
+
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         self._asked.clear()
         self._chosen = None
@@ -243,6 +248,7 @@ class AdaptivePolicy:
         shown that they are of use."""
         backoff = self._backoff(drafter)
         most = limits.num_draft_tokens if backoff.is_proven else _UNPROVEN_TOKENS
+        most = min(most, max(1, backoff.texts.draft_tokens(worth)))
         asked = Budget(
             min(limits.num_draft_tokens, most) if backoff.measured else 1,
             limits.num_rows,

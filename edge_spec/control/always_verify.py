@@ -20,6 +20,8 @@ class AlwaysVerifyPolicy:
         self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
         self._turn = 0
 
+    def begin(self) -> None: ...
+
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         first = self._turn % max(1, len(drafters))
         self._turn += 1

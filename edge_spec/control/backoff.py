@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from edge_spec.control.text_gains import TextGains
+
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _FIRST_REST, _LONGEST_REST = 32, 65_536  # rounds
 # A drafter that loses a step in every round, say by rows that it needs for itself, rests 40 rounds
@@ -54,6 +56,8 @@ class Backoff:
         self._rounds = 0  # since it was at rest
         self._first_lost_s = self._lost_s = 0.0  # in the first of them, and in the others
         self._seconds = self._tokens = 0.0  # means over its rounds
+        self.texts = TextGains()
+        self._rests_in_text = False  # until the text ends
 
     @property
     def measured(self) -> bool:
@@ -68,6 +72,13 @@ class Backoff:
         """It is known not to have been of use: it begins at rest, as long as it would have to after
         a trial. Then it may have become so."""
         self.resting = round(self._patience.rest_per_loss * _LOST_IN_TRIAL)
+
+    def begin_text(self) -> None:
+        """A rest that only the text before has earned is over."""
+        self.texts.begin_text()
+        if self._rests_in_text:
+            self.resting, self._rests_in_text = 0, False
+            self._rest = _FIRST_REST
 
     @property
     def rate(self) -> float:
@@ -103,6 +114,7 @@ class Backoff:
     def _add(self, lost_s: float, plain_s: float) -> None:
         """Sends it to rest once it has lost too much since it last broke even (Page 1954,
         Continuous Inspection Schemes: the cumulative sum)."""
+        self.texts.observe(-lost_s / plain_s)
         lost_s += self._lost_s
         self._rounds += 1
         if self._rounds == 1:
@@ -117,6 +129,15 @@ class Backoff:
             won = max(self._most_lost, -lost_s / plain_s)
             self._most_lost = min(self._most_lost + won, self._patience.most_lost)
             self._first_lost_s = self._lost_s = 0.0
+        if self.texts.is_losing and not self.resting:
+            self._rest_in_text()
+
+    def _rest_in_text(self) -> None:
+        """Until this one ends, or for a while, since a long text may change."""
+        self._rests_in_text = True
+        self.resting = self._rest
+        self._rest *= 2
+        self.texts.begin_trial()
 
     def rest(self, plain_s: float) -> None:
         """Twice as long each time, or as long as it takes to win back what was lost, since a text

@@ -54,6 +54,7 @@ class PolicyStage:
                 drafter.prepare(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
+        self._policy.begin()
         for drafter in self._drafters:
             drafter.begin(prompt)
 

@@ -55,6 +55,9 @@ class SharedPolicy:
         self._num_rows = num_rows
         self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
 
+    def begin(self) -> None:
+        self._policy.begin()
+
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         rows = budget.num_rows
         if self._num_rows is not None:

@@ -28,6 +28,9 @@ class ExactPolicy:
         self._widths = widths
         self._probes = probes
 
+    def begin(self) -> None:
+        self._policy.begin()
+
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The narrowest width has to fit the budget's rows."""
         widths = [width for width in self._widths if width <= budget.num_rows]

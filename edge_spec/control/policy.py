@@ -24,6 +24,9 @@ class RoundPlan(NamedTuple):
 
 
 class Policy(Protocol):
+    def begin(self) -> None:
+        """A text begins, about which nothing is known yet."""
+
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The tree of the next round, with at most the budget's rows."""
 
@@ -55,6 +58,8 @@ class FixedPolicy:
         self.min_confidence = min_confidence
         self.branches = branches
         self.probes = probes
+
+    def begin(self) -> None: ...
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         limits = limited(

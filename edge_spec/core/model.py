@@ -359,6 +359,15 @@ class ScreeningRuntime(Runtime, Protocol):
 
 
 @runtime_checkable
+class ConfigScreeningRuntime(Runtime, Protocol):
+    """A runtime that does not run all that is converted for it."""
+
+    def require_config(self, config: ModelConfig, path: Path) -> None:
+        """Is asked before a model is converted. path: of the model, for the message. Raises
+        UnsupportedModelError."""
+
+
+@runtime_checkable
 class DeviceScreeningRuntime(Runtime, Protocol):
     """A runtime that tells, without a model, whether devices can be started."""
 

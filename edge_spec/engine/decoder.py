@@ -153,6 +153,7 @@ class Decoder:
         return PlainReason.REPLAY if undecided else None
 
     def _begin(self, prompt: Sequence[int], sampler: Sampler) -> None:
+        self.policy.begin()
         for drafter in self.drafters:
             drafter.use_sampler(sampler)
             drafter.begin(prompt)

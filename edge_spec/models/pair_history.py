@@ -7,6 +7,8 @@ says nothing; this does. Kept for each pair and domain in a file of the cache.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -26,6 +28,9 @@ SETUP_ROUNDS = 400  # with a draft token, that a pair is first known by
 _RECENT_ROUNDS = 400  # after which older ones count half, and so on
 _MIN_ROUNDS = 100  # of late, before anything is said
 _DROP = 0.05  # of the acceptance, below which nothing is said
+# Prompts change, so a pair that was no use some time ago is tried again: once a day, since what
+# that finds is kept in turn.
+_HOLDS_S = 24 * 3600.0
 _DEVIATIONS = 3.0  # between the two rates: 1 in 700 for a pair that has not changed
 
 _Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -94,7 +99,9 @@ class PairHistory:
     several processes each adds its counts to the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """clock: seconds, as the times of files have them."""
+        self._clock = clock
         self._file = KeptFile(path, _FILE)
         self._lock = Lock()
         kept = self._file.read() or _File(2, {})
@@ -143,7 +150,10 @@ class PairHistory:
 
     def first_acceptance(self) -> float | None:
         """Returns the share of rounds whose first draft token was accepted, of the recent ones of
-        all domains where there are enough; None before enough were counted."""
+        all domains where there are enough; None before enough were counted, and where the last of
+        them is more than a day old."""
+        if self._is_old:
+            return None
         with self._lock:
             kept = list(self._domains.values())
             for counts in ([each.recent for each in kept], [each.setup for each in kept]):
@@ -151,6 +161,16 @@ class PairHistory:
                 if rounds >= _MIN_ROUNDS:
                     return sum(each.right for each in counts) / rounds
         return None
+
+    @property
+    def _is_old(self) -> bool:
+        """By the file's time, which no answer without the draft changes; a clock that was set back
+        tells nothing."""
+        try:
+            written_s = self._file.path.stat().st_mtime
+        except OSError:
+            return False
+        return not 0 <= self._clock() - written_s <= _HOLDS_S
 
     def save(self) -> None:
         """Raises nothing: why it failed is logged."""

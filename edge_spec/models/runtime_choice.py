@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from edge_spec.core.entry_points import EXTRAS
 from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
-from edge_spec.core.model import ModelInfo, Runtime, ScreeningRuntime
+from edge_spec.core.model import ConfigScreeningRuntime, ModelInfo, Runtime, ScreeningRuntime
 from edge_spec.errors import (
     DeviceError,
     EdgeSpecError,
@@ -130,6 +130,8 @@ def require_convertible(source: Source, runtime: Runtime, providers: Sequence[st
     would."""
     format = runtimes.format_for(runtime, source.formats, providers)
     exporter, model = runtimes.exporter_for(format, source.at(format))
+    if isinstance(runtime, ConfigScreeningRuntime):
+        runtime.require_config(model.config, model.path)
     if isinstance(exporter, ScreeningExporter):
         exporter.require_exportable(model)
     if not isinstance(exporter, ReadingExporter):

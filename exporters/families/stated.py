@@ -45,6 +45,7 @@ _LACKED = MappingProxyType(
     }
 )
 _LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
+_START = "decoder_start_token_id"  # stated where an encoder stands beside the decoder
 _ORIGINAL = "original_max_position_embeddings"
 _UNTURNED = 1e30  # what GGUF divides the frequency by of a pair that is not turned
 _OF_PICTURES = "vision"  # a kind of attention to later tokens that texts do not have
@@ -139,10 +140,15 @@ class StatedConfig:
         return None if rotated == self.head_dim else rotated
 
     def refuse(self, feature: str) -> UnsupportedModelError:
+        """Neither llama.cpp's runtime here nor optimum's exporter takes an encoder."""
+        remedy = "Use a model without it."
+        if not (self.values.get("is_encoder_decoder") or _START in self.values):
+            remedy = (
+                "Use a model without it, or convert it to GGUF with llama.cpp's "
+                "convert_hf_to_gguf.py and give --runtime llamacpp."
+            )
         return UnsupportedModelError(
-            f"{self.path} asks for {feature}, which this version does not compute",
-            remedy="Use a model without it, or convert it to GGUF with llama.cpp's "
-            "convert_hf_to_gguf.py and give --runtime llamacpp.",
+            f"{self.path} asks for {feature}, which this version does not compute", remedy=remedy
         )
 
     def rope(

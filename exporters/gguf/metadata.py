@@ -65,6 +65,8 @@ def stated_metadata(path: Path) -> Metadata:
 def require_writable(checkpoint: StoredCheckpoint) -> None:
     """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
     remedy = "Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime ort."
+    if checkpoint.config.encoder is not None:  # which no runtime here reads from GGUF
+        remedy = "Use --runtime ort."
     require_plain(checkpoint, "GGUF", remedy)
     _require_runnable(checkpoint)
 

@@ -15,6 +15,7 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.openvino.graph import DOMAIN, WEIGHT, rewrite
 from edge_spec.runtimes.openvino.library import core, import_openvino
 from edge_spec.runtimes.openvino.session import MAX_ROWS, OpenVinoSession
+from edge_spec.runtimes.openvino.supported import require_supported
 
 GRAPH_FILE = "model.onnx"
 _OPERATORS = re.compile(r"[Oo]perators?[^:]*?: *([\w.,;\- ]+)")
@@ -37,14 +38,7 @@ class OpenVinoModel:
                 remedy="Choose --runtime ort.",
             )
         config = bundle.config
-        parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
-        lacked = [what for what, found in parts.items() if found]
-        for what in (*lacked, config.unlike_layers):
-            if what is not None:
-                raise UnsupportedModelError(
-                    f"{bundle.path} has {what}, which openvino is not given",
-                    remedy="Choose --runtime ort.",
-                )
+        require_supported(config, bundle.path)
         length = min(options.context_length or config.context_length, config.context_length)
         self.config = replace(config, context_length=length)
         self.capabilities = Capabilities(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
 from edge_spec.models.bundle import Bundle
@@ -12,6 +14,7 @@ from edge_spec.placement.devices import Device
 from edge_spec.runtimes.openvino.devices import choose, listed
 from edge_spec.runtimes.openvino.library import core
 from edge_spec.runtimes.openvino.npu_device import find_npu, is_npu, listed_stand_in
+from edge_spec.runtimes.openvino.supported import require_supported
 
 if TYPE_CHECKING:
     from edge_spec.placement.memory import Memory
@@ -47,6 +50,9 @@ class OpenVinoRuntime:
             find_npu()
         else:
             choose(core(), providers)
+
+    def require_config(self, config: ModelConfig, path: Path) -> None:
+        require_supported(config, path)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         return [*listed(core()), *listed_stand_in()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnknownArchitectureError, UnsupportedModelError, UsageError
+from edge_spec.exporters.gguf.metadata import require_writable
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceSession
 from fixtures import families, t5_models
@@ -186,6 +188,11 @@ def test_a_pair_is_known_by_its_answers_to_other_sources(
         (drafter,) = second.parts.speculation.drafters
         assert drafter.reported_acceptance == (share,) * 4
         assert second.parts.speculation.policy.wants(drafter) == wanted
+    for path in (Path(os.environ["EDGE_SPEC_CACHE"]) / "pairs").glob("*.json"):
+        os.utime(path, (0, 0))
+    with opened(draft=str(draft), draft_runtime="reference") as later:
+        (drafter,) = later.parts.speculation.drafters
+        assert later.parts.speculation.policy.wants(drafter)  # prompts may have changed
 
 
 def test_the_encoders_threads_do_not_wait_for_more_work(target: Path, cached: None) -> None:
@@ -320,8 +327,20 @@ def test_marian_never_writes_its_start(tmp_path: Path) -> None:
 def test_what_a_bart_may_not_have_is_named_before_its_tensors_are(
     changes: dict[str, Any], feature: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedModelError, match=feature):
+    with pytest.raises(UnsupportedModelError, match=feature) as refused:
         open_checkpoint(t5_models.write(tmp_path / "model", "bart", **changes))
+    assert refused.value.remedy == "Use a model without it."  # GGUF has no BART
+
+
+def test_a_t5_that_is_refused_is_not_sent_to_llama_cpp(tmp_path: Path) -> None:
+    """Which no runtime here asks for an encoder."""
+    with pytest.raises(UnsupportedModelError, match="the activation 'tanh'") as refused:
+        open_checkpoint(t5_models.write(tmp_path / "model", feed_forward_proj="tanh"))
+    assert refused.value.remedy == "Use a model without it."
+    source = open_checkpoint(t5_models.write(tmp_path / "other"))
+    with pytest.raises(UnsupportedModelError, match="does not write its") as refused:
+        require_writable(source)
+    assert refused.value.remedy == "Use --runtime ort."
 
 
 @pytest.mark.parametrize("kind", ["mbart", "pegasus"])

@@ -6,9 +6,8 @@ Time is simulated: a plain step takes one second, and nothing else tells the pol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,88 +18,11 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
+from edge_spec.drafters.protocol import Budget, DrafterTraits
+from fixtures.costly_drafts import SLOPE, Clock, DraftingAtCost, Share, pass_s, policy_of
 
 ROUNDS = 2000
 BUDGET = Budget(15, 16)
-SLOPE = 0.12
-
-Share = float | Callable[[int], float]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def pass_s(rows: int) -> float:
-    return 1 + SLOPE * (rows - 1)
-
-
-class DraftingAtCost(Drafter):
-    """Writes a chain as a draft does: as long as the budget finds it likely enough.
-
-    right: the share of draft tokens that are right, perhaps by the round. It begins overconfident,
-    and learns. catch_up_s: what it takes to read one token that was written while it was not asked.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        draft_token_s: float,
-        right: Share,
-        name: str = "draft",
-        catch_up_s: float = 0.0,
-        candidates: float = 1.0,
-    ) -> None:
-        self.name = name
-        self.token_s = draft_token_s
-        self.budgets: list[Budget] = []
-        self.asked: list[int] = []  # rounds
-        self.round = 0
-        self._clock = clock
-        self._right = right
-        self._catch_up_s = catch_up_s
-        self._candidates = candidates
-        self._acceptance = LearntAcceptance([0.98])
-        self._rng = np.random.default_rng(len(name))
-        self._behind = 0
-
-    def begin(self, prompt: Sequence[int]) -> None: ...
-
-    def observe(self, *outcome: Any) -> None: ...
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self.budgets.append(budget)
-        self.asked.append(self.round)
-        self._clock.now += self._catch_up_s * self._behind
-        self._behind = 0
-        if self._rng.random() >= self._candidates:
-            return TokenTree.chain(pending)
-        confidence: list[float] = []
-        while (
-            len(confidence) < budget.num_draft_tokens
-            and np.prod(confidence or [1.0]) >= budget.min_reach
-        ):
-            self._clock.now += self.token_s
-            confidence.append(self._acceptance.estimate(0))
-        return TokenTree.chain(pending, [1] * len(confidence), confidence, self.name)
-
-    def outcome(self, draft_tokens: int) -> int:
-        """How many of these many draft tokens are right. The first one is decided by the text in
-        any case."""
-        right = self._right(self.round) if callable(self._right) else self._right
-        count = 0
-        while count < max(draft_tokens, 1) and self._rng.random() < right:
-            self._acceptance.observe(0, True)
-            count += 1
-        if count < max(draft_tokens, 1):
-            self._acceptance.observe(0, False)
-        self._behind += 1
-        return min(count, draft_tokens)
 
 
 @dataclass
@@ -114,13 +36,6 @@ class Simulated:
     @property
     def token_s(self) -> float:
         return self.seconds / self.tokens
-
-
-def policy_of(
-    clock: Clock, draft_token_s: dict[str, float] | None = None, free: Collection[str] = ()
-) -> AdaptivePolicy:
-    costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
-    return AdaptivePolicy(costs, draft_token_s or {}, free, branches=False, clock=clock)
 
 
 def simulate(

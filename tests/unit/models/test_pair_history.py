@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -176,3 +177,36 @@ def test_what_is_known_of_a_pair_is_what_it_did_of_late(tmp_path: Path) -> None:
     history.observe("any", answer(30, 30))
     assert history.first_acceptance() == 0.5
     assert after(tmp_path / "other.json", 0.5, 0.75).first_acceptance() == pytest.approx(0.75, 0.05)
+
+
+def test_what_is_known_of_a_pair_holds_for_a_day(tmp_path: Path) -> None:
+    """Then it is tried again, once: what that finds is as new as the file."""
+    path = tmp_path / "pair.json"
+    first = PairHistory(path)
+    first.observe("any", answer(right=20, wrong=380))
+    first.save()
+    written_s = path.stat().st_mtime
+
+    def known_after(hours: float) -> float | None:
+        return PairHistory(path, lambda: written_s + 3600 * hours).first_acceptance()
+
+    assert [known_after(hours) for hours in (0, 23, 25)] == [0.05, 0.05, None]
+    assert known_after(-1) is None  # the clock was set back
+    os.utime(path, (written_s - 90_000, written_s - 90_000))
+    tried = PairHistory(path)
+    assert tried.first_acceptance() is None
+    tried.observe("any", answer(right=0, wrong=2))
+    tried.save()
+    assert PairHistory(path).first_acceptance() == pytest.approx(20 / 402, abs=0.05)
+
+
+def test_answers_without_the_draft_make_a_history_no_younger(tmp_path: Path) -> None:
+    path = tmp_path / "pair.json"
+    first = PairHistory(path)
+    first.observe("any", answer(right=20, wrong=380))
+    first.save()
+    os.utime(path, (0, 0))
+    rested = PairHistory(path)
+    rested.observe("any", answer(right=0, wrong=0))
+    rested.save()
+    assert PairHistory(path).first_acceptance() is None
