@@ -164,9 +164,7 @@ def _experts(hidden_size: int, mlp_size: int, size: int, count: int, used: int) 
     }
 
 
-def _of_tensors(
-    config: ModelConfig, stored: Mapping[str, StoredTensor]
-) -> dict[str, StoredTensor]:
+def _of_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return each_expert(config, {_our_name(name): each for name, each in stored.items()})
 
 
