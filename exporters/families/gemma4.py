@@ -114,8 +114,8 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
     experts: Fields = {}
     if stated.get("expert_count", int):
         keys = ("expert_feed_forward_length", "expert_count", "expert_used_count")
-        counts = (int(stated.require(key, int)) for key in keys)
-        experts = _experts(hidden, next(iter(sizes), 0), *counts)
+        numbers = (int(stated.require(key, int)) for key in keys)
+        experts = _experts(hidden, next(iter(sizes), 0), *numbers)
     return {
         **_common(hidden, stated.get("embedding_length_per_layer_input", int) or 0),
         **_of_layers(kinds, num_own, sizes),
