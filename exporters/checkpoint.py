@@ -163,6 +163,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["model.embed_tokens_per_layer.weight"] = (config.vocab_size, all_layers)
         shapes["model.per_layer_model_projection.weight"] = (all_layers, hidden)
         shapes["model.per_layer_projection_norm.weight"] = (config.layer_embeddings.size,)
+    if config.input_norm:
+        halves = ("model", "encoder") if config.encoder else ("model",)
+        shapes |= {f"{half}.input_norm.weight": (hidden,) for half in halves}
     if config.logit_bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
     if not config.embedding_norm:

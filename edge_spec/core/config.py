@@ -132,6 +132,7 @@ class ModelConfig:
     # Of each layer's MLP; (): all as intermediate_size, which with experts is the width of one.
     intermediate_sizes: tuple[int, ...] = ()
     layer_embeddings: LayerEmbeddings | None = None
+    input_norm: bool = False  # embeddings, with their positions, are normed before the first layer
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:

@@ -137,16 +137,17 @@ class GraphBuilder:
         """half: "model" or "encoder"; positions: the name of those of its rows, if it has a table
         of them."""
         scale, nodes = self.config.embedding_scale, self.nodes
+        placed = EMBEDDED + ".placed" if self.config.input_norm else EMBEDDED
         has_table = self.config.position_table
-        scaled = EMBEDDED + ".tokens" if has_table else EMBEDDED
+        scaled = EMBEDDED + ".tokens" if has_table else placed
         output = scaled if scale == 1.0 else EMBEDDED + ".stored"
         self.weights.embed("input_ids", output)
         embedded = times(nodes, output, scale, scaled)
-        if not has_table:
-            return embedded
-        table = self._vector(f"{half}.embed_positions.weight")
-        found = nodes.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
-        return nodes.add("Add", [embedded, found], EMBEDDED)
+        if has_table:
+            table = self._vector(f"{half}.embed_positions.weight")
+            found = nodes.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
+            nodes.add("Add", [embedded, found], placed)
+        return self._norm(placed, f"{half}.input_norm", EMBEDDED) if placed != EMBEDDED else placed
 
     def _row_positions(self) -> str:
         """[1, rows] of a decoder with a table of them."""

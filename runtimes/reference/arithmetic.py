@@ -109,11 +109,10 @@ class Arithmetic:
     def embed(self, tokens: np.ndarray, positions: np.ndarray, half: str = "model") -> np.ndarray:
         """tokens, positions: [rows] -> [rows, hidden]. half: "model" or "encoder"."""
         embedded = self.scaled(self.weight("model.embed_tokens.weight")[tokens])
-        if not self.config.position_table:
-            return embedded
-        table = self.weight(f"{half}.embed_positions.weight")
-        placed: np.ndarray = embedded + table[positions]
-        return placed
+        if self.config.position_table:
+            table = self.weight(f"{half}.embed_positions.weight")
+            embedded = embedded + table[positions]
+        return self.norm(embedded, f"{half}.input_norm") if self.config.input_norm else embedded
 
     def scaled(self, embeddings: np.ndarray) -> np.ndarray:
         """The residual stream before the first layer."""
