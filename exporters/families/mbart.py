@@ -50,6 +50,8 @@ _MBART, _PEGASUS, _M2M = "mbart", "pegasus", "m2m_100"
 
 def _of_config(model_type: str, stated: StatedConfig) -> Fields:
     values = stated.values
+    if values.get("tie_word_embeddings") is False:
+        raise stated.refuse("a head of its own")
     if model_type == _M2M and values["pad_token_id"] != OFFSET - 1:
         raise stated.refuse(f"positions that begin after the token {values['pad_token_id']}")
     return {
