@@ -7,8 +7,10 @@ experts twice: a matrix of one row takes another kernel than one of several, who
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from onnx import TensorProto
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from edge_spec.core.config import Experts, ModelConfig
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -63,7 +65,7 @@ class ComposedMixture:
         used = self._number("experts_used", self._config.experts_used)
         sources = nodes.add("Div", [once, used], prefix + "sources")
         apart = self._apart(nodes.add("Gather", [rows, sources], prefix + "read"), given, prefix)
-        added = [self._expert(own, f"{prefix}experts.{n}.") for n, own in enumerate(apart)]
+        added = [self._expert(*own, f"{prefix}experts.{n}.") for n, own in enumerate(apart)]
         joined = nodes.add("Concat", added, prefix + "added", axis=0)
         places = self._sorted(order, size, prefix + "places")
         places = nodes.add("Slice", [places, self._number("zero", [0]), count], prefix + "firsts")
@@ -115,8 +117,9 @@ class ComposedMixture:
         self._nodes.add("TopK", [numbers, count], outputs, axis=0, largest=0)
         return output
 
-    def _apart(self, rows: str, given: str, prefix: str) -> list[str]:
-        """The rows of each expert; given: the experts that unsorted rows take."""
+    def _apart(self, rows: str, given: str, prefix: str) -> list[tuple[str, str]]:
+        """The rows of each expert, and whether there are any; given: the experts that unsorted rows
+        take."""
         nodes, count = self._nodes, self._config.num_experts
         column = nodes.add("Unsqueeze", [given, self._number("last_place", [-1])], prefix + "each")
         every = nodes.weights.add("every_expert", np.arange(count))
@@ -126,19 +129,34 @@ class ComposedMixture:
         sizes = nodes.add("ReduceSum", [own, first], prefix + "sizes", keepdims=0)
         names = [f"{prefix}experts.{expert}.rows" for expert in range(count)]
         nodes.add("Split", [rows, sizes], names, axis=0)
-        return names
+        found = nodes.add("Cast", [sizes], prefix + "are_taken", to=TensorProto.BOOL)
+        are_taken = [f"{prefix}experts.{expert}.is_taken" for expert in range(count)]
+        nodes.add("Split", [found], are_taken, axis=0, num_outputs=count)
+        return list(zip(names, are_taken, strict=True))
 
-    def _expert(self, rows: str, prefix: str) -> str:
-        """What one expert adds to its rows, [own rows, hidden]."""
-        nodes = self._nodes
-        joined = self._weights.rounded(
-            rows, [prefix + "gate_proj.weight", prefix + "up_proj.weight"]
-        )
+    def _expert(self, rows: str, is_taken: str, prefix: str) -> str:
+        """What one expert adds to its rows, [own rows, hidden]: none where no row takes it, which
+        costs less than five nodes that compute nothing."""
+        nodes, weights = self._nodes, self._weights
+        start = len(nodes.protos)
+        names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
         gate, up = prefix + "gate", prefix + "up"
-        nodes.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
+        nodes.add("Split", [weights.rounded(rows, names)], [gate, up], axis=-1, num_outputs=2)
         activated = activation(nodes, gate, self._config.activation, prefix)
         product = nodes.add("Mul", [activated, up], prefix + "product")
-        return self._weights.rounded(product, [prefix + "down_proj.weight"])
+        made = weights.rounded(product, [prefix + "down_proj.weight"])
+        then_branch = self._branch(nodes.protos[start:], made)
+        del nodes.protos[start:]
+        left = nodes.add("Identity", [rows], prefix + "left")
+        else_branch = self._branch([nodes.protos.pop()], left)
+        return nodes.add(
+            "If", [is_taken], prefix + "added", then_branch=then_branch, else_branch=else_branch
+        )
+
+    def _branch(self, protos: Sequence[NodeProto], output: str) -> GraphProto:
+        shape = [None, self._config.hidden_size]
+        value = helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)
+        return helper.make_graph(protos, output, [], [value])
 
     def _number(self, name: str, value: int | list[int]) -> str:
         return self._nodes.weights.add(f"experts.{name}", np.array(value, np.int64))

@@ -40,7 +40,7 @@ def experts(
     needed, own = {ends[1]}, []
     for node in reversed(graph.node):
         if needed.intersection(node.output) and node.output[0].startswith(prefix + "mlp."):
-            needed.update(node.input)
+            needed.update(node.input, *read_within(node))
             own.insert(0, node)
     sizes = [1, "rows", checkpoint.config.hidden_size]
     values = [
@@ -50,6 +50,12 @@ def experts(
     del model.graph.node[:]
     model.graph.CopyFrom(part)
     return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def read_within(node: onnx.NodeProto) -> list[list[str]]:
+    """What the nodes of its branches read."""
+    branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return [list(inner.input) for branch in branches for inner in branch.node]
 
 
 def test_a_row_is_the_same_bit_for_bit_whatever_others_are_verified_with_it(
