@@ -318,8 +318,12 @@ def test_features_are_the_streams_that_the_reference_computes(
     model.close()
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-experts"])
 def test_a_conversion_that_was_interrupted_goes_on_to_the_same_files(
-    checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    checkpoint: Callable[[str], StoredCheckpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its table of embeddings and the matrix beside it are made before the first layer."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
@@ -332,12 +336,12 @@ def test_a_conversion_that_was_interrupted_goes_on_to_the_same_files(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        OnnxExporter().export(checkpoint("gemma4"), tmp_path / "first", options, interrupt)
+        OnnxExporter().export(checkpoint(name), tmp_path / "first", options, interrupt)
     assert not (tmp_path / "first").exists()
     again: list[str] = []
     for out in ("first", "second"):
         OnnxExporter().export(
-            checkpoint("gemma4"), tmp_path / out, options, lambda what, done: again.append(what)
+            checkpoint(name), tmp_path / out, options, lambda what, done: again.append(what)
         )
     assert any("were kept" in what for what in again)
     for path in (tmp_path / "second").glob("*.onnx*"):
