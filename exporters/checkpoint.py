@@ -163,6 +163,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["model.embed_tokens_per_layer.weight"] = (config.vocab_size, all_layers)
         shapes["model.per_layer_model_projection.weight"] = (all_layers, hidden)
         shapes["model.per_layer_projection_norm.weight"] = (config.layer_embeddings.size,)
+    if config.input_norm:
+        halves = ("model", "encoder") if config.encoder else ("model",)
+        shapes |= {f"{half}.input_norm.weight": (hidden,) for half in halves}
     if config.logit_bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
     if not config.embedding_norm:
@@ -258,28 +261,45 @@ def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> dict[str, tuple[int, ...]]:
-    """One MLP, or a router and as many as there are experts."""
-    hidden, inner = config.hidden_size, config.inner_size(layer)
-    experts = config.experts if config.mixes(layer) else None
+    """One MLP, a router and as many as there are experts, or both."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.has_mlp(layer):
+        for part, shape in _matrix_shapes(config, config.mlp_size(layer)).items():
+            shapes[f"{prefix}{part}.weight"] = shape
+            if config.mlp_bias:
+                shapes[f"{prefix}{part}.bias"] = (shape[0],)
+    if config.mixes(layer):
+        shapes |= _experts_shapes(config, prefix)
+    return shapes
+
+
+def _matrix_shapes(config: ModelConfig, inner: int) -> dict[str, tuple[int, int]]:
+    """Of an MLP or an expert of this width."""
+    hidden = config.hidden_size
     parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     if not config.gated_mlp:
         del parts["gate_proj"]
-    if experts is None:
-        found: dict[str, tuple[int, ...]] = {
-            f"{prefix}{part}.weight": shape for part, shape in parts.items()
-        }
-        if config.mlp_bias:
-            found |= {f"{prefix}{part}.bias": (shape[0],) for part, shape in parts.items()}
-        return found
+    return parts
+
+
+def _experts_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Of all experts of a layer, and of its router."""
+    experts, hidden = config.experts, config.hidden_size
+    assert experts is not None
     matrices = {
         f"{prefix}experts.{expert}.{part}": shape
         for expert in range(config.num_experts)
-        for part, shape in parts.items()
+        for part, shape in _matrix_shapes(config, config.intermediate_size).items()
     }
     matrices[prefix + "router"] = (config.num_experts, hidden)
     shapes: dict[str, tuple[int, ...]] = {}
     if experts.choice_bias:
         shapes[prefix + "expert_bias"] = (config.num_experts,)
+    if experts.expert_scales:
+        shapes[prefix + "expert_scale"] = (config.num_experts,)
+    if experts.beside_mlp:
+        norms = ("router_norm", "experts_norm", "experts_post_norm", "dense_post_norm")
+        shapes |= {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
     for name, shape in matrices.items():
         shapes[name + ".weight"] = shape
         if experts.biases:

@@ -66,7 +66,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
     stated = StatedMetadata(metadata, architecture, stored)
     config = _config(stated, family, stored)
-    tensors = each_expert(config, apart(config, without_unread(config, stored)))
+    tensors = apart(config, each_expert(config, without_unread(config, stored)))
     if family.is_permuted:
         tensors |= {
             name: in_halves(tensor, config.head_dim)

@@ -28,6 +28,7 @@ from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models.bundle import is_below, regular_size
 
+_OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SHOWN = 200  # characters of a name in a message
@@ -41,6 +42,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     family = _known_family(path, values)
     values = {**family.defaults, **values, **_of_text(path, values)}
     values |= {usual: values[own] for usual, own in family.keys.items() if own in values}
+    values |= _beginning(path)
     stated = StatedConfig(values, path / "config.json")
     lacked = lacked_feature(values, family.computes)
     if lacked is not None:
@@ -54,6 +56,14 @@ def open_directory(path: Path) -> StoredCheckpoint:
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
     return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(path, values))
+
+
+def _beginning(path: Path) -> dict[str, Any]:
+    """Returns what generation_config.json states of the tokens that answers begin with, which
+    transformers 5 states there alone."""
+    generation = read_json(path / "generation_config.json", required=False)
+    stated = {key: generation.get(key) for key in _OF_ANSWERS}
+    return {key: value for key, value in stated.items() if value is not None}
 
 
 def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,13 +209,14 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
             raise UnknownArchitectureError(
                 f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}, which has an "
                 "encoder and a decoder of a kind that this version does not compute",
-                remedy="Of such models it runs T5, Flan-T5, BART and Marian.",
+                remedy="Of such models it runs T5, Flan-T5, BART, Marian, mBART, Pegasus, M2M-100 "
+                "and NLLB.",
             )
         lacked = lacked_feature(values)
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
             + (f", which has {lacked}" if lacked else ""),
-            remedy=f"This version reads {told_model_types()}. For many others: edge-spec export "
+            remedy=f"Readable: {told_model_types()}. Many others: edge-spec export "
             "MODEL OUT --format optimum.",
         )
     return family

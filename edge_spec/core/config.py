@@ -39,6 +39,12 @@ class Experts:
     scale: float = 1.0  # what the weights are multiplied with
     dense_layers: int = 0  # the first ones, each with one MLP in the place of experts,
     dense_size: int = 0  # of this size
+    # Each layer has one MLP of `dense_size` as well, and what both add is summed. Each has norms of
+    # its own of what it reads and adds, and so has the router, which reads the stream itself
+    # (Google 2026, Gemma 4).
+    beside_mlp: bool = False
+    score_scale: float = 1.0  # what the router's scores are multiplied with
+    expert_scales: bool = False  # each expert has a number that its weight is multiplied with
 
     def to_dict(self) -> dict[str, Any]:
         """Leaves out from `sigmoid` on what says nothing, as it was before there was that."""
@@ -123,8 +129,10 @@ class ModelConfig:
     layer_scale: bool = False  # each layer multiplies the stream that it leaves with a number
     # Of each layer, whose keys and values it attends to; (): each to its own.
     kv_sources: tuple[int, ...] = ()
-    intermediate_sizes: tuple[int, ...] = ()  # of each layer's MLP; (): all as intermediate_size
+    # Of each layer's MLP; (): all as intermediate_size, which with experts is the width of one.
+    intermediate_sizes: tuple[int, ...] = ()
     layer_embeddings: LayerEmbeddings | None = None
+    input_norm: bool = False  # embeddings, with their positions, are normed before the first layer
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
@@ -223,8 +231,7 @@ class ModelConfig:
         inner = matrices * hidden
         layers = len(self.convolving) * 4 * hidden * hidden
         for layer in range(self.num_layers):
-            copies = max(self.num_experts, 1) if self.mixes(layer) else 1
-            layers += inner * self.inner_size(layer) * copies
+            layers += inner * self.inner_total(layer)
         layers += sum(hidden * self._attention_rows(layer) for layer in self.attending)
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
         if self.layer_embeddings is not None:
@@ -248,15 +255,28 @@ class ModelConfig:
         return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
 
     def mixes(self, layer: int) -> bool:
-        """Returns whether a layer has experts in the place of one MLP."""
+        """Returns whether a layer has experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
-    def inner_size(self, layer: int) -> int:
-        """Returns the width of a layer's MLP, or of each of its experts."""
+    def has_mlp(self, layer: int) -> bool:
+        """Returns whether a layer has one MLP, alone or beside its experts."""
+        return not self.mixes(layer) or (self.experts is not None and self.experts.beside_mlp)
+
+    def mlp_size(self, layer: int) -> int:
+        """Returns the width of the one MLP of a layer that has it."""
         if self.intermediate_sizes:
             return self.intermediate_sizes[layer]
-        is_dense = self.experts is not None and layer < self.experts.dense_layers
-        return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
+        return self.intermediate_size if self.experts is None else self.experts.dense_size
+
+    def inner_total(self, layer: int) -> int:
+        """Returns the widths of a layer's MLP and of all of its experts together."""
+        experts = self.num_experts * self.intermediate_size if self.mixes(layer) else 0
+        return experts + (self.mlp_size(layer) if self.has_mlp(layer) else 0)
+
+    def inner_largest(self, layer: int) -> int:
+        """Returns the width of the widest of these."""
+        expert = self.intermediate_size if self.mixes(layer) else 0
+        return max(expert, self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
     def kind(self, layer: int) -> LayerKind:
         return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]

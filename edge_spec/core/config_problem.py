@@ -21,12 +21,8 @@ def config_problem(config: ModelConfig) -> str | None:
         return "it scales or caps by what is no positive number"
     if config.activation not in ACTIVATIONS or config.norm_places not in NORM_PLACES:
         return f"it has the activation {config.activation!r} and norms {config.norm_places!r}"
-    if config.experts and not 1 <= config.experts_used <= config.num_experts:
-        return f"its tokens take {config.experts_used} of {config.num_experts} experts"
-    if config.experts and not 0 <= config.experts.dense_layers <= config.num_layers:
-        return f"it has {config.experts.dense_layers} layers without experts"
-    if config.experts and config.experts.dense_layers and not config.experts.dense_size >= 1:
-        return f"its layers without experts have a width of {config.experts.dense_size}"
+    if (problem := _experts_problem(config)) is not None:
+        return problem
     if not 2 <= config.rotated <= config.head_dim or config.rotated % 2:
         return f"it rotates {config.rotated} of the {config.head_dim} elements of a head"
     problems = (kind.problem(config.heads_of(kind), config.rotation(kind)) for kind in config.kinds)
@@ -42,6 +38,23 @@ def config_problem(config: ModelConfig) -> str | None:
     return next(filter(None, map(_rotation_problem, config.rotations)), None)
 
 
+def _experts_problem(config: ModelConfig) -> str | None:
+    experts = config.experts
+    if experts is None:
+        return None
+    if not 1 <= config.experts_used <= config.num_experts:
+        return f"its tokens take {config.experts_used} of {config.num_experts} experts"
+    if not 0 <= experts.dense_layers <= config.num_layers:
+        return f"it has {experts.dense_layers} layers without experts"
+    if experts.dense_layers and not experts.dense_size >= 1:
+        return f"its layers without experts have a width of {experts.dense_size}"
+    if experts.beside_mlp and not (experts.dense_size >= 1 or config.intermediate_sizes):
+        return f"its MLPs beside experts have a width of {experts.dense_size}"
+    if experts.beside_mlp and config.norm_places not in ("before", "around"):
+        return f"it has experts beside its MLPs, and norms {config.norm_places!r}"
+    return None
+
+
 def _layers_problem(config: ModelConfig) -> str | None:
     """Returns why no model has such layers beside each other."""
     sources, sizes = config.kv_sources, config.intermediate_sizes
@@ -51,7 +64,8 @@ def _layers_problem(config: ModelConfig) -> str | None:
     ):
         return "its layers attend to keys and values that other layers do not have"
     are_sizes = all(1 <= size <= _LARGEST_SIZE for size in sizes)
-    if sizes and (len(sizes) != config.num_layers or not are_sizes or config.experts):
+    has_none = config.experts is not None and not config.experts.beside_mlp
+    if sizes and (len(sizes) != config.num_layers or not are_sizes or has_none):
         return "the MLPs of its layers have sizes that no model has"
     own = config.layer_embeddings
     if own is not None and not 1 <= own.size <= _LARGEST_SIZE:
@@ -89,7 +103,7 @@ def _optional(config: ModelConfig) -> Iterator[float]:
     experts = Experts() if config.experts is None else config.experts
     values = [
         *(config.attention_scale, config.attention_softcap, config.logit_softcap),
-        *(experts.clamp, experts.scale),
+        *(experts.clamp, experts.scale, experts.score_scale),
     ]
     if (own := config.layer_embeddings) is not None:
         values += [own.scale, own.projected_scale, own.sum_scale]

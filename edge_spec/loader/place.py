@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_spec.core.model import Progress
@@ -19,6 +19,7 @@ from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import require_same_vocabulary
 
 _log = logging.getLogger(__name__)
@@ -73,11 +74,33 @@ def place_models(
     )
     if needs_chat:
         target.text.template()
+    target = _translating(target, options)
     drafts = tuple(_placed_drafts(target, sources, options, progress))
     require_fit(target, drafts, options, makes_room)
     if drafts:
         _tell_memory(target, drafts, options, progress)
     return PlacedModels(options, source, target, sources, drafts, is_wanted)
+
+
+def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:
+    """Returns it with the languages that were asked for. Raises UsageError, also for a translator
+    that nothing tells in which one to answer."""
+    languages = options.source_language, options.target_language
+    tokenizer = target.text.tokenizer
+    if not isinstance(tokenizer, Tokenizer) or (languages == (None, None) and not _asks(tokenizer)):
+        return target
+    found = tokenizer.translating(*languages, target.name)
+    end = found.source_end
+    if end is not None and end.lacks_language:
+        raise UsageError(
+            f"{target.name} translates into {len(end.languages)} languages, and nothing says which",
+            remedy=f"Give --target-language, such as {end.some()}.",
+        )
+    return replace(target, text=replace(target.text, tokenizer=found))
+
+
+def _asks(tokenizer: Tokenizer) -> bool:
+    return tokenizer.source_end is not None and tokenizer.source_end.lacks_language
 
 
 def _require_runnable_drafts(

@@ -219,6 +219,23 @@ class AskedDecoding:
             "[snapshots.md](snapshots.md#long-prompts).",
         ),
     ] = None
+    source_language: Annotated[
+        str | None,
+        Option(
+            "Of what a translator of many languages reads, as its vocabulary names it.",
+            metavar="NAME",
+            more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
+        ),
+    ] = None
+    target_language: Annotated[
+        str | None,
+        Option(
+            "Of what it writes, such as fra_Latn.",
+            metavar="NAME",
+            more="Without it, the one that the model's files force; where they force none, it is "
+            "asked for.",
+        ),
+    ] = None
     call_timeout_s: Annotated[
         float | None,
         Option(

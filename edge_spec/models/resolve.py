@@ -41,7 +41,8 @@ from edge_spec.storage.atomic import atomic_file, recover, sha256_file
 from edge_spec.storage.digests import known_sha256
 from edge_spec.storage.locks import single_flight
 from edge_spec.text.chat_format import ChatFormat
-from edge_spec.text.tokenizer import SourceEnd, Tokenizer
+from edge_spec.text.source_text import SourceEnd
+from edge_spec.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found", Bundle, Path)

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.text.source_text import SourceEnd
 
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
 # megabyte takes a second.
 _LONG_CHARACTERS = 1 << 14
 _SHOWN = 500  # characters of the library's own words, which may quote the file
-
-
-@dataclass(frozen=True)
-class SourceEnd:
-    """The tokens between a source of an encoder-decoder and its answer."""
-
-    tokens: tuple[int, ...]
-    start_id: int  # the one of them that begins the answer; where it also ends the source, twice
-
-    def stands_in(self, ids: Sequence[int]) -> bool:
-        return ids.count(self.start_id) >= self.tokens.count(self.start_id)
 
 
 class Tokenizer:
@@ -34,14 +24,26 @@ class Tokenizer:
         """end: of every source of an encoder-decoder."""
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json)
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
         except BaseException as error:
             if isinstance(error, Exception) or _is_given_up(error):
                 raise _unusable(error) from error
             raise
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self._bos_id = bos_id
-        self._end = end
+
+    def translating(self, source: str | None, target: str | None, model: str) -> Tokenizer:
+        """Returns one that reads sources in a language for answers in another, each by its name;
+        None for what `model` does by itself. Raises UsageError."""
+        if self.source_end is None:
+            raise UsageError(
+                f"{model} has no encoder, and reads no source in a language",
+                remedy="Leave --source-language and --target-language out.",
+            )
+        other = copy(self)
+        other.source_end = self.source_end.translating(source, target, model)
+        return other
 
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none, and has the
@@ -59,9 +61,7 @@ class Tokenizer:
             raise
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
-        if self._end is not None and not self._end.stands_in(ids):
-            ids += self._end.tokens
-        return ids
+        return ids if self.source_end is None else self.source_end.around(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens. Raises ModelFileError."""

@@ -15,6 +15,7 @@ from edge_spec.exporters.families import (
     lfm2,
     lfm2_moe,
     llama,
+    mbart,
     minicpm,
     ministral,
     olmo,
@@ -48,6 +49,9 @@ _FAMILIES = (
     t5.T5,
     bart.BART,
     bart.MARIAN,
+    mbart.MBART,
+    mbart.PEGASUS,
+    mbart.M2M,
 )
 
 # By the model_type of config.json, and by the general.architecture of GGUF files.

@@ -20,11 +20,11 @@ from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-_OFFSET = 2  # rows of BART's tables that no position has
+OFFSET = 2  # rows of BART's tables that no position has
 # What Marian's start token has less than its score: it is never written.
 _NEVER = np.float32(100.0)
-_HALVES = MappingProxyType({"encoder": "encoder", "decoder": "model"})
-_ATTENTION = {
+HALVES = MappingProxyType({"encoder": "encoder", "decoder": "model"})
+ATTENTION = {
     **{f"self_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"},
     **{f"encoder_attn.{part}_proj": f"cross_attn.{part}_proj" for part in "qkv"},
     "self_attn.out_proj": "self_attn.o_proj",
@@ -34,9 +34,9 @@ _ATTENTION = {
 }
 _PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "encoder": {**_ATTENTION, "self_attn_layer_norm": "post_attention_layernorm"},
+        "encoder": {**ATTENTION, "self_attn_layer_norm": "post_attention_layernorm"},
         "decoder": {
-            **_ATTENTION,
+            **ATTENTION,
             "self_attn_layer_norm": "cross_attn.input_norm",
             "encoder_attn_layer_norm": "post_attention_layernorm",
         },
@@ -46,28 +46,50 @@ _LAYER = re.compile(r"(?:model\.)?(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weigh
 _OTHER = re.compile(
     r"(?:model\.)?(encoder|decoder)\.(embed_positions|layernorm_embedding)\.(weight|bias)"
 )
+DEFAULTS = MappingProxyType(
+    {
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "rms_norm_eps": 1e-5,  # of LayerNorm, which config.json does not state
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
+)
+KEYS = MappingProxyType(
+    {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "decoder_layers",
+        "intermediate_size": "decoder_ffn_dim",
+        "num_attention_heads": "decoder_attention_heads",
+        "hidden_act": "activation_function",
+    }
+)
 _BOTH = ("layers", "attention_heads", "ffn_dim")  # which each half states for itself
 
 
 def _of_config(is_marian: bool, stated: StatedConfig) -> Fields:
     values = stated.values
+    if values.get("normalize_before") or values.get("add_final_layer_norm"):
+        raise stated.refuse("norms before its sublayers")
+    stream = {"embedding_norm": not is_marian, "norm_places": "stream"}
+    return {**fields_of_config(stated), **stream, "logit_bias": True}
+
+
+def fields_of_config(stated: StatedConfig) -> Fields:
+    """What these models have in common with others that came of them."""
+    values = stated.values
     for size in _BOTH[1:]:
         if values[f"encoder_{size}"] != values[f"decoder_{size}"]:
             raise stated.refuse(f"an encoder with other {size} than its decoder")
-    if values.get("normalize_before") or values.get("add_final_layer_norm"):
-        raise stated.refuse("norms before its sublayers")
     if values.get("share_encoder_decoder_embeddings") is False:
         raise stated.refuse("an embedding of its encoder's own")
     start, forced = int(values["decoder_start_token_id"]), values.get("forced_bos_token_id")
     return {
         "num_layers": int(values["decoder_layers"]),
         "embedding_scale": int(values["d_model"]) ** 0.5 if values["scale_embedding"] else 1.0,
-        "embedding_norm": not is_marian,
-        "norm_places": "stream",
         "layer_norm": True,
         "gated_mlp": False,
         "mlp_bias": True,
-        "logit_bias": True,
         "position_table": True,
         "tied_embeddings": True,
         "layer_kinds": (LayerKind(None),),
@@ -88,14 +110,14 @@ def _rename(name: str) -> str:
     if found := _OTHER.fullmatch(name):
         half, part, suffix = found.groups()
         ours = "embed_positions" if part == "embed_positions" else "layers.0.input_layernorm"
-        return f"{_HALVES[half]}.{ours}.{suffix}"
+        return f"{HALVES[half]}.{ours}.{suffix}"
     found = _LAYER.fullmatch(name)
     if found is None:
         return name
     half, number, part, suffix = found.groups()
     if part == "final_layer_norm":
-        return f"{_HALVES[half]}.layers.{int(number) + 1}.input_layernorm.{suffix}"
-    return f"{_HALVES[half]}.layers.{number}.{_PARTS[half].get(part, part)}.{suffix}"
+        return f"{HALVES[half]}.layers.{int(number) + 1}.input_layernorm.{suffix}"
+    return f"{HALVES[half]}.layers.{number}.{_PARTS[half].get(part, part)}.{suffix}"
 
 
 def _of_tensors(
@@ -110,19 +132,19 @@ def _of_tensors(
                 found[f"{half}.norm.{suffix}"] = last
         table = f"{half}.embed_positions.weight"
         if is_marian:
-            found[table] = _made(_sinusoids(config.context_length, config.hidden_size))
+            found[table] = made(sinusoids(config.context_length, config.hidden_size))
         elif table in found:
-            found[table] = found[table].rows(slice(_OFFSET, None))
+            found[table] = found[table].rows(slice(OFFSET, None))
     bias = found.get("lm_head.bias")
     scores = np.zeros(config.vocab_size, np.float32) if bias is None else bias.float32().ravel()
     if is_marian:
         scores = scores.copy()
         scores[config.encoder.start_id] -= _NEVER
-    found["lm_head.bias"] = _made(scores)
+    found["lm_head.bias"] = made(scores)
     return found
 
 
-def _sinusoids(num_positions: int, width: int) -> np.ndarray:
+def sinusoids(num_positions: int, width: int) -> np.ndarray:
     """[positions, width] (Vaswani et al. 2017), all sines before the cosines."""
     frequencies = 10000.0 ** (-2 * np.arange((width + 1) // 2) / width)
     angles = np.arange(num_positions)[:, None] * frequencies
@@ -130,7 +152,7 @@ def _sinusoids(num_positions: int, width: int) -> np.ndarray:
     return np.concatenate([sines, cosines], axis=1).astype(np.float32)
 
 
-def _made(values: np.ndarray) -> StoredTensor:
+def made(values: np.ndarray) -> StoredTensor:
     return StoredTensor(values.shape, GGMLQuantizationType.F32, values.view(np.uint8))
 
 
@@ -140,23 +162,11 @@ def _family(model_type: str) -> Family:
         model_types=(model_type,),
         architectures=(),
         of_config=partial(_of_config, is_marian),
-        defaults={
-            "activation_function": "gelu",
-            "scale_embedding": False,
-            "rms_norm_eps": 1e-5,  # of LayerNorm, which config.json does not state
-            "eos_token_id": 2,
-            "decoder_start_token_id": 2,
-        },
-        keys={
-            "hidden_size": "d_model",
-            "num_hidden_layers": "decoder_layers",
-            "intermediate_size": "decoder_ffn_dim",
-            "num_attention_heads": "decoder_attention_heads",
-            "hidden_act": "activation_function",
-        },
+        defaults=DEFAULTS,
+        keys=KEYS,
         ignored=(
-            *(f"model.{half}.embed_tokens." for half in _HALVES),
-            *((f"model.{half}.embed_positions." for half in _HALVES) if is_marian else ()),
+            *(f"model.{half}.embed_tokens." for half in HALVES),
+            *((f"model.{half}.embed_positions." for half in HALVES) if is_marian else ()),
             "lm_head.",
         ),
         rename=_rename,

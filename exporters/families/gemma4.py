@@ -1,4 +1,4 @@
-"""Gemma 4 as models of text (Google 2026), but those with a mixture of experts."""
+"""Gemma 4 as models of text (Google 2026), those with experts beside their MLPs too."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from edge_spec.core.config import Experts, ModelConfig
 from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope
-from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.gemma import NORMS
-from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, kv_sources
+from edge_spec.exporters.families.layers import (
+    FULL,
+    GGUF_EXPERTS,
+    GGUF_POST_NORMS,
+    SLIDING,
+    kv_sources,
+)
 from edge_spec.exporters.families.stated import EXPERTS, StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
+from edge_spec.exporters.families.tensors import each_expert
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 _PERIOD = 6  # of layers, of which the last sees all
 _OTHER_INPUTS = ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
@@ -21,6 +29,17 @@ _ROPES = MappingProxyType(
     {
         SLIDING: {"rope_type": "default", "rope_theta": 1e4},
         FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    }
+)
+
+
+# What experts and their router have beside matrices, and those of all experts at once.
+_OF_EXPERTS = MappingProxyType(
+    {
+        ".router.scale": ".mlp.router_norm.weight",
+        ".router.per_expert_scale": ".mlp.expert_scale",
+        ".experts.gate_up_proj": ".mlp.experts.gate_up_proj.weight",
+        ".experts.down_proj": ".mlp.experts.down_proj.weight",
     }
 )
 
@@ -46,9 +65,15 @@ def _of_config(stated: StatedConfig) -> Fields:
     num_own = len(types) - int(values["num_kv_shared_layers"])
     inner = int(values["intermediate_size"])
     wider = 2 * inner if values["use_double_wide_mlp"] else inner
+    hidden = int(values["hidden_size"])
+    experts: Fields = {}
+    if values["enable_moe_block"]:
+        counts = (int(values[key]) for key in ("num_experts", "top_k_experts"))
+        experts = _experts(hidden, inner, int(values["moe_intermediate_size"]), *counts)
     return {
-        **_common(int(values["hidden_size"]), int(values["hidden_size_per_layer_input"] or 0)),
+        **_common(hidden, int(values["hidden_size_per_layer_input"] or 0)),
         **_of_layers(kinds, num_own, [inner] * num_own + [wider] * (len(types) - num_own)),
+        **experts,
         "rope_theta": stated.rope(FULL).theta,
         "logit_softcap": stated.optional("final_logit_softcapping"),
     }
@@ -66,12 +91,6 @@ def _stated_heads(values: Mapping[str, Any], layer: int, of_type: str, base: _He
 
 
 def _of_metadata(stated: StatedMetadata) -> Fields:
-    if stated.get("expert_count", int):
-        raise UnsupportedModelError(
-            f"{stated.metadata.path} has {EXPERTS} beside its MLPs, which this version does not "
-            "compute",
-            remedy="Use a model without it, or give --runtime llamacpp.",
-        )
     types, counts = stated.layer_types(_PERIOD), stated.kv_heads_of_layers()
     local_heads = (count for count, of_type in zip(counts, types, strict=False) if of_type != FULL)
     size = int(stated.require("attention.key_length_swa", int))
@@ -91,9 +110,16 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
         for count, of_type in zip(counts, types, strict=False)
     ]
     hidden = int(stated.require("embedding_length", int))
+    sizes = stated.intermediate_sizes()
+    experts: Fields = {}
+    if stated.get("expert_count", int):
+        keys = ("expert_feed_forward_length", "expert_count", "expert_used_count")
+        numbers = (int(stated.require(key, int)) for key in keys)
+        experts = _experts(hidden, next(iter(sizes), 0), *numbers)
     return {
         **_common(hidden, stated.get("embedding_length_per_layer_input", int) or 0),
-        **_of_layers(kinds, num_own, stated.intermediate_sizes()),
+        **_of_layers(kinds, num_own, sizes),
+        **experts,
         "head_dim": base.size,
         "num_kv_heads": base.number,
         "rope_theta": full.theta,
@@ -125,6 +151,30 @@ def _of_layers(kinds: Sequence[LayerKind], num_own: int, sizes: Sequence[int]) -
     }
 
 
+def _experts(hidden_size: int, mlp_size: int, size: int, count: int, used: int) -> Fields:
+    """size: of one of them."""
+    experts = Experts(
+        dense_size=mlp_size, beside_mlp=True, score_scale=hidden_size**-0.5, expert_scales=True
+    )
+    return {
+        "intermediate_size": size,
+        "num_experts": count,
+        "experts_used": used,
+        "experts": experts,
+    }
+
+
+def _of_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return each_expert(config, {_our_name(name): each for name, each in stored.items()})
+
+
+def _our_name(name: str) -> str:
+    for stated, ours in _OF_EXPERTS.items():
+        if name.endswith(stated):
+            return name.removesuffix(stated) + ours
+    return name
+
+
 def _common(hidden_size: int, embedding_size: int) -> Fields:
     embeddings = LayerEmbeddings(
         embedding_size,
@@ -151,6 +201,7 @@ GEMMA4 = Family(
     defaults=MappingProxyType(
         {
             "attention_k_eq_v": False,
+            "enable_moe_block": False,
             "global_head_dim": 512,
             "head_dim": 256,
             "hidden_activation": "gelu_pytorch_tanh",
@@ -171,10 +222,25 @@ GEMMA4 = Family(
             "vocab_size": 262144,
         }
     ),
-    parts=NORMS,
+    parts=MappingProxyType(
+        {
+            **NORMS,
+            "router.proj": "mlp.router",
+            "post_feedforward_layernorm_1": "mlp.dense_post_norm",
+            "post_feedforward_layernorm_2": "mlp.experts_post_norm",
+            "pre_feedforward_layernorm_2": "mlp.experts_norm",
+        }
+    ),
     gguf_parts=MappingProxyType(
         {
             **GGUF_POST_NORMS,
+            **GGUF_EXPERTS,
+            "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+            "ffn_gate_inp.scale": "mlp.router_norm.weight",
+            "ffn_down_exps.scale": "mlp.expert_scale",
+            "post_ffw_norm_1": "mlp.dense_post_norm",
+            "post_ffw_norm_2": "mlp.experts_post_norm",
+            "pre_ffw_norm_2": "mlp.experts_norm",
             "inp_gate": "per_layer_input_gate",
             "proj": "per_layer_projection",
             "post_norm": "post_per_layer_input_norm",
@@ -190,4 +256,6 @@ GEMMA4 = Family(
     ),
     prefixes=TEXT_PREFIXES,
     ignored=(*PICTURES, *_OTHER_INPUTS),
+    computes=(EXPERTS,),
+    of_tensors=_of_tensors,
 )

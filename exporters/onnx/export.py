@@ -13,6 +13,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx.composed_experts import is_composed, uncomposed
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
@@ -58,6 +59,7 @@ class OnnxExporter:
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
         _require_heads(checkpoint)
+        _require_experts(checkpoint)
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
@@ -119,6 +121,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
         )
     _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
     _require_heads(checkpoint)
+    _require_experts(checkpoint)
     return name, block_size
 
 
@@ -134,11 +137,22 @@ def _require_heads(checkpoint: StoredCheckpoint) -> None:
         )
 
 
+def _require_experts(checkpoint: StoredCheckpoint) -> None:
+    lacked = uncomposed(checkpoint.config)
+    if lacked is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: its experts {lacked}, which is not written for their activation",
+            remedy="Run it with --runtime reference.",
+        )
+
+
 def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
     """Raises UnsupportedModelError for experts whose rows end within a block."""
-    # What layers without experts have is padded.
-    sizes = (checkpoint.config.hidden_size, checkpoint.config.intermediate_size)
-    if checkpoint.config.experts and bits <= 8 and any(size % block_size for size in sizes):
+    config = checkpoint.config
+    # Whatever else is in blocks is padded.
+    is_one_operator = config.experts is not None and not is_composed(config)
+    sizes = (config.hidden_size, config.intermediate_size)
+    if is_one_operator and bits <= 8 and any(size % block_size for size in sizes):
         raise UnsupportedModelError(
             f"{checkpoint.path}: experts of {sizes[0]} x {sizes[1]} cannot be quantized in blocks "
             f"of {block_size}",

@@ -43,6 +43,7 @@ from edge_spec.core.layer_kind import Rotation
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import convolution, stacked
 from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector
+from edge_spec.exporters.onnx.composed_experts import ComposedMixture, is_composed
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
 from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.experts import Mixture
@@ -103,8 +104,10 @@ class GraphBuilder:
                 attended, residual, prefix + "post_attention_layernorm"
             )
             start = len(nodes.protos)
-            mlp = self._mixture if config.mixes(layer) else self._mlp
-            update = mlp(normed, prefix + "mlp.")
+            if config.mixes(layer):
+                update = self._mixture(normed, residual, prefix + "mlp.")
+            else:
+                update = self._mlp(normed, prefix + "mlp.")
             self._ends_sublayer(start, update, None)
             update, residual = embeddings.end_layer(layer, update, residual)
             if layer + 1 < config.num_layers:
@@ -134,16 +137,17 @@ class GraphBuilder:
         """half: "model" or "encoder"; positions: the name of those of its rows, if it has a table
         of them."""
         scale, nodes = self.config.embedding_scale, self.nodes
+        placed = EMBEDDED + ".placed" if self.config.input_norm else EMBEDDED
         has_table = self.config.position_table
-        scaled = EMBEDDED + ".tokens" if has_table else EMBEDDED
+        scaled = EMBEDDED + ".tokens" if has_table else placed
         output = scaled if scale == 1.0 else EMBEDDED + ".stored"
         self.weights.embed("input_ids", output)
         embedded = times(nodes, output, scale, scaled)
-        if not has_table:
-            return embedded
-        table = self._vector(f"{half}.embed_positions.weight")
-        found = nodes.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
-        return nodes.add("Add", [embedded, found], EMBEDDED)
+        if has_table:
+            table = self._vector(f"{half}.embed_positions.weight")
+            found = nodes.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
+            nodes.add("Add", [embedded, found], placed)
+        return self._norm(placed, f"{half}.input_norm", EMBEDDED) if placed != EMBEDDED else placed
 
     def _row_positions(self) -> str:
         """[1, rows] of a decoder with a table of them."""
@@ -172,12 +176,15 @@ class GraphBuilder:
         return norm(self.nodes, self.checkpoint, x, name, output)
 
     def _mlp(self, x: str, prefix: str) -> str:
+        return self._update(self._of_mlp(x, prefix), prefix)
+
+    def _of_mlp(self, x: str, prefix: str) -> str:
+        """What the last matrix of an MLP makes."""
         nodes = self.nodes
         if not self.config.gated_mlp:
             up = self._linear(x, prefix + "up_proj")
             activated = activation(nodes, up, self.config.activation, prefix)
-            update = self._linear(activated, prefix + "down_proj")
-            return self._update(update, prefix)
+            return self._linear(activated, prefix + "down_proj")
         joined = self.weights.linear(
             x, [prefix + "gate_proj.weight", prefix + "up_proj.weight"], []
         )
@@ -185,16 +192,29 @@ class GraphBuilder:
         nodes.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
         activated = activation(nodes, gate, self.config.activation, prefix)
         product = nodes.add("Mul", [activated, up], prefix + "product")
-        update = self.weights.linear(product, [prefix + "down_proj.weight"], [])
-        return self._update(update, prefix)
+        return self.weights.linear(product, [prefix + "down_proj.weight"], [])
 
     def _linear(self, x: str, name: str) -> str:
         biases = [name + ".bias"] if self.config.mlp_bias else []
         return self.weights.linear(x, [name + ".weight"], biases)
 
-    def _mixture(self, x: str, prefix: str) -> str:
-        mixture = Mixture(self.nodes, self.weights, self.checkpoint)
-        return self._update(mixture.add(x, prefix), prefix)
+    def _mixture(self, x: str, stream: str, prefix: str) -> str:
+        """stream: what x is a norm of."""
+        experts, nodes = self.config.experts, self.nodes
+        if experts is None or not experts.beside_mlp:
+            return self._update(self._of_experts(x, x, prefix), prefix)
+        dense = self._norm(self._of_mlp(x, prefix), prefix + "dense_post_norm")
+        routed = self._norm(stream, prefix + "router_norm")
+        read = self._norm(stream, prefix + "experts_norm")
+        mixed = self._norm(self._of_experts(read, routed, prefix), prefix + "experts_post_norm")
+        return self._update(nodes.add("Add", [dense, mixed], prefix + "both"), prefix)
+
+    def _of_experts(self, x: str, routed: str, prefix: str) -> str:
+        """routed: what the router reads."""
+        if is_composed(self.config):
+            composed = ComposedMixture(self.nodes, self.weights, self.checkpoint)
+            return composed.add(x, routed, prefix)
+        return Mixture(self.nodes, self.weights, self.checkpoint).add(x, prefix)
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
         """What the next sublayer reads, the norm of x + residual or this itself, and that sum."""

@@ -28,6 +28,9 @@ class OnnxWeights(Protocol):
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
 
+    def rounded(self, x: str, names: Sequence[str]) -> str:
+        """The same, of matrices that are not fitted to their inputs, x: [rows, in]."""
+
     def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
         """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
 
@@ -61,7 +64,19 @@ class IntegerWeights:
         self._tables: dict[str, list[str]] = {}  # what was stored of each
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        weight = self._layers.take(names)
+        return self._product(x, names, self._layers.take(names), biases)
+
+    def rounded(self, x: str, names: Sequence[str]) -> str:
+        blocks = (self._bits, self._block_size)
+        weight = self._kept(names, *blocks)
+        if weight is None:
+            stored = [self._checkpoint.tensors[name] for name in names]
+            weight = quantize_stored(stored, *blocks)
+        return self._product(x, names, weight, [])
+
+    def _product(
+        self, x: str, names: Sequence[str], weight: BlockQuantized, biases: Sequence[str]
+    ) -> str:
         inputs = [x, *self._store(names[0], weight)]
         if biases:
             bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
@@ -210,6 +225,9 @@ class FloatWeights:
         product = self._nodes.add("MatMul", [x, weight], output + ".product")
         bias = self._nodes.weights.add(biases[0], self._joined(biases))
         return self._nodes.add("Add", [product, bias], output)
+
+    def rounded(self, x: str, names: Sequence[str]) -> str:
+        return self.linear(x, names, [])
 
     def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
         table = self._nodes.weights.add_made(name, lambda: self._read(name))

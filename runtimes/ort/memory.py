@@ -137,8 +137,7 @@ def layer_weights(config: ModelConfig) -> int:
     """Counts the weights in the matrices of all layers."""
     attention = 2 * config.query_size + 2 * config.kv_size
     layers = range(config.num_layers)
-    experts = max(config.num_experts, 1)
-    inner = sum(config.inner_size(n) * (experts if config.mixes(n) else 1) for n in layers)
+    inner = sum(map(config.inner_total, layers))
     return config.hidden_size * (attention * config.num_layers + 3 * inner)
 
 
@@ -151,7 +150,7 @@ def _stacked(config: ModelConfig, capacity: int) -> int:
 def _work(config: ModelConfig, capacity: int, num_arenas: int) -> int:
     """Activations of a prefill, its mask three times, and the scores of narrow passes."""
     layers = range(config.num_layers)
-    inner = 4 * max(map(config.inner_size, layers)) + 4 * config.hidden_size
+    inner = 4 * max(map(config.inner_largest, layers)) + 4 * config.hidden_size
     heads = max((config.heads(layer) for layer in config.attending), key=lambda each: each.head_dim)
     activations = PREFILL_ROWS * (inner + heads.query_size + 2 * heads.kv_size)
     if config.layer_embeddings is not None:

@@ -109,11 +109,10 @@ class Arithmetic:
     def embed(self, tokens: np.ndarray, positions: np.ndarray, half: str = "model") -> np.ndarray:
         """tokens, positions: [rows] -> [rows, hidden]. half: "model" or "encoder"."""
         embedded = self.scaled(self.weight("model.embed_tokens.weight")[tokens])
-        if not self.config.position_table:
-            return embedded
-        table = self.weight(f"{half}.embed_positions.weight")
-        placed: np.ndarray = embedded + table[positions]
-        return placed
+        if self.config.position_table:
+            table = self.weight(f"{half}.embed_positions.weight")
+            embedded = embedded + table[positions]
+        return self.norm(embedded, f"{half}.input_norm") if self.config.input_norm else embedded
 
     def scaled(self, embeddings: np.ndarray) -> np.ndarray:
         """The residual stream before the first layer."""
@@ -181,8 +180,17 @@ class Arithmetic:
     def with_mlp(self, x: np.ndarray, prefix: str, mixes: bool = False) -> np.ndarray:
         """The residual stream after the MLP of the layer that `prefix` names, or its experts."""
         x, normed = self.read(x, prefix + "post_attention_layernorm")
-        mlp = self._mixture if mixes else self._mlp
-        updated: np.ndarray = x + self._update(mlp(normed, prefix + "mlp."), prefix + "mlp.")
+        prefix += "mlp."
+        experts = self.config.experts
+        if not mixes:
+            update = self._mlp(normed, prefix)
+        elif experts is not None and experts.beside_mlp:
+            update = self.norm(self._mlp(normed, prefix), prefix + "dense_post_norm")
+            mixed = self._mixture(self.norm(x, prefix + "experts_norm"), prefix, x)
+            update = update + self.norm(mixed, prefix + "experts_post_norm")
+        else:
+            update = self._mixture(normed, prefix, normed)
+        updated: np.ndarray = x + self._update(update, prefix)
         return updated
 
     def _crossed(self, x: np.ndarray, prefix: str, memory: np.ndarray) -> np.ndarray:
@@ -209,9 +217,10 @@ class Arithmetic:
             up = np.clip(up, -experts.clamp, experts.clamp) + 1
         return self.linear(activated * up, prefix + "down_proj")
 
-    def _mixture(self, x: np.ndarray, prefix: str) -> np.ndarray:
-        """Adds what the experts add that each row takes, by their weights (Shazeer et al. 2017)."""
-        taken, weights = self._routed(x, prefix)
+    def _mixture(self, x: np.ndarray, prefix: str, routed: np.ndarray) -> np.ndarray:
+        """Adds what the experts add that each row takes, by their weights (Shazeer et al. 2017).
+        routed: what the router reads."""
+        taken, weights = self._routed(routed, prefix)
         update = np.zeros_like(x)
         for expert in np.unique(taken):
             rows, places = np.nonzero(taken == expert)
@@ -223,7 +232,8 @@ class Arithmetic:
         """The experts that each row takes, and their weights, each [rows, experts used]."""
         experts = self.config.experts
         assert experts is not None
-        scores = self.linear(x, prefix + "router")
+        x = self.norm(x, prefix + "router_norm") if experts.beside_mlp else x
+        scores = _times(self.linear(x, prefix + "router"), experts.score_scale)
         if experts.sigmoid:
             weights = scores = sigmoid(scores)
         else:
@@ -236,6 +246,8 @@ class Arithmetic:
         if experts.normalized:
             least = np.float32(LEAST_SUM if experts.sigmoid else 0)
             weights /= weights.sum(axis=-1, keepdims=True) + least
+        if experts.expert_scales:
+            weights = weights * self.weight(prefix + "expert_scale")[taken]
         return taken, _times(weights, experts.scale)
 
     def read(self, x: np.ndarray, norm: str) -> tuple[np.ndarray, np.ndarray]:

@@ -167,7 +167,7 @@ def test_an_unknown_family_says_what_it_has_besides(tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match=r"minicpm3.*latent attention") as refused:
         open_checkpoint(directory)
     assert refused.value.remedy is not None
-    told = refused.value.remedy.removeprefix("This version reads ").partition(". ")[0]
+    told = refused.value.remedy.removeprefix("Readable: ").partition(". ")[0]
     assert {name.partition(" (")[0] for name in told.split(", ")} == set(BY_MODEL_TYPE)
     assert "granitemoehybrid (dense without Mamba)" in told
 

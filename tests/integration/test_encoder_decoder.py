@@ -343,7 +343,7 @@ def test_a_t5_that_is_refused_is_not_sent_to_llama_cpp(tmp_path: Path) -> None:
     assert refused.value.remedy == "Use --runtime ort."
 
 
-@pytest.mark.parametrize("kind", ["mbart", "pegasus"])
+@pytest.mark.parametrize("kind", ["mt5", "pegasus_x", "nllb-moe"])
 def test_an_encoder_decoder_of_another_kind_is_refused_in_words(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match=f"'{kind}', which has an encoder"):
         open_checkpoint(t5_models.write(tmp_path / "model", model_type=kind))

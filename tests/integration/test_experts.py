@@ -15,10 +15,14 @@ from edge_spec.exporters.onnx.experts import MAX_SINGLE_ROWS
 from edge_spec.exporters.reader import open_checkpoint
 from fixtures import families
 
+# What experts and their router read of a layer, by the family.
+READ = {name: "post_attention_layernorm.output" for name in ("qwen3moe", "lfm2moe")}
+READ["gemma4-experts"] = "post_attention_layernorm.sum"  # of which each takes a norm of its own
+
 
 @pytest.fixture(
     scope="module",
-    params=[(name, bits) for name in ("qwen3moe", "lfm2moe") for bits in ("int4", "int8", "fp32")],
+    params=[(name, bits) for name in READ for bits in ("int4", "int8", "fp32")],
     ids=lambda param: "-".join(param),
 )
 def experts(
@@ -32,8 +36,12 @@ def experts(
     OnnxExporter().export(checkpoint, directory / "out", options, lambda *_: None)
     model = onnx.load(str(directory / "out" / "model.onnx"))
     graph, prefix = model.graph, "model.layers.2."
-    own = [node for node in graph.node if node.output[0].startswith(prefix + "mlp.")]
-    ends = prefix + "post_attention_layernorm.output", prefix + "mlp.mixture"
+    ends = prefix + READ[name], prefix + "mlp.mixture"
+    needed, own = {ends[1]}, []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output) and node.output[0].startswith(prefix + "mlp."):
+            needed.update(node.input, *read_within(node))
+            own.insert(0, node)
     sizes = [1, "rows", checkpoint.config.hidden_size]
     values = [
         onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, sizes) for end in ends
@@ -42,6 +50,12 @@ def experts(
     del model.graph.node[:]
     model.graph.CopyFrom(part)
     return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def read_within(node: onnx.NodeProto) -> list[list[str]]:
+    """What the nodes of its branches read."""
+    branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return [list(inner.input) for branch in branches for inner in branch.node]
 
 
 def test_a_row_is_the_same_bit_for_bit_whatever_others_are_verified_with_it(

@@ -150,7 +150,9 @@ def test_a_family_passes_the_conformance_suite(name: str, runtime: str, model: O
     check_session(opened, 5 * float32_tolerance(opened.config, CONTEXT, magnitude))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide", "gemma4"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "exaone4", "hunyuan", "lfm2-wide", "gemma4", "gemma4-experts"]
+)
 def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     name: str, model: Opened
 ) -> None:
@@ -161,7 +163,7 @@ def test_texts_that_share_a_pass_have_windows_and_positions_of_their_own(
     assert check_sharing(opened, bound) <= bound
 
 
-@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2", "gemma4"])
+@pytest.mark.parametrize("name", ["gemma3", "smollm3", "lfm2", "gemma4", "gemma4-experts"])
 def test_a_part_of_a_model_drafts_with_its_windows_and_positions(name: str, model: Opened) -> None:
     """With nothing left out, it is the whole model."""
     target = model(name, "ort").open_session()
@@ -294,14 +296,24 @@ def test_llama_cpp_scores_a_gguf_file_as_the_reference_does(
     scores = [scores_of(model, chain) for model in (exact, llama, ort)]
     bound = float32_tolerance(exact.config, len(chain), float(np.abs(scores[0]).max()))
     if exact.config.activation == "gelu_tanh":  # whose rounding to float16 is on an edge for some
-        assert np.abs(scores[1] - scores[0]).max(axis=-1).min() <= bound  # of a row without any
-        bound *= 20
+        off = np.abs(of_single_tokens(llama) - of_single_tokens(exact)).max(axis=-1)
+        assert np.median(off) <= bound / 10  # of rows without any
+        bound *= 20 if exact.config.experts is None else 40  # more numbers, and so more edges
     else:  # ort has no such table
         np.testing.assert_allclose(scores[1], scores[2], atol=bound, rtol=0)
     np.testing.assert_allclose(scores[1], scores[0], atol=bound, rtol=0)
     print(f"{name} llamacpp: {np.abs(scores[1] - scores[0]).max():.1e}, allowed {bound:.1e}")
     for model in (llama, ort):
         model.close()
+
+
+def of_single_tokens(model: Model) -> np.ndarray:
+    """The scores after each text of one token, of the first ones."""
+    session = model.open_session()
+    tokens = range(49)
+    scores = [session.forward(TokenTree.chain(token)).logits[0].copy() for token in tokens]
+    session.close()
+    return np.array(scores)
 
 
 def test_llama_cpp_scores_experts_in_mxfp4_as_the_reference_does(

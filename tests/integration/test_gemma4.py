@@ -15,15 +15,16 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec.core.config import ModelConfig
+from edge_spec.core.config import Experts, ModelConfig
 from edge_spec.core.config_problem import config_problem
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.block_quantize import quantize_stored
+from edge_spec.exporters.checkpoint import StoredCheckpoint, expected_shapes
 from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.gguf.trial import TEXTS
@@ -31,6 +32,7 @@ from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
@@ -41,7 +43,7 @@ from fixtures import tiny_models as tiny
 from fixtures.family_gguf import write_gguf
 from fixtures.side_by_side import scores_of
 
-NAMES = ("gemma4", "gemma4-dense")
+NAMES = ("gemma4", "gemma4-dense", "gemma4-experts")
 TEXT = families.texts()[0].tolist()
 
 
@@ -106,6 +108,31 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "score scale": {"score_scale": 1.0},
+    "scales of experts": {"expert_scales": False},
+}
+
+
+@pytest.mark.parametrize("change", OF_EXPERTS)
+def test_each_part_of_the_description_of_experts_counts(
+    change: str, checkpoint: Callable[[str], StoredCheckpoint]
+) -> None:
+    stored = checkpoint("gemma4-experts")
+    assert stored.config.experts is not None
+    expected = scores_of(reference(stored), TEXT)
+    experts = replace(stored.config.experts, **OF_EXPERTS[change])
+    other = reference(_tensors_of(stored, replace(stored.config, experts=experts)))
+    assert np.abs(scores_of(other, TEXT) - expected).max() > 0.05
+
+
+def _tensors_of(stored: StoredCheckpoint, config: ModelConfig) -> StoredCheckpoint:
+    """With those tensors alone that a description implies."""
+    names = expected_shapes(config)
+    tensors = {name: each for name, each in stored.tensors.items() if name in names}
+    return replace(stored, config=config, tensors=tensors)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_each_part_of_the_description_counts(
     change: str, checkpoint: Callable[[str], StoredCheckpoint]
@@ -113,7 +140,7 @@ def test_each_part_of_the_description_counts(
     """So that the comparison with transformers would show a wrong one."""
     stored = checkpoint("gemma4")
     expected = scores_of(reference(stored), TEXT)
-    changes = CHANGES[change]
+    changes = dict(CHANGES[change])
     if change == "windows":
         wide = [replace(kind, window=None) for kind in stored.config.layer_kinds]
         changes = {"layer_kinds": tuple(wide)}
@@ -163,24 +190,66 @@ def test_keys_and_values_that_no_layer_attends_to_are_not_read(
     assert {name for name in found.tensors if "rope_freqs" not in name} == expected
 
 
-def test_experts_and_attention_to_later_tokens_are_named_before_weights_are_read(
-    tmp_path: Path,
-) -> None:
-    moe = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
-    for number, (changes, feature) in enumerate(
-        [(moe, "a mixture of experts"), ({"use_bidirectional_attention": "all"}, "later tokens")]
-    ):
-        directory = families.write_hf("gemma4", tmp_path / str(number), **changes)
-        (directory / "model.safetensors").unlink()
-        with pytest.raises(UnsupportedModelError, match=feature):
-            open_checkpoint(directory)
+def test_attention_to_later_tokens_is_named_before_weights_are_read(tmp_path: Path) -> None:
+    changes = {"use_bidirectional_attention": "all"}
+    directory = families.write_hf("gemma4", tmp_path / "model", **changes)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match="later tokens"):
+        open_checkpoint(directory)
 
 
-def test_experts_in_a_gguf_file_are_left_to_the_library(tmp_path: Path) -> None:
-    path = write_gguf("gemma4-dense", tmp_path / "model.gguf", num_experts=8)
-    with pytest.raises(UnsupportedModelError, match="a mixture of experts beside its MLPs"):
+STATED = {
+    "lacks a valid value: 'num_experts'": {"num_experts": None},
+    "its tokens take 6 of 5 experts": {"top_k_experts": 6},
+    "expected 4 experts": {"num_experts": 4},
+    "gate_up_proj.weight has 80 rows, expected 96": {"moe_intermediate_size": 48},
+}
+
+
+@pytest.mark.parametrize("problem", STATED)
+def test_experts_that_weights_do_not_have_are_named(problem: str, tmp_path: Path) -> None:
+    directory = families.write_hf("gemma4-experts", tmp_path / "model", **STATED[problem])
+    with pytest.raises(ModelFileError, match=problem) as told:
+        open_checkpoint(directory)
+    assert "\n" not in str(told.value)
+
+
+def test_a_gguf_file_that_states_experts_and_has_none_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(
+        "gemma4-dense",
+        tmp_path / "model.gguf",
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    )
+    with pytest.raises(ModelFileError, match=r"tensor model.layers.0.mlp.expert\S+ is missing"):
         open_checkpoint(path)
-    assert runtimes.open_model_info(path).config.num_experts == 8
+
+
+def test_of_experts_in_integers_only_blocks_are_rounded(
+    checkpoint: Callable[[str], StoredCheckpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the rounding of activations the graph computes what the blocks stand for."""
+    monkeypatch.setattr("edge_spec.exporters.onnx.weights._ACCURACY_INT8", 0)
+    stored, out = checkpoint("gemma4-experts"), tmp_path / "out"
+    options = ExportOptions("int8", check=False)
+    OnnxExporter().export(stored, out, options, lambda *_: None)
+    in_blocks = {name: _in_blocks(name, tensor) for name, tensor in stored.tensors.items()}
+    expected = scores_of(reference(replace(stored, tensors=in_blocks)), TEXT)
+    model = OrtRuntime().open(open_bundle(out), RuntimeOptions())
+    np.testing.assert_allclose(scores_of(model, TEXT), expected, atol=1e-4, rtol=0)
+    assert np.abs(scores_of(reference(stored), TEXT) - expected).max() > 0.01
+    model.close()
+
+
+def _in_blocks(name: str, tensor: StoredTensor) -> StoredTensor:
+    """All matrices but the router, which stays in float32."""
+    if len(tensor.shape) != 2 or ".router." in name:
+        return tensor
+    values = quantize_stored([tensor], 8, 32).dequantize()
+    return replace(tensor, data=np.ascontiguousarray(values).view(np.uint8))
 
 
 def test_the_first_layers_are_a_draft_unless_layers_have_embeddings(
@@ -249,8 +318,12 @@ def test_features_are_the_streams_that_the_reference_computes(
     model.close()
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-experts"])
 def test_a_conversion_that_was_interrupted_goes_on_to_the_same_files(
-    checkpoint: Callable[[str], StoredCheckpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    checkpoint: Callable[[str], StoredCheckpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its table of embeddings and the matrix beside it are made before the first layer."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
@@ -263,12 +336,12 @@ def test_a_conversion_that_was_interrupted_goes_on_to_the_same_files(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        OnnxExporter().export(checkpoint("gemma4"), tmp_path / "first", options, interrupt)
+        OnnxExporter().export(checkpoint(name), tmp_path / "first", options, interrupt)
     assert not (tmp_path / "first").exists()
     again: list[str] = []
     for out in ("first", "second"):
         OnnxExporter().export(
-            checkpoint("gemma4"), tmp_path / out, options, lambda what, done: again.append(what)
+            checkpoint(name), tmp_path / out, options, lambda what, done: again.append(what)
         )
     assert any("were kept" in what for what in again)
     for path in (tmp_path / "second").glob("*.onnx*"):
@@ -312,7 +385,8 @@ def test_a_vocabulary_is_read_as_llama_cpp_reads_it(
         assert own.decode(ids, skip_special_tokens=False) == text
 
 
-FEATURES = {"gemma4": "layers with the keys and values of others", "gemma4-dense": "several sizes"}
+_SHARED = "layers with the keys and values of others"
+FEATURES = {"gemma4": _SHARED, "gemma4-dense": "several sizes", "gemma4-experts": _SHARED}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -338,6 +412,12 @@ def test_other_writers_name_what_they_do_not_write(
     assert "layer embeddings" in str(told.value) and "\n" not in str(told.value)
 
 
+_FIVE: dict[str, Any] = {
+    "num_experts": 5,
+    "experts_used": 2,
+    "intermediate_sizes": (),
+    "experts": Experts(dense_size=48, beside_mlp=True),
+}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "keys and values that other layers do not have": {"kv_sources": (0, 1, 2, 3, 5, 5)},
     "heads of 0": {"layer_kinds": (LayerKind(Rope(1e4), head_dim=0), LayerKind(Rope(1e4)))},
@@ -345,6 +425,9 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "MLPs of its layers": {"intermediate_sizes": (48, 0, 48, 48, 48, 48)},
     "embeddings of 0 elements": {"layer_embeddings": LayerEmbeddings(0, 1.0, 1.0, 1.0)},
     "no positive number": {"layer_embeddings": LayerEmbeddings(32, 1.0, -1.0, 1.0)},
+    "norms 'after'": {**_FIVE, "norm_places": "after"},
+    "beside experts have a width of 0": {**_FIVE, "experts": Experts(beside_mlp=True)},
+    "scales or caps": {**_FIVE, "experts": replace(_FIVE["experts"], score_scale=0.0)},
 }
 
 

@@ -14,6 +14,7 @@ from edge_spec.diagnostics.doctor.finding import Finding, note, ok
 from edge_spec.diagnostics.doctor.subject import Subject
 
 FAMILIES = "tests/integration/test_families.py"
+TRANSLATORS = "test_translators.py"
 RUNTIMES = ("reference", "ort", "coreml", "llamacpp", "optimum")
 Shown = str | None  # a difference, or in what form it runs; None: not shown
 
@@ -72,10 +73,10 @@ TABLE = (
         f"{FAMILIES}, test_optimum_export.py",
     ),
     Shows(
-        "Gemma 4, its text model, without experts",
+        "Gemma 4, its text model, with and without experts",
         ("gemma4_text", "gemma4"),
         ("gemma4",),
-        _own("3.5e-5", "2.2e-5", "1.1e-3"),
+        _own("3.5e-5", "2.2e-5", "3.1e-3"),
         f"{FAMILIES}, test_gemma4.py",
     ),
     Shows("Granite 3", ("granite",), ("granite",), _own("4.8e-7", "5.7e-7", "4.2e-7")),
@@ -129,6 +130,13 @@ TABLE = (
     Shows("T5, T5 1.1, Flan-T5", ("t5",), (), _own("5.1e-6", "3.3e-6")),
     Shows("BART", ("bart",), (), _own("1.4e-6", "1.1e-6")),
     Shows("Marian", ("marian",), (), _own("7.6e-6", "7.6e-6")),
+    Shows(
+        "mBART, mBART-50", ("mbart",), (), _own("9.5e-7", "1.1e-6"), f"{FAMILIES}, {TRANSLATORS}"
+    ),
+    Shows("Pegasus", ("pegasus",), (), _own("1.0e-6", "9.5e-7")),
+    Shows(
+        "M2M-100, NLLB", ("m2m_100",), (), _own("9.5e-7", "9.5e-7"), f"{FAMILIES}, {TRANSLATORS}"
+    ),
 )
 
 
