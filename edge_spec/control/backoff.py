@@ -150,6 +150,7 @@ class Backoff:
         )
         rounds = max(self._rest, round(per_loss * lost_rounds))
         self.resting = min(rounds, _LONGEST_REST) if self._rounds else _LONGEST_REST
+        self._rests_in_text = False
         self._rest *= 2
         self._rounds, self._draft_token_s = 0, None
         self._first_lost_s = self._lost_s = 0.0

@@ -191,3 +191,18 @@ def test_a_rest_that_all_texts_have_earned_goes_on() -> None:
     assert backoff.resting
     backoff.begin_text()
     assert backoff.resting
+
+
+def test_a_longer_rest_after_that_of_a_text_goes_on() -> None:
+    backoff = Backoff(0.2, first_loss=2.0)
+    for number in range(10):
+        backoff.begin_text()
+        for gain in ([2.0] * 4, [-0.4] * 2)[number % 2]:
+            backoff.observe(1.0, 1 + round(gain), 1.0) if gain > 0 else backoff.unused(0.4, 1.0)
+    backoff.begin_text()
+    for _ in range(9):
+        backoff.unused(0.4, 1.0)
+    assert backoff.resting
+    backoff.rest(1.0)
+    backoff.begin_text()
+    assert backoff.resting
