@@ -78,10 +78,11 @@ class TextGains:
         return self.is_known and self.usual > 0 and self._stake < 0
 
     def draft_tokens(self, worth: float) -> int:
-        """How many a round may have, each of which has to win `worth` plain steps: as many as the
+        """How many a round may have, each of which has to win `worth` plain steps (0: it costs
+        nothing, by measurements in which noise is larger than the cost of a row): as many as the
         texts before count for, and more with what this one has gained, but none that could lose
         more than this text may."""
-        if not self.is_known or self.usual <= 0:
+        if worth <= 0 or not self.is_known or self.usual <= 0:
             return _NO_LIMIT
         gain = self._gain - self._given_up
         return int(min(self.weight + gain / worth, self._stake / worth, _NO_LIMIT))

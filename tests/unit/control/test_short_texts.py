@@ -151,6 +151,12 @@ def test_where_texts_differ_two_lost_rounds_are_enough() -> None:
     assert limits[0] == 1 and sorted(limits, reverse=True) == limits
 
 
+def test_draft_tokens_that_cost_nothing_are_not_limited() -> None:
+    """Measured on a busy machine, more rows may take no longer than one."""
+    gains = gains_of(*[[2.0, 2.5, 1.5], [-0.4, -0.3]] * 4)
+    assert gains.draft_tokens(0.0) > 1000
+
+
 def test_where_texts_are_alike_a_text_is_judged_by_all() -> None:
     gains = gains_of(*[[1.0, -0.4, 0.9, -0.3]] * 6)
     for _ in range(8):
