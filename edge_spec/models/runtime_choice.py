@@ -130,7 +130,7 @@ def require_convertible(source: Source, runtime: Runtime, providers: Sequence[st
     would."""
     format = runtimes.format_for(runtime, source.formats, providers)
     exporter, model = runtimes.exporter_for(format, source.at(format))
-    if isinstance(runtime, ConfigScreeningRuntime):
+    if isinstance(runtime, ConfigScreeningRuntime) and not isinstance(exporter, ReadingExporter):
         runtime.require_config(model.config, model.path)
     if isinstance(exporter, ScreeningExporter):
         exporter.require_exportable(model)
