@@ -216,7 +216,8 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
             + (f", which has {lacked}" if lacked else ""),
-            remedy=f"Readable: {told_model_types()}. Others: edge-spec export --format optimum.",
+            remedy=f"Readable: {told_model_types()}. Else: edge-spec export MODEL OUT --format "
+            "optimum.",
         )
     return family
 

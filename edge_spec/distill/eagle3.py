@@ -48,8 +48,9 @@ class Eagle3Trainee:
         found = []
         for position in range(self.num_positions):
             if position:
-                written = torch.from_numpy(batch.written[:, :, position - 1, None])
-                read = self._read(self._embedded(block.of(written)[..., 0].numpy()), stream)
+                written = batch.written[:, :, position - 1]
+                tokens = np.take_along_axis(written, block.rows.numpy(), axis=1)
+                read = self._read(self._embedded(tokens), stream)
             stream = self._layer(stream, attention.mixed(read, position))
             normed = self._normed(stream[block.is_anchor], "norm")
             found.append(self._linear(normed, "lm_head"))

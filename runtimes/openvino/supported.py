@@ -10,14 +10,12 @@ from edge_spec.errors import UnsupportedModelError
 
 def require_supported(config: ModelConfig, path: Path) -> None:
     """Raises UnsupportedModelError."""
-    lacked = {
-        "an encoder": config.encoder is not None,
-        "short convolutions": bool(config.convolving),
-        config.unlike_layers: config.unlike_layers is not None,
-    }
-    for what, is_there in lacked.items():
-        if is_there:
-            raise UnsupportedModelError(
-                f"{path} has {what}, which openvino is not given",
-                remedy="Choose --runtime ort.",
-            )
+    lacked = config.unlike_layers
+    if config.encoder is not None:
+        lacked = "an encoder"
+    elif config.convolving:
+        lacked = "short convolutions"
+    if lacked is not None:
+        raise UnsupportedModelError(
+            f"{path} has {lacked}, which openvino is not given", remedy="Choose --runtime ort."
+        )

@@ -11,22 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, HeadBackend
+from edge_spec.core.heads import HeadBackend
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.eagle_session import EagleModel
-from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.loader.head_products import StoredBackend
-from edge_spec.models import runtimes
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads
+from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
 LAYERS = 7
 PROMPT = np.random.default_rng(0).integers(3, 250, 12).tolist()
@@ -122,14 +120,9 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stored
     return open_checkpoint(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
 
-@pytest.fixture(params=["formulas", "graph"])
+@pytest.fixture(params=FLOAT_BACKENDS)
 def backend(request: pytest.FixtureRequest) -> HeadBackend:
-    """Both in float32: numpy by the formulas, and onnxruntime by one graph of all layers."""
-    if request.param == "formulas":
-        return NumpyBackend()
-    runtime = runtimes.load_runtime("ort")
-    assert isinstance(runtime, ComputesHeads)
-    return StoredBackend(runtime, FLOAT_BITS)
+    return float_backend(request.param)
 
 
 @pytest.fixture

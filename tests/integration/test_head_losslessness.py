@@ -15,10 +15,9 @@ import pytest
 import edge_spec
 from edge_spec.core.features import collects
 from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaHead
-from edge_spec.core.model import Forward
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
-from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree import TokenTree
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
@@ -28,7 +27,6 @@ from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.tree_builder import Growth
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -44,6 +42,7 @@ from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import heads, tiny_models
 from fixtures import text_distribution as text
 from fixtures.dflash import DFlash
+from fixtures.head_drafting import oblige
 
 LAYERS, VOCAB = 7, 265
 SEED = 2  # of a random model from which 4 bits are not too far on any processor
@@ -83,21 +82,7 @@ def plain(opened: Callable[..., Engine]) -> list[int]:
 
 @pytest.fixture
 def obliging(monkeypatch: pytest.MonkeyPatch, plain: list[int]) -> None:
-    """Every second chain of a head begins as plain decoding goes on, as a trained head's would."""
-    proposed, observed = EagleDrafter.propose, EagleDrafter.observe
-
-    def propose(self: EagleDrafter, pending: int, budget: Budget) -> TokenTree:
-        tree, at = proposed(self, pending, budget), len(self._target.text) - len(PROMPT)
-        if at % 2 or len(tree) == 1:
-            return tree
-        return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)
-
-    def observe(self: EagleDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth = Growth(tree, (None,) * len(tree))
-        observed(self, tree, out, verdict)
-
-    monkeypatch.setattr(EagleDrafter, "propose", propose)
-    monkeypatch.setattr(EagleDrafter, "observe", observe)
+    oblige(monkeypatch, PROMPT, plain)
 
 
 @pytest.mark.parametrize("drafter", ["auto", "eagle"])

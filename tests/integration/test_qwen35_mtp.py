@@ -13,28 +13,26 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, EagleHead, EntryRows, HeadBackend
-from edge_spec.core.model import Forward, RuntimeOptions
+from edge_spec.core.heads import EagleHead, EntryRows, HeadBackend
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Growth
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_model_info import GgufModelInfo, open_model_info
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import StoredBackend
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from fixtures import hybrid_models as hybrid
 from fixtures import text_distribution as text
+from fixtures.head_drafting import FLOAT_BACKENDS, float_backend, oblige
 from fixtures.llamacpp_mtp import OwnMtp
 
 pytest.importorskip("llama_cpp")
@@ -72,13 +70,9 @@ def head(
     return hybrid.write_qwen35(folder / "mtp-model.gguf", only_mtp=True)
 
 
-@pytest.fixture(params=["formulas", "graph"])
+@pytest.fixture(params=FLOAT_BACKENDS)
 def backend(request: pytest.FixtureRequest) -> HeadBackend:
-    if request.param == "formulas":
-        return NumpyBackend()
-    runtime = runtimes.load_runtime("ort")
-    assert isinstance(runtime, ComputesHeads)
-    return StoredBackend(runtime, FLOAT_BITS)
+    return float_backend(request.param)
 
 
 @pytest.fixture
@@ -199,21 +193,7 @@ def plain(target: Path) -> list[int]:
 
 @pytest.fixture
 def obliging(monkeypatch: pytest.MonkeyPatch, plain: list[int]) -> None:
-    """Every second chain begins as plain decoding goes on, as a trained layer's would."""
-    proposed, observed = EagleDrafter.propose, EagleDrafter.observe
-
-    def propose(self: EagleDrafter, pending: int, budget: Budget) -> TokenTree:
-        tree, at = proposed(self, pending, budget), len(self._target.text) - len(PROMPT)
-        if at % 2 or len(tree) == 1:
-            return tree
-        return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)
-
-    def observe(self: EagleDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth = Growth(tree, (None,) * len(tree))
-        observed(self, tree, out, verdict)
-
-    monkeypatch.setattr(EagleDrafter, "propose", propose)
-    monkeypatch.setattr(EagleDrafter, "observe", observe)
+    oblige(monkeypatch, PROMPT, plain)
 
 
 @pytest.mark.parametrize("drafter", ["auto", "eagle"])

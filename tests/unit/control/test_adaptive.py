@@ -19,7 +19,7 @@ from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, DrafterTraits
-from fixtures.costly_drafts import SLOPE, Clock, DraftingAtCost, Share, pass_s, policy_of
+from fixtures.costly_drafts import SLOPE, Clock, DraftingAtCost, Share, pass_s, policy_of, stats_of
 
 ROUNDS = 2000
 BUDGET = Budget(15, 16)
@@ -67,19 +67,7 @@ def simulate(
             right = each.outcome(rows - 1 if mine else 0)
             accepted = right if mine else accepted
         total_s = clock.now - start
-        policy.observe(
-            RoundStats(
-                num_rows=rows,
-                num_draft_tokens=rows - 1,
-                num_accepted=accepted,
-                num_tokens=accepted + 1,
-                plain_reason=plan.plain_reason,
-                near_ties=0,
-                draft_s=drafted - start,
-                forward_s=forward_s,
-                total_s=total_s,
-            )
-        )
+        policy.observe(stats_of(plan, accepted, drafted - start, forward_s, total_s))
         result.seconds += total_s
         result.tokens += accepted + 1
         result.reasons[plan.plain_reason] += 1

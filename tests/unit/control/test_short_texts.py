@@ -17,9 +17,8 @@ import pytest
 from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.backoff import Backoff
 from edge_spec.control.text_gains import TextGains
-from edge_spec.core.metrics import RoundStats
 from edge_spec.drafters.protocol import Budget
-from fixtures.costly_drafts import Clock, DraftingAtCost, pass_s, policy_of
+from fixtures.costly_drafts import Clock, DraftingAtCost, pass_s, policy_of, stats_of
 
 _AROUND_S = 0.05  # of a round, outside drafting and the pass
 _SEEDS, _TEXTS = 4, 150
@@ -56,18 +55,8 @@ def answer(
         drafted_s, rows = clock.now, len(plan.tree)
         clock.now += pass_s(rows) + _AROUND_S
         accepted = draft.outcome(rows - 1)
-        stats = RoundStats(
-            num_rows=rows,
-            num_draft_tokens=rows - 1,
-            num_accepted=accepted,
-            num_tokens=accepted + 1,
-            plain_reason=plan.plain_reason,
-            near_ties=0,
-            draft_s=drafted_s - round_s,
-            forward_s=pass_s(rows),
-            total_s=clock.now - round_s,
-        )
-        policy.observe(stats)
+        times = (drafted_s - round_s, pass_s(rows), clock.now - round_s)
+        policy.observe(stats_of(plan, accepted, *times))
         written += accepted + 1
     return written, clock.now - start_s
 
