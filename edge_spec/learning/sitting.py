@@ -3,7 +3,6 @@ trains a new one on all answers. It may be killed at any moment."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from edge_spec.learning.training import Heads, Teacher
 from edge_spec.learning.trial import Place, best_head, replay_texts
 from edge_spec.loader.head import StoredTables, open_weights
 from edge_spec.models.source import Source
+from edge_spec.placement.priority import LOWEST, give_way
 from edge_spec.storage.json_store import DamagedError
 
 FIRST_TOKENS = 1000  # of answers, from which a first head is trained
@@ -84,7 +84,7 @@ def next_task(
 
 def sit(folder: str, assignment: str) -> dict[str, str | None]:
     """Does what there is to do. Raises an EdgeSpecError, OSError; ForgottenError is no failure."""
-    _give_way()
+    give_way(LOWEST)
     asked = ASSIGNMENT.validate_json(assignment)
     with suppress(ForgottenError):
         Sitting(LearningFolder(Path(folder)), asked, Conditions()).run()
@@ -291,15 +291,6 @@ class Sitting:
 
 def _tokens(entries: Sequence[TextEntry]) -> int:
     return sum(each.num_tokens for each in entries)
-
-
-def _give_way() -> None:
-    """To whatever else runs on this machine."""
-    if hasattr(os, "SCHED_IDLE"):
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    if hasattr(os, "nice"):
-        os.nice(19)
 
 
 def _quiet(what: str, fraction: float) -> None: ...

@@ -20,6 +20,7 @@ from edge_spec.placement.isolated import Lifeline, isolated
 from edge_spec.placement.memory import free_bytes
 from edge_spec.placement.pinning import wants_plan
 from edge_spec.placement.plan import plan_path, save_plan
+from edge_spec.placement.priority import give_way
 
 SWITCH = "EDGE_SPEC_IDLE_PLAN"  # an environment variable; "0" turns it off
 _MOST_S = 600.0  # that it may take in all
@@ -46,8 +47,7 @@ def make_plan(model: str, *drafts: str) -> None:
     """What the other process does. Raises an EdgeSpecError, OSError."""
     from edge_spec.placement.planner import Planner  # heavy, and another process needs it alone
 
-    if hasattr(os, "nice"):
-        os.nice(5)
+    give_way(5)
     source = Source(model, _quiet)
     draft = Source(drafts[0], _quiet) if drafts else None
     planner = Planner(source, draft, list_devices(), _quiet, converts=False)

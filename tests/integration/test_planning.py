@@ -186,7 +186,7 @@ def test_an_idle_engine_is_measured_and_the_next_one_knows(
 def test_a_plan_that_is_made_while_idle_converts_nothing_and_is_kept(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.nice", lambda by: 0, raising=False)  # of the tests' own process
+    monkeypatch.setattr(idle_plan, "give_way", lambda nice: None)  # of the tests' own process
     monkeypatch.setattr(idle_plan, "list_devices", one_device)
     source = Source(model, quiet)
     with pytest.raises(UsageError, match="not converted for it yet"):
