@@ -10,7 +10,8 @@ from pathlib import Path
 
 from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.core.model import Progress
+from edge_spec.core.model_info import Checkpoint
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,

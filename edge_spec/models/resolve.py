@@ -13,18 +13,15 @@ from typing import Any, TypeVar
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import (
+from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions
+from edge_spec.core.model_info import ModelInfo
+from edge_spec.core.recommended_sampling import recommended_sampling
+from edge_spec.core.runtime_protocols import (
     DeviceScreeningRuntime,
-    Model,
-    ModelInfo,
-    Progress,
-    Runtime,
-    RuntimeOptions,
     ScreeningRuntime,
-    TextCodec,
     TokenizingRuntime,
 )
-from edge_spec.core.recommended_sampling import recommended_sampling
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import BundleError, ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import TOKENIZER, Bundle, is_bundle, open_bundle, open_unhashed

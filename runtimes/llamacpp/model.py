@@ -9,7 +9,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from edge_spec.core.model import Capabilities, Forward, ModelInfo, RuntimeOptions, is_plain
+from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
+from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.placement.machine import available_cores
