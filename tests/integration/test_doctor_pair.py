@@ -195,7 +195,7 @@ def test_a_plan_of_gguf_converts_and_hashes_nothing(
     def hash_nothing(path: Path) -> str:
         raise AssertionError(f"{path} was hashed")
 
-    monkeypatch.setattr("edge_spec.models.resolve.sha256_file", hash_nothing)
+    monkeypatch.setattr("edge_spec.models.conversion.sha256_file", hash_nothing)
     assert "llamacpp" in found(examined(hf()), "memory", "target").found
     content = kept.read_bytes()[:-100]
     kept.write_bytes(content)
