@@ -88,7 +88,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     class's fields as options, and an instance of it."""
     hints = get_type_hints(command, include_extras=True)
     groups = {
-        name: (hint, declared_options(hint)) for name, hint in hints.items() if is_dataclass(hint)
+        name: (hint, declared_options(hint)) for name, hint in hints.items() if _is_group(hint)
     }
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -110,6 +110,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     )
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _is_group(hint: object) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:

@@ -18,6 +18,7 @@ from edge_spec.exporters.heads.eagle import (
     unusable,
 )
 from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.stored_tensors import StoredTensors
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -26,14 +27,9 @@ _MAX_BLOCK = 64  # tokens
 _OWN_TARGET = "Use the head with the model that it was trained for."
 
 
-def dflash_head(
-    path: Path,
-    values: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    target: ModelConfig,
-    has_weights: bool,
-) -> DFlashHead:
-    """values: of config.json. Raises as `open_head` does."""
+def dflash_head(files: HeadFiles) -> DFlashHead:
+    """Raises as `open_head` does."""
+    path, values, tensors, target = files.path, files.values, files.tensors, files.target
     stated = mapping(values, "dflash_config")
     named = named_as_ours(path, {n: t for n, t in tensors.items() if n != _CONTEXT_NORM})
     if _CONTEXT_NORM in tensors:
@@ -49,7 +45,7 @@ def dflash_head(
         config=config,
         feature_layers=_feature_layers(path, values, stated, target),
         feature_size=target.hidden_size,
-        tensors=StoredTensors(named) if has_weights else {},
+        tensors=StoredTensors(named) if files.has_weights else {},
         block_size=_block_size(path, values),
         mask_token=_mask_token(path, stated, target),
     )
