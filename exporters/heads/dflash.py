@@ -17,10 +17,9 @@ from edge_spec.exporters.heads.eagle import (
     mapping,
     unusable,
 )
-from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name
+from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name, require_exactly
 from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.stored_tensors import StoredTensors
-from edge_spec.exporters.stored_tensor import StoredTensor
 
 _CONTEXT_NORM = "hidden_norm.weight"
 _MAX_BLOCK = 64  # tokens
@@ -50,7 +49,7 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
         mask_token=_mask_token(path, stated, target),
     )
     _require_target(head, values, target)
-    _require_shapes(head, named)
+    require_exactly(path, named, _shapes(head), _published, "which no DFlash head has")
     return head
 
 
@@ -102,23 +101,8 @@ def _require_target(head: DFlashHead, values: Mapping[str, Any], target: ModelCo
         raise UsageError(f"{head.path} is a head for another target: {told}", remedy=_OWN_TARGET)
 
 
-def _require_shapes(head: DFlashHead, named: Mapping[str, StoredTensor]) -> None:
-    """Raises ModelFileError for a tensor that is missing or of another shape,
-    UnsupportedModelError for one too many."""
-    shapes = _shapes(head)
-    for name in [*shapes, *named]:
-        told = _CONTEXT_NORM if name == "context_norm" else published_name(name)
-        if name not in shapes:
-            raise UnsupportedModelError(
-                f"{head.path} has a tensor {told}, which no DFlash head has",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
-        if name not in named or named[name].shape != shapes[name]:
-            found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
-            raise ModelFileError(
-                f"{head.path}: tensor {told} {found}, expected {list(shapes[name])}",
-                remedy="Download the head again, or use it with its own target.",
-            )
+def _published(name: str) -> str:
+    return _CONTEXT_NORM if name == "context_norm" else published_name(name)
 
 
 def _shapes(head: DFlashHead) -> dict[str, tuple[int, ...]]:
