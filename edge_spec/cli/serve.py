@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +30,7 @@ class ServeOptions:
     port: Annotated[int, Option("0 takes a free one.", _SERVER)] = 8080
     api_key: Annotated[
         str | None, Option("What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY")
-    ] = None
+    ] = field(default=None, repr=False)
     cors_origin: Annotated[
         tuple[str, ...],
         Option("A site whose pages may ask; may be repeated.", _SERVER, read_as=list[str] | None),

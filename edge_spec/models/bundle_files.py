@@ -24,6 +24,8 @@ _FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
 
 
 class FileEntry(BaseModel):
+    """What a manifest says of one file."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
