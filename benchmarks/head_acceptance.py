@@ -23,7 +23,7 @@ import torch
 from common import report
 
 import edge_spec
-from edge_spec.core.model import Checkpoint
+from edge_spec.core.model_info import Checkpoint
 from edge_spec.diagnostics.bench.loops import in_loops
 from edge_spec.distill.acceptance import measured_acceptance
 from edge_spec.distill.conversations import Conversation

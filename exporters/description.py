@@ -10,7 +10,8 @@ from typing import Any, Literal
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.parity import Parity
-from edge_spec.models.bundle import TOKENIZER, Bundle, list_files, open_bundle, write_manifest
+from edge_spec.models.bundle import TOKENIZER, Bundle, open_bundle, write_manifest
+from edge_spec.models.bundle_files import list_files
 from edge_spec.storage.atomic import sha256_file
 
 

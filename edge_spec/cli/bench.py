@@ -183,8 +183,8 @@ def _peer_choice(
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.bench.peers import PeerChoice, parse_choices
+    from edge_spec.models.conversion import gguf_file
     from edge_spec.models.options import LoadOptions
-    from edge_spec.models.resolve import gguf_file
     from edge_spec.models.source import Source
     from edge_spec.placement.machine import available_cores
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.errors import UsageError
+from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
@@ -21,117 +23,126 @@ _SINGLE = "onnx"  # the format where none is named
 _COMPILED = "qnn"  # the one that is for one processor alone
 
 
+@dataclass(frozen=True)
+class AskedExport:
+    """What is to be written, as the command line says it."""
+
+    format: Annotated[
+        str | None,
+        Option(
+            "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
+            "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
+            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
+            None,
+        ),
+    ] = None
+    quant: Annotated[
+        str | None,
+        Option(
+            "onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
+            "fp16); optimum: int4, int8, fp32 (default "
+            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_0); coreml: int4, int8, "
+            "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
+            "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
+            None,
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Option("onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]", None),
+    ] = None
+    layers: Annotated[int | None, Option("Keep only the first layers, for a draft.", None)] = None
+    compute: Annotated[
+        str | None,
+        Option("coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]", None),
+    ] = None
+    context: Annotated[
+        int | None,
+        Option("coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]", None),
+    ] = None
+    compile: Annotated[
+        bool,
+        Option(
+            "With --for android or windows-npu: also a binary for Qualcomm's NPU.",
+            _PAIR,
+            flag="--compile",
+        ),
+    ] = False
+    soc: Annotated[
+        str | None,
+        Option(
+            "qnn: the processor to compile for, such as SM8650.  [default: of --for android "
+            "SM8650, of windows-npu SC8380XP]",
+            None,
+        ),
+    ] = None
+    hidden_states: Annotated[
+        bool,
+        Option("coreml, onnx-static: return them beside the scores.", None, flag="--hidden-states"),
+    ] = False
+    draft: Annotated[str | None, Option("A smaller model that drafts for it.", _PAIR)] = None
+    draft_layers: Annotated[
+        int | None,
+        Option("Only the draft's first layers; without --draft, the model's own.", _PAIR),
+    ] = None
+    kind: Annotated[
+        str | None,
+        Option(
+            "Formats and quantizations for ios, macos, windows-npu, android or linux.",
+            _PAIR,
+            flag="--for",
+        ),
+    ] = None
+    check: Annotated[bool, Option("Compare the result with the reference model.", None)] = True
+
+
+@options.with_groups
 def export(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
     out: Annotated[
         Path,
         typer.Argument(help="Directory to write, or the file of a GGUF.", show_default=False),
     ],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
-            "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
-            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]"
-        ),
-    ] = None,
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            help="onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
-            "fp16); optimum: int4, int8, fp32 (default "
-            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_0); coreml: int4, int8, "
-            "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
-            "lut6). For a pair bundle FORMAT=NAME, several joined by commas."
-        ),
-    ] = None,
-    block_size: Annotated[
-        int | None,
-        typer.Option(help="onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]"),
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="Keep only the first layers, for a draft.")
-    ] = None,
-    compute: Annotated[
-        str | None,
-        typer.Option(help="coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]"),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            help="coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
-        ),
-    ] = None,
-    compile: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="With --for android or windows-npu: also a binary for Qualcomm's NPU.",
-            rich_help_panel=_PAIR,
-        ),
-    ] = False,
-    soc: Annotated[
-        str | None,
-        typer.Option(
-            help="qnn: the processor to compile for, such as SM8650.  [default: of --for android "
-            "SM8650, of windows-npu SC8380XP]"
-        ),
-    ] = None,
-    hidden_states: Annotated[
-        bool,
-        typer.Option("--hidden-states", help="coreml, onnx-static: return them beside the scores."),
-    ] = False,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="A smaller model that drafts for it.", rich_help_panel=_PAIR),
-    ] = None,
-    draft_layers: Annotated[
-        int | None,
-        typer.Option(
-            help="Only the draft's first layers; without --draft, the model's own.",
-            rich_help_panel=_PAIR,
-        ),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            help="Formats and quantizations for ios, macos, windows-npu, android or linux.",
-            rich_help_panel=_PAIR,
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option(help="Compare the result with the reference model.")
-    ] = True,
+    *,
+    asked: AskedExport,
     json: options.Json = False,
 ) -> None:
     """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly, or a
     model and its draft into one pair bundle."""
-    from edge_spec.core.export import ExportOptions
-
-    choices = _choices(format, kind, quant, (compile, soc))
-    if soc is not None and not compile and format != _COMPILED:
-        raise UsageError(
-            "--soc is of what is compiled", remedy=f"Add --compile, or --format {_COMPILED}."
-        )
-    if soc is not None and compute is not None:
-        raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
-    unit = compute if choices else soc or compute
-    asked = ExportOptions(
-        None if choices else quant, block_size, layers, check, unit, context, hidden_states
-    )
+    choices = _choices(asked)
+    export_options = _export_options(asked, choices)
     if choices is not None:
-        _export_pair(model, out, choices, asked, (draft, draft_layers), json)
-    elif draft is None and draft_layers is None:
-        _export_one(model, out, format or _SINGLE, asked, json)
+        _export_pair(model, out, choices, export_options, (asked.draft, asked.draft_layers), json)
+    elif asked.draft is None and asked.draft_layers is None:
+        _export_one(model, out, asked.format or _SINGLE, export_options, json)
     else:
         raise UsageError("a draft goes into a pair bundle", remedy="Add --format all, or --for.")
 
 
-def _choices(
-    format: str | None, kind: str | None, quant: str | None, compiling: tuple[bool, str | None]
-) -> ExportChoices | None:
-    """None for a single format. compiling: whether, and for which processor. Raises UsageError."""
+def _export_options(asked: AskedExport, choices: ExportChoices | None) -> ExportOptions:
+    """choices: of a pair bundle. Raises UsageError."""
+    from edge_spec.core.export import ExportOptions
+
+    soc = asked.soc
+    if soc is not None and not asked.compile and asked.format != _COMPILED:
+        raise UsageError(
+            "--soc is of what is compiled", remedy=f"Add --compile, or --format {_COMPILED}."
+        )
+    if soc is not None and asked.compute is not None:
+        raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
+    return ExportOptions(
+        None if choices else asked.quant,
+        asked.block_size,
+        asked.layers,
+        asked.check,
+        asked.compute if choices else soc or asked.compute,
+        asked.context,
+        asked.hidden_states,
+    )
+
+
+def _choices(asked: AskedExport) -> ExportChoices | None:
+    """Of a pair bundle; None for a single format. Raises UsageError."""
     from edge_spec.models.export_presets import (
         ALL_FORMATS,
         choices_for,
@@ -140,22 +151,25 @@ def _choices(
         with_quantizations,
     )
 
+    format = asked.format
     formats = ALL_FORMATS if format == "all" else tuple((format or _SINGLE).split(","))
-    if kind is not None:
+    if asked.kind is not None:
         if format not in (None, "all"):
-            raise UsageError(f"--for {kind} chooses the formats", remedy="Leave --format out.")
-        choices = choices_for(kind)
-        if compiling[0]:
-            choices = compiled_choices(choices, compiling[1])
-        return with_quantizations(choices, quant)
-    if compiling[0]:
+            raise UsageError(
+                f"--for {asked.kind} chooses the formats", remedy="Leave --format out."
+            )
+        choices = choices_for(asked.kind)
+        if asked.compile:
+            choices = compiled_choices(choices, asked.soc)
+        return with_quantizations(choices, asked.quant)
+    if asked.compile:
         raise UsageError(
             "--compile is for a kind of device",
             remedy="Add --for android or windows-npu, or write one model with --format qnn.",
         )
     if len(formats) == 1:
         return None
-    return with_quantizations(named_formats(formats), quant)
+    return with_quantizations(named_formats(formats), asked.quant)
 
 
 def _export_one(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
@@ -84,13 +84,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """For each parameter of a command that is one of the classes above: the command gets the
+    """For each parameter of a command that is a dataclass of declared options: the command gets the
     class's fields as options, and an instance of it."""
     hints = get_type_hints(command, include_extras=True)
     groups = {
-        name: (hint, declared_options(hint))
-        for name, hint in hints.items()
-        if hint in (AskedOptions, SamplingOptions, ChatSamplingOptions)
+        name: (hint, declared_options(hint)) for name, hint in hints.items() if _is_group(hint)
     }
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -114,6 +112,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _is_group(hint: object) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
+
+
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:
     option = declared.option
     return inspect.Parameter(
@@ -127,6 +129,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
                 help=option.help,
                 rich_help_panel=option.panel,
                 metavar=option.metavar,
+                envvar=option.envvar,
             ),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.errors import UsageError
+from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,8 +20,76 @@ if TYPE_CHECKING:
 _SERVER = "Server"
 
 
-def _option(help: str, *names: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=_SERVER, **settings)
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the person who starts a server decides."""
+
+    host: Annotated[str, Option("The address; others than loopback need a key.", _SERVER)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Option("0 takes a free one.", _SERVER)] = 8080
+    api_key: Annotated[
+        str | None, Option("What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY")
+    ] = field(default=None, repr=False)
+    cors_origin: Annotated[
+        tuple[str, ...],
+        Option("A site whose pages may ask; may be repeated.", _SERVER, read_as=list[str] | None),
+    ] = ()
+    alias: Annotated[
+        tuple[str, ...],
+        Option(
+            "Another name for a model, its first one in lists and answers; NAME alone where there "
+            "is one model; may be repeated.",
+            _SERVER,
+            metavar="NAME=MODEL",
+            read_as=list[str] | None,
+        ),
+    ] = ()
+    max_models: Annotated[
+        int | None, Option("Models open at once.  [default: as many as memory holds]", _SERVER)
+    ] = None
+    load_timeout: Annotated[
+        float, Option("Seconds that a request may wait for its model to be opened.", _SERVER)
+    ] = 300.0
+    parallel: Annotated[
+        int, Option("Answers of a model at once, each with a cache of its own.", _SERVER)
+    ] = 4
+    queue: Annotated[int, Option("Requests that may wait.", _SERVER)] = 64
+    queue_timeout: Annotated[float, Option("Seconds that one may wait.", _SERVER)] = 60.0
+    request_timeout: Annotated[float, Option("Seconds that an answer may take.", _SERVER)] = 600.0
+    client_timeout: Annotated[
+        float,
+        Option("Seconds that a client may take to send a request, or not to read.", _SERVER),
+    ] = 30.0
+    grace: Annotated[float, Option("Seconds that answers have to end on a signal.", _SERVER)] = 30.0
+    max_body_bytes: Annotated[int, Option("Largest request.", _SERVER)] = 2 << 20
+    stdio: Annotated[
+        bool,
+        Option(
+            "Speak JSON-RPC on standard input and output instead: no other option of the server or "
+            "of sampling applies.",
+            _SERVER,
+            flag="--stdio",
+        ),
+    ] = False
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what the server takes, by its own names for it."""
+        return {
+            "host": self.host,
+            "port": self.port,
+            "api_key": self.api_key,
+            "cors_origins": self.cors_origin,
+            "max_models": self.max_models,
+            "load_timeout_s": self.load_timeout,
+            "parallel": self.parallel,
+            "queue": self.queue,
+            "queue_timeout_s": self.queue_timeout,
+            "request_timeout_s": self.request_timeout,
+            "client_timeout_s": self.client_timeout,
+            "grace_s": self.grace,
+            "max_body_bytes": self.max_body_bytes,
+        }
 
 
 @options.with_groups
@@ -31,50 +101,9 @@ def serve(
             show_default="smollm2",
         ),
     ] = None,
-    host: Annotated[str, _option("The address; others than loopback need a key.")] = "127.0.0.1",
-    port: Annotated[int, _option("0 takes a free one.")] = 8080,
-    api_key: Annotated[
-        str | None, _option("What clients have to know.", envvar="EDGE_SPEC_API_KEY")
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None, _option("A site whose pages may ask; may be repeated.")
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        _option(
-            "Another name for a model, its first one in lists and answers; NAME alone where there "
-            "is one model; may be repeated.",
-            metavar="NAME=MODEL",
-        ),
-    ] = None,
-    max_models: Annotated[
-        int | None,
-        _option("Models open at once.  [default: as many as memory holds]"),
-    ] = None,
-    load_timeout: Annotated[
-        float, _option("Seconds that a request may wait for its model to be opened.")
-    ] = 300.0,
-    parallel: Annotated[
-        int, _option("Answers of a model at once, each with a cache of its own.")
-    ] = 4,
-    queue: Annotated[int, _option("Requests that may wait.")] = 64,
-    queue_timeout: Annotated[float, _option("Seconds that one may wait.")] = 60.0,
-    request_timeout: Annotated[float, _option("Seconds that an answer may take.")] = 600.0,
-    client_timeout: Annotated[
-        float, _option("Seconds that a client may take to send a request, or not to read.")
-    ] = 30.0,
-    grace: Annotated[float, _option("Seconds that answers have to end on a signal.")] = 30.0,
-    max_body_bytes: Annotated[int, _option("Largest request.")] = 2 << 20,
-    stdio: Annotated[
-        bool,
-        _option(
-            "Speak JSON-RPC on standard input and output instead: no other option of the server or "
-            "of sampling applies.",
-            "--stdio",
-        ),
-    ] = False,
-    learn: options.Learn = False,
     *,
+    serving: ServeOptions,
+    learn: options.Learn = False,
     loading: options.AskedOptions,
     sampling: options.ChatSamplingOptions,
     json: options.Json = False,
@@ -95,29 +124,17 @@ def serve(
 
     named = model or ["smollm2"]
     of_requests = SamplingParams(**sampling.asked)
-    if stdio:
+    if serving.stdio:
         open_model = partial(
             open_engine, _only(named), loading, measure_when_idle=True, learns=learn
         )
         entry_points.load_app("sidecar")(open_model)
         return
-    models = models_on_demand(named, alias or [], loading, learns=learn)
+    models = models_on_demand(named, serving.alias, loading, learns=learn)
     entry_points.load_app("serve")(
         models,
         partial(_announce, names=[each.name for each in models], as_json=json),
-        host=host,
-        port=port,
-        api_key=api_key,
-        cors_origins=tuple(cors_origin or ()),
-        max_models=max_models,
-        load_timeout_s=load_timeout,
-        parallel=parallel,
-        queue=queue,
-        queue_timeout_s=queue_timeout,
-        request_timeout_s=request_timeout,
-        client_timeout_s=client_timeout,
-        grace_s=grace,
-        max_body_bytes=max_body_bytes,
+        **serving.settings(),
         max_tokens=sampling.max_tokens,
         sampling=of_requests,
         asked_sampling=sampling.asked,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+
+if TYPE_CHECKING:
+    from edge_spec.core.model import Progress
+    from edge_spec.engine.engine import Engine
+    from edge_spec.placement.layer_selection import ChosenPart
 
 _PROMPTS = (
     "Explain to a child why the sky is blue.",
@@ -34,14 +39,7 @@ def tune_skip(
     from edge_spec.models.pair_bundle import is_in_pair
     from edge_spec.models.resolve import resolve_model
     from edge_spec.models.source import Source
-    from edge_spec.placement.layer_selection import (
-        Judge,
-        best_exit,
-        best_nested,
-        optimized,
-        save_parts,
-    )
-    from edge_spec.placement.measure import measure_rows
+    from edge_spec.placement.layer_selection import save_parts
 
     plain = LoadOptions(runtime="ort", drafter="none")
     bar = ProgressBar()
@@ -55,20 +53,7 @@ def tune_skip(
         bundle = resolve_model(source, "ort", plain, progress).source
         if not isinstance(bundle, Bundle):
             raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
-        texts = []
-        for i, prompt in enumerate(_PROMPTS):
-            progress("Writing texts to judge by", i / len(_PROMPTS))
-            answer = engine.chat(prompt, max_tokens=_TOKENS)
-            texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
-        loaded = engine.parts.model
-        with Judge(loaded, texts, measure_rows(loaded)) as judge:
-            parts = {"early-exit": best_exit(judge)}
-            parts["layer-skip"] = optimized(
-                judge,
-                best_nested(judge),
-                trials,
-                lambda done: progress("Trying sets of sublayers", done / trials),
-            )
+        parts = _best_parts(engine, trials, progress)
     save_parts(bundle, parts)
     if json:
         from dataclasses import asdict
@@ -79,3 +64,25 @@ def tune_skip(
     for name, part in parts.items():
         print(f"{name}: {part}")
     print(f"kept in {bundle.path}")
+
+
+def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:
+    """By the names of the drafters that run them."""
+    from edge_spec.placement.layer_selection import Judge, best_exit, best_nested, optimized
+    from edge_spec.placement.measure import measure_rows
+
+    texts = []
+    for i, prompt in enumerate(_PROMPTS):
+        progress("Writing texts to judge by", i / len(_PROMPTS))
+        answer = engine.chat(prompt, max_tokens=_TOKENS)
+        texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
+    loaded = engine.parts.model
+    with Judge(loaded, texts, measure_rows(loaded)) as judge:
+        parts = {"early-exit": best_exit(judge)}
+        parts["layer-skip"] = optimized(
+            judge,
+            best_nested(judge),
+            trials,
+            lambda done: progress("Trying sets of sublayers", done / trials),
+        )
+    return parts

@@ -6,77 +6,22 @@ or writes one reads this, and never asks for a family's name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from edge_spec.core.encoder import Encoder
+from edge_spec.core.experts import Experts
 from edge_spec.core.layer_kind import HeadSizes, LayerEmbeddings, LayerKind, Rotation
 from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half
-SWISH_SLOPE = 1.702  # of experts that are clamped (OpenAI 2025, gpt-oss)
-LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
 # Of a sublayer's norms: of its input, of its input and what it adds, of what it adds alone, of the
 # stream itself, which goes on as the sublayer reads it.
 NORM_PLACES = ("before", "around", "after", "stream")
-
-
-@dataclass(frozen=True)
-class Experts:
-    """How a mixture of experts weighs what its experts add, and what these have for themselves."""
-
-    normalized: bool = True  # the weights of those that a token takes add up to 1
-    biases: bool = False  # of the router and of all matrices
-    # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
-    clamp: float | None = None
-    # The weights are sigmoids of the router's scores, to which a bias of each expert is added where
-    # experts are chosen, and only there (DeepSeek-AI 2024); else a softmax of them.
-    sigmoid: bool = False
-    choice_bias: bool = False
-    scale: float = 1.0  # what the weights are multiplied with
-    dense_layers: int = 0  # the first ones, each with one MLP in the place of experts,
-    dense_size: int = 0  # of this size
-    # Each layer has one MLP of `dense_size` as well, and what both add is summed. Each has norms of
-    # its own of what it reads and adds, and so has the router, which reads the stream itself
-    # (Google 2026, Gemma 4).
-    beside_mlp: bool = False
-    score_scale: float = 1.0  # what the router's scores are multiplied with
-    expert_scales: bool = False  # each expert has a number that its weight is multiplied with
-
-    def to_dict(self) -> dict[str, Any]:
-        """Leaves out from `sigmoid` on what says nothing, as it was before there was that."""
-        kept = ("normalized", "biases", "clamp")
-        values, usual = asdict(self), asdict(Experts())
-        return {name: each for name, each in values.items() if name in kept or each != usual[name]}
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """What an encoder-decoder has beside its decoder: layers that read the source, which every
-    layer of the decoder attends to. Heads, MLPs and embeddings are of the decoder's sizes."""
-
-    num_layers: int
-    start_id: int  # the token that every answer begins with: the source ends before the first one
-    ends_source: bool = False  # it also ends the source: the answer begins with the second one
-    forced_id: int | None = None  # the answer's second token, whatever the scores are
-
-    def answer_start(self, tokens: Sequence[int]) -> int | None:
-        """Returns where the answer begins, None where the source has not ended."""
-        found = None
-        for _ in range(2 if self.ends_source else 1):
-            try:
-                found = tokens.index(self.start_id, 0 if found is None else found + 1)
-            except ValueError:
-                return None
-        return found
-
-    @property
-    def beginning(self) -> tuple[int, ...]:
-        """Returns the tokens of every answer that are not chosen."""
-        return (self.start_id,) if self.forced_id is None else (self.start_id, self.forced_id)
 
 
 @dataclass(frozen=True)

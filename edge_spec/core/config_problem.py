@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_spec.core.config import ACTIVATIONS, NORM_PLACES, Experts, ModelConfig
+from edge_spec.core.config import ACTIVATIONS, NORM_PLACES, ModelConfig
+from edge_spec.core.experts import Experts
 from edge_spec.core.layer_kind import LayerKind, Rotation
 
 _LARGEST_SCALE = 1e9

@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_spec.core.model import Checkpoint, Progress, TensorRows
+from edge_spec.core.model import Progress
+from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.errors import UsageError
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UsageError
 
@@ -106,14 +104,6 @@ class HasWays(Protocol):
         """The one of sessions that are opened from now on."""
 
     def choose_way(self, name: str) -> None: ...
-
-
-@runtime_checkable
-class HasSettings(Protocol):
-    """A runtime that runs the same weights in ways of which another one is faster elsewhere."""
-
-    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
-        """Those worth measuring beside these, which name the device and leave the rest to it."""
 
 
 @runtime_checkable
@@ -253,71 +243,6 @@ class RuntimeOptions:
                 )
 
 
-class Tensors(Protocol):
-    """Named weights in Hugging Face's names and layout, read as they are asked for."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    def names(self) -> Iterator[str]: ...
-
-    def float32(self, name: str) -> np.ndarray: ...
-
-
-@runtime_checkable
-class TensorRows(Tensors, Protocol):
-    """Weights of which some rows can be read without the others."""
-
-    def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns [len(rows), columns] of a matrix; rows: their indices, int64."""
-
-
-@runtime_checkable
-class SharesTables(Protocol):
-    """A published model of which at least the embedding and the output matrix can be read."""
-
-    def shared_tables(self) -> TensorRows:
-        """Raises ModelFileError where they are missing."""
-
-
-class ModelInfo(Protocol):
-    """What a published model says of itself, known before its weights are read."""
-
-    path: Path
-    config: ModelConfig
-    chat_template: str | None
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-    adds_bos: bool  # whether every prompt begins with it
-    sampling: RecommendedSampling
-
-    @property
-    def weight_types(self) -> frozenset[str]:
-        """How the file stores weights, in ggml's names, such as "Q4_0"."""
-
-    def tokenizer_json(self) -> str:
-        """The tokenizer in the format of the `tokenizers` library."""
-
-
-def is_plain(source: ModelInfo) -> bool:
-    """Whether a model was read whole and has nothing that Llama does not have: every library runs
-    it, and every exporter writes it."""
-    return isinstance(source, TensorRows) and not source.config.features()
-
-
-@runtime_checkable
-class DigestedTokenizer(Protocol):
-    """A `ModelInfo` whose tokenizer takes long to make, so that it is kept once it is made."""
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """Hexadecimal; changes with what `tokenizer_json` returns. None: it takes not long."""
-
-
-class Checkpoint(ModelInfo, TensorRows, Protocol):
-    """A model as its authors published it, opened but not yet converted."""
-
-
 class Runtime(Protocol):
     """The entry point `edge_spec.runtimes`: one library that can run models.
 
@@ -329,80 +254,6 @@ class Runtime(Protocol):
     reads: str
 
     def open(self, source: Any, options: RuntimeOptions) -> Model: ...
-
-
-@runtime_checkable
-class ReadsMoreFormats(Runtime, Protocol):
-    """A runtime whose `open` takes bundles of further formats, too; what has to be converted for it
-    becomes what it `reads`."""
-
-    also_reads: tuple[str, ...]
-
-
-@runtime_checkable
-class FormatByDevice(Runtime, Protocol):
-    """A runtime one of whose devices takes another format than the others."""
-
-    def format_on(self, providers: Sequence[str]) -> str:
-        """Returns what models are opened and converted in for devices of these names."""
-
-
-@runtime_checkable
-class ScreeningRuntime(Runtime, Protocol):
-    """A runtime that tells from a file's header whether it can run the model."""
-
-    def require_runnable(self, source: Any) -> None:
-        """Leaves the weights unread. source: what `open` takes.
-
-        Raises UnsupportedModelError, MissingDependencyError.
-        """
-
-
-@runtime_checkable
-class ConfigScreeningRuntime(Runtime, Protocol):
-    """A runtime that does not run all that is converted for it."""
-
-    def require_config(self, config: ModelConfig, path: Path) -> None:
-        """Is asked before a model is converted. path: of the model, for the message. Raises
-        UnsupportedModelError."""
-
-
-@runtime_checkable
-class DeviceScreeningRuntime(Runtime, Protocol):
-    """A runtime that tells, without a model, whether devices can be started."""
-
-    def require_devices(self, providers: Sequence[str]) -> None:
-        """Is asked before a model is converted for them. Raises UsageError for a name that it does
-        not know, DeviceError, MissingDependencyError."""
-
-
-class TextPieces(Protocol):
-    """Turns tokens into text as they come."""
-
-    def push(self, token: int) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-class TextCodec(Protocol):
-    """Text to tokens and back: `Tokenizer`, or what a runtime brings for its own files."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def stream(self) -> TextPieces: ...
-
-    def token_text(self, token: int) -> str: ...
-
-    def vocabulary(self) -> dict[str, int]: ...
-
-
-@runtime_checkable
-class TokenizingRuntime(Runtime, Protocol):
-    """A runtime with a tokenizer of its own, for files that `tokenizers` cannot do justice to."""
-
-    def open_tokenizer(self, source: ModelInfo) -> TextCodec: ...
 
 
 class Progress(Protocol):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_spec.core.config import Encoder
+from edge_spec.core.encoder import Encoder
 from edge_spec.core.model import Forward, Session, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, MedusaHead
-from edge_spec.core.model import Forward, TensorRows
+from edge_spec.core.model import Forward
+from edge_spec.core.model_info import TensorRows
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_spec.core.model import TensorRows
+from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.network import Rotation, normed
 from edge_spec.distill.small_draft_files import stated_scaling
 from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Checkpoint
+from edge_spec.core.model_info import Checkpoint
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.small_draft_files import num_kept
 from edge_spec.errors import UnsupportedModelError

@@ -13,7 +13,8 @@ import numpy as np
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.core.model import Progress
+from edge_spec.core.model_info import Checkpoint
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
 from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example

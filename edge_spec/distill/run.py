@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.core.model import Progress
+from edge_spec.core.model_info import Checkpoint
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
 from edge_spec.distill.answers import Writers, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster, require_answer

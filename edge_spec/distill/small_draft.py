@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_spec.core.model import Checkpoint, TensorRows
+from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.distill.network import Rotation, normed
 from edge_spec.distill.small_draft_files import description, kept_layers, text_files
 from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter, scored_rows

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import ModelInfo
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import UnsupportedModelError, UsageError
 
 _CLASSES = {

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from edge_spec.core.metrics import PlainReason, RoundStats, Stats
-from edge_spec.core.model import Progress, TextCodec
+from edge_spec.core.model import Progress
 from edge_spec.core.sampling import Sampler
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import TensorRows
+from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.learning import Drafter
 from edge_spec.distill.tensor_file import read_tensors

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.heads import DFlashHead, EagleHead, MedusaHead
-from edge_spec.core.model import Checkpoint, SharesTables, TensorRows
+from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork

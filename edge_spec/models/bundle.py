@@ -9,26 +9,32 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
 from edge_spec.errors import BundleError
+from edge_spec.models.bundle_files import (
+    EXPORT_AGAIN,
+    FileEntry,
+    check_file,
+    check_size,
+    list_files,
+    regular_size,
+)
 from edge_spec.models.compiled import CompiledFor
-from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.atomic import atomic_file, is_work
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
 MAX_MANIFEST_BYTES = 16_000_000
-_SHOWN = 200  # characters of a name in a message
+_SHOWN = 200  # characters of a value in a message
 # Several times what any model has, and little enough to compute with. intermediate_size is 0 in
 # bundles of architectures that do not state it.
 _MAX_COUNTS = MappingProxyType(
@@ -45,21 +51,8 @@ _MAY_BE_NONE = ("intermediate_size", "num_experts", "experts_used")
 _MAX_NUMBER = 2.0**64  # of any in an architecture
 _MAX_BLOCK = 1 << 16  # weights of one scale
 _BLOCK = re.compile(r"block (\d+)")  # of a quantization
-# Windows opens these as devices, whatever the folder and the ending.
-_DEVICES = frozenset(
-    {"con", "prn", "aux", "nul", "conin$", "conout$"}
-    | {f"{port}{number}" for port in ("com", "lpt") for number in "0123456789\u00b9\u00b2\u00b3"}
-)
-_FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
 _Model = TypeVar("_Model", bound=BaseModel)
 _ARCHITECTURE = TypeAdapter(ModelConfig)
-
-
-class FileEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    num_bytes: int = Field(ge=0)
 
 
 class Manifest(BaseModel):
@@ -106,11 +99,8 @@ class Bundle:
     def file(self, name: str) -> Path:
         """Raises BundleError for a file that the manifest does not list."""
         if name not in self.manifest.files:
-            raise BundleError(f"{self.path} has no file {name}", remedy=_EXPORT_AGAIN)
+            raise BundleError(f"{self.path} has no file {name}", remedy=EXPORT_AGAIN)
         return self.path / name
-
-
-_EXPORT_AGAIN = "Delete the directory and export the model again."
 
 
 def is_bundle(path: Path) -> bool:
@@ -129,7 +119,7 @@ def may_replace(out: Path) -> bool:
     if not found:
         return True
     try:
-        manifest = read_model(out / MANIFEST, Manifest, _EXPORT_AGAIN)
+        manifest = read_model(out / MANIFEST, Manifest, EXPORT_AGAIN)
     except BundleError:
         return False
     return found <= {MANIFEST, PARTS_FILE, *manifest.files}
@@ -155,19 +145,19 @@ def open_unhashed(path: Path) -> Bundle:
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the bundle at `path`, whose files are not looked at. Raises
     BundleError."""
-    manifest = read_model(path / MANIFEST, Manifest, _EXPORT_AGAIN)
+    manifest = read_model(path / MANIFEST, Manifest, EXPORT_AGAIN)
     try:
         ModelConfig.from_dict(manifest.architecture)
         _ARCHITECTURE.validate_json(json.dumps(manifest.architecture), strict=True)
     except ValidationError as error:
-        raise _not_valid(path / MANIFEST, error, _EXPORT_AGAIN) from None
+        raise _not_valid(path / MANIFEST, error, EXPORT_AGAIN) from None
     except (TypeError, AttributeError) as error:
         raise BundleError(
-            f"{path / MANIFEST}: bad architecture: {str(error)[:_SHOWN]}", remedy=_EXPORT_AGAIN
+            f"{path / MANIFEST}: bad architecture: {str(error)[:_SHOWN]}", remedy=EXPORT_AGAIN
         ) from None
     problem = _problem(manifest)
     if problem:
-        raise BundleError(f"{path / MANIFEST}: {problem}", remedy=_EXPORT_AGAIN)
+        raise BundleError(f"{path / MANIFEST}: {problem}", remedy=EXPORT_AGAIN)
     return manifest
 
 
@@ -207,35 +197,11 @@ def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
         raise _not_valid(path, error, remedy) from None
 
 
-def regular_size(path: Path) -> int:
-    """Returns the size in bytes. Raises OSError for what is no file, nor a link to one: it may have
-    no end."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("it is no regular file")
-    return found.st_size
-
-
 def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or "the file"
     what = f"{where[:_SHOWN]}: {first['msg'][:_SHOWN]}"
     return BundleError(f"{path} is not valid: {what}", remedy=remedy)
-
-
-def list_files(
-    directory: Path, start: Path, digests: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, FileEntry]:
-    """The files at or below `start`, by their paths in `directory`, with sizes and hashes; digests:
-    the hashes that are known."""
-    found = sorted(start.rglob("*")) if start.is_dir() else [start]
-    named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
-    return {
-        name: FileEntry(
-            sha256=digests.get(name) or sha256_file(file), num_bytes=file.stat().st_size
-        )
-        for name, file in named.items()
-    }
 
 
 def write_manifest(
@@ -271,45 +237,3 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _json(manifest: Manifest) -> bytes:
     return (manifest.model_dump_json(indent=2) + "\n").encode()
-
-
-def check_file(directory: Path, name: str, entry: FileEntry) -> None:
-    """Raises BundleError unless it is below the directory, no link, and what `entry` says."""
-    check_size(directory, name, entry)
-    file = directory / name
-    if known_sha256(file) != entry.sha256:
-        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=_EXPORT_AGAIN)
-
-
-def check_size(directory: Path, name: str, entry: FileEntry) -> None:
-    """Checks a file as `check_file` does, without reading it: its content may be another."""
-    if not is_below(name):
-        raise BundleError(
-            f"{directory} lists a file outside itself: {_shown(name)}", remedy=_EXPORT_AGAIN
-        )
-    file = directory / name
-    links = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
-    if links or not file.is_file():
-        raise BundleError(f"{file} is missing", remedy=_EXPORT_AGAIN)
-    size = file.stat().st_size
-    if size != entry.num_bytes:
-        raise BundleError(
-            f"{file} has {size} bytes, expected {entry.num_bytes}", remedy=_EXPORT_AGAIN
-        )
-
-
-def _shown(name: str) -> str:
-    """Cut, and on one line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:_SHOWN])
-
-
-def is_below(name: str) -> bool:
-    """Whether it is a plain relative path on every system: no root, drive, device or step upwards,
-    and nothing that a system would read as another name."""
-    return all(
-        part
-        and part[-1] not in ". "  # Windows leaves them out
-        and _FORBIDDEN.isdisjoint(part)
-        and part.partition(".")[0].rstrip(" ").lower() not in _DEVICES
-        for part in name.split("/")
-    )

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from edge_spec.core.model import DigestedTokenizer, ModelInfo
+from edge_spec.core.model_info import DigestedTokenizer, ModelInfo
 from edge_spec.errors import ModelFileError
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.json_store import tell_unkept

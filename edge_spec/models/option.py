@@ -15,9 +15,10 @@ class Option:
     """What a user is told of an option, and who understands it."""
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
-    panel: str = "Model and drafting"  # of `--help`
+    panel: str | None = "Model and drafting"  # of `--help`; None: that of no name
     flag: str | None = None  # where it is not the field's name with dashes
     metavar: str | None = None  # what stands for its value, where the type does not say it
+    envvar: str | None = None  # of the environment, which sets it where the command line does not
     read_as: Any = None  # the type that the command line reads, where it is not the field's
     more: str = ""  # what docs/cli.md says beside the help: Markdown
     runtimes: tuple[str, ...] = ()  # the only ones that understand it

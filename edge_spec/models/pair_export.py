@@ -10,7 +10,8 @@ from pathlib import Path
 
 from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import Checkpoint, Progress
+from edge_spec.core.model import Progress
+from edge_spec.core.model_info import Checkpoint
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -19,7 +20,8 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import TOKENIZER, FileEntry, is_bundle, list_files, read_manifest
+from edge_spec.models.bundle import TOKENIZER, is_bundle, read_manifest
+from edge_spec.models.bundle_files import FileEntry, list_files
 from edge_spec.models.export_presets import ExportChoice, ExportChoices
 from edge_spec.models.pair_bundle import (
     MAX_TEXT_CHARACTERS,

@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from edge_spec.core.entry_points import EXTRAS
 from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
-from edge_spec.core.model import ConfigScreeningRuntime, ModelInfo, Runtime, ScreeningRuntime
+from edge_spec.core.model import Runtime
+from edge_spec.core.model_info import ModelInfo
+from edge_spec.core.runtime_protocols import ConfigScreeningRuntime, ScreeningRuntime
 from edge_spec.errors import (
     DeviceError,
     EdgeSpecError,

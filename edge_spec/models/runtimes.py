@@ -15,14 +15,9 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
 from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, TrainedHead
-from edge_spec.core.model import (
-    Checkpoint,
-    FormatByDevice,
-    ModelInfo,
-    ReadsMoreFormats,
-    Runtime,
-    TensorRows,
-)
+from edge_spec.core.model import Runtime
+from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
+from edge_spec.core.runtime_protocols import FormatByDevice, ReadsMoreFormats
 from edge_spec.errors import UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))

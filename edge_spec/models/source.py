@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import ModelInfo, Progress
+from edge_spec.core.model import Progress
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import ModelFileError
 from edge_spec.models import demo as demo_model
 from edge_spec.models import runtimes

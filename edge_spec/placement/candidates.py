@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from edge_spec.core.model import HasSettings, Progress, Runtime, RuntimeOptions
+from edge_spec.core.model import Progress, Runtime, RuntimeOptions
+from edge_spec.core.runtime_protocols import HasSettings
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions

@@ -17,9 +17,9 @@ _MOST_ROWS = 5  # of one tree
 
 
 def check_sharing(model: Model, tolerance: float) -> float:
-    """Holds a model to what `edge_spec.core.model.SharesPasses` promises: random trees of some of
-    four conversations, in passes that they share and in passes of their own, whose branches are
-    committed. Returns the largest difference of a logit.
+    """Holds a model to what `edge_spec.core.shared_pass.SharesPasses` promises: random trees of
+    some of four conversations, in passes that they share and in passes of their own, whose branches
+    are committed. Returns the largest difference of a logit.
 
     Logits may differ by `tolerance`. Needs a context of 48 tokens or more. Raises AssertionError
     that names the broken promise.

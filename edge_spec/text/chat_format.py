@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge_spec.core.model import TextCodec
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_messages import fitted
 from edge_spec.text.chat_template import ChatTemplate, Message, Tools, check_messages

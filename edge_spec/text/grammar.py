@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.core.model import TextCodec
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text.tokenizer import Tokenizer
 

@@ -1,8 +1,7 @@
-"""What a chat template may use of time and memory, and what each of its operations would take.
+"""What a chat template may use of time and memory.
 
 - Every value that a template makes weighs at most `TemplateLimits.value`: its characters and items,
-one
-  that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
+  one that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
 - It is nested at most _MAX_DEPTH deep: Python hashes a tuple in a tuple on the stack of C.
 - All of them together have at most `TemplateLimits.total` characters and items of their own.
 - The processor time of the thread is looked at every few steps, of which a long value that is read
@@ -13,41 +12,21 @@ The bounds grow with the conversation, so none that people have comes near them.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterable,
-    Iterator,
-    KeysView,
-    Mapping,
-    ValuesView,
-)
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
-from string import Formatter
-from types import MappingProxyType
 from typing import Any
 
 from jinja2.utils import Namespace
 
-_MAX_WIDTH = 10_000  # of padding and indentation
 _MAX_DEPTH = 200  # of containers in containers; tools have some 20
 _MAX_BITS = 4096  # of an integer
-_MAX_DIGITS = 300  # that a number is rounded to
-_MAX_ATTRIBUTE_CHARACTERS = 200
-_MAX_ATTRIBUTE_PARTS = 16
-_MAX_SEARCH = 10**9  # characters compared; searches from the right have no better bound
 _STEPS_A_LOOK = 64  # at the clock
 _ITEMS_A_STEP = 4096
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_SEQUENCES = (str, bytes, list, tuple)
+SEQUENCES = (str, bytes, list, tuple)
 _VIEWS = (KeysView, ValuesView, ItemsView)  # of mappings
-_WIDE = re.compile(r"\d{5}|%[#0\- +]*\d*\.?\*")  # of a text with "%" in it
-_NUMBER = re.compile(r"\d+")
-_FLOAT_CHARACTERS = 310  # of the largest one
-_WIDE_FIELD = re.compile(r"\d{5}|[{]")
 
 
 class LimitError(Exception):
@@ -118,13 +97,13 @@ class TemplateBudget:
             self.require(self.weight(value))
         else:
             if isinstance(value, int):
-                _check_bits(value.bit_length())
+                check_bits(value.bit_length())
             return value
         return self.copied(value)
 
     def copied(self, value: Any) -> Any:
         """Counts as `made` does, for what weighs no more than a value that was counted."""
-        if isinstance(value, _SEQUENCES):
+        if isinstance(value, SEQUENCES):
             size = len(value)
             self._made += size
             if self._made > self._limits.total:
@@ -170,152 +149,6 @@ class TemplateBudget:
         return made
 
 
-def check_fields(budget: TemplateBudget, text: str, *args: Any, **kwargs: Any) -> None:
-    """Checks the fields of str.format and str.format_map."""
-    size = len(text)
-    largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
-    for _, name, form, _ in Formatter().parse(text):
-        if name is None:
-            continue
-        if _WIDE_FIELD.search(form or ""):
-            raise LimitError("formats with a width of more than 9,999")
-        size += largest + _FLOAT_CHARACTERS + sum(map(int, _NUMBER.findall(form or "")))
-        budget.require(size)
-
-
-def num_parts(*values: Any) -> int:
-    """Counts the parts of the attributes that these are names of: each is looked up for every
-    item."""
-    return 1 + sum(v.count(".") + v.count(",") for v in values if isinstance(v, str))
-
-
-def check_attributes(*values: Any) -> None:
-    """Checks the attributes of filters that take the name of one."""
-    if any(isinstance(v, str) and len(v) > _MAX_ATTRIBUTE_CHARACTERS for v in values):
-        raise LimitError("names an attribute that is too long")
-    if num_parts(*values) > _MAX_ATTRIBUTE_PARTS:
-        raise LimitError("names an attribute of too many parts")
-
-
-def check_width(*values: Any) -> None:
-    if any(isinstance(value, int) and abs(value) > _MAX_WIDTH for value in values):
-        raise LimitError(f"asks for a width of more than {_MAX_WIDTH:,}")
-
-
-def _check_bits(num_bits: int) -> None:
+def check_bits(num_bits: int) -> None:
     if num_bits > _MAX_BITS:
         raise LimitError(f"computes with numbers of more than {_MAX_BITS:,} bits")
-
-
-def _check_product(budget: TemplateBudget, left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-    for value, count in ((left, right), (right, left)):
-        if isinstance(count, int) and isinstance(value, str | list | tuple):
-            size = len(value) if isinstance(value, str) else budget.weight(value)
-            budget.require(size * max(count, 0))
-
-
-def _check_quotient(budget: TemplateBudget, left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(max(left.bit_length(), right.bit_length()))
-
-
-def _check_power(budget: TemplateBudget, left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
-
-
-def _check_sum(budget: TemplateBudget, left: Any, right: Any) -> None:
-    if isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
-        budget.require(len(left) + len(right))
-
-
-def _check_remainder(budget: TemplateBudget, left: Any, right: Any) -> None:
-    """Or a format and what it writes."""
-    if isinstance(left, str):
-        _check_format(budget, left, right)
-    else:
-        _check_quotient(budget, left, right)
-
-
-def _check_format(budget: TemplateBudget, value: Any, *args: Any, **kwargs: Any) -> None:
-    if isinstance(value, str) and "%" in value:
-        if _WIDE.search(value):
-            raise LimitError("formats with a width of more than 9,999")
-        largest = max(map(budget.weight, (*args, *kwargs.values())), default=0)
-        widest = max(map(int, _NUMBER.findall(value)), default=0)
-        each = largest + _FLOAT_CHARACTERS + 2 * widest  # a width, and a precision
-        budget.require(len(value) + value.count("%") * each)
-
-
-def check_join(budget: TemplateBudget, items: Any, d: Any = "", attribute: Any = None) -> None:
-    """items: no iterator."""
-    check_attributes(attribute)
-    count = len(items) if hasattr(items, "__len__") else 0
-    budget.require(budget.weight(items) + count * budget.weight(d))
-
-
-def check_replace(
-    budget: TemplateBudget, text: Any, old: Any = "", new: Any = "", *count: Any
-) -> None:
-    text, old, new = (budget.text(value) for value in (text, old, new))
-    budget.require(len(text) + text.count(old) * len(new))
-
-
-def check_search(budget: TemplateBudget, text: Any, part: Any = "", *args: Any) -> None:
-    """Checks a search from the right, or for any of the characters of `part`."""
-    if isinstance(text, str) and isinstance(part, str) and len(part) > 1:
-        if len(text) * len(part) > _MAX_SEARCH:
-            raise LimitError("searches for too long a text")
-        budget.read(text, len(part))
-
-
-def _check_indent(
-    budget: TemplateBudget, text: Any, width: Any = 4, *args: Any, **kwargs: Any
-) -> None:
-    check_width(width)
-    added = width if isinstance(width, int) else len(width)
-    text = budget.text(text)
-    budget.require(len(text) + len(text.splitlines()) * added)
-
-
-def _check_round(
-    budget: TemplateBudget, value: Any, precision: Any = 0, *args: Any, **kw: Any
-) -> None:
-    if isinstance(precision, int) and abs(precision) > _MAX_DIGITS:
-        raise LimitError(f"rounds to more than {_MAX_DIGITS} digits")
-
-
-def _check_total(budget: TemplateBudget, items: Any, attribute: Any = None, start: Any = 0) -> None:
-    check_attributes(attribute)
-    if not isinstance(start, int | float):
-        raise LimitError("sums what is no number")
-
-
-def _check_names(budget: TemplateBudget, items: Any, *args: Any, **kwargs: Any) -> None:
-    check_attributes(*args, *kwargs.values())
-
-
-OPERATORS: Mapping[str, Callable[[TemplateBudget, Any, Any], None]] = MappingProxyType(
-    {
-        "*": _check_product,
-        "**": _check_power,
-        "+": _check_sum,
-        "//": _check_quotient,
-        "%": _check_remainder,
-    }
-)
-NAMING = ("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "unique")
-FILTERS: Mapping[str, Callable[..., None]] = MappingProxyType(
-    {
-        **dict.fromkeys(NAMING, _check_names),
-        "format": _check_format,
-        "indent": _check_indent,
-        "join": check_join,
-        "replace": check_replace,
-        "round": _check_round,
-        "sum": _check_total,
-        "trim": check_search,
-    }
-)

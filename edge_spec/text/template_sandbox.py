@@ -18,13 +18,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edge_spec.text.template_budget import (
+from edge_spec.text.template_budget import LimitError, TemplateBudget, TemplateLimits
+from edge_spec.text.template_checks import (
     FILTERS,
     NAMING,
     OPERATORS,
-    LimitError,
-    TemplateBudget,
-    TemplateLimits,
     check_fields,
     check_join,
     check_replace,

@@ -14,7 +14,8 @@ from types import MappingProxyType
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edge_spec.core.config import Encoder, ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.encoder import Encoder
 from edge_spec.core.layer_kind import LayerKind
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from edge_spec.core.config import Experts, ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.experts import Experts
 from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields

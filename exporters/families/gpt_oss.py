@@ -9,7 +9,8 @@ from types import MappingProxyType
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edge_spec.core.config import SWISH_SLOPE, Experts, ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.experts import SWISH_SLOPE, Experts
 from edge_spec.core.layer_kind import LayerKind
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.family import Family, Fields

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from edge_spec.core.config import Experts, ModelConfig
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.experts import Experts
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import GGUF_EXPERTS

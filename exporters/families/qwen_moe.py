@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_spec.core.config import Experts
+from edge_spec.core.experts import Experts
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import GGUF_EXPERTS
 from edge_spec.exporters.families.stated import EXPERTS, StatedConfig

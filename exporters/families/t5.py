@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edge_spec.core.config import Encoder
+from edge_spec.core.encoder import Encoder
 from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.exporters.families.family import Family, Fields

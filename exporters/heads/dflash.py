@@ -17,23 +17,18 @@ from edge_spec.exporters.heads.eagle import (
     mapping,
     unusable,
 )
-from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name
+from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name, require_exactly
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.stored_tensors import StoredTensors
-from edge_spec.exporters.stored_tensor import StoredTensor
 
 _CONTEXT_NORM = "hidden_norm.weight"
 _MAX_BLOCK = 64  # tokens
 _OWN_TARGET = "Use the head with the model that it was trained for."
 
 
-def dflash_head(
-    path: Path,
-    values: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    target: ModelConfig,
-    has_weights: bool,
-) -> DFlashHead:
-    """values: of config.json. Raises as `open_head` does."""
+def dflash_head(files: HeadFiles) -> DFlashHead:
+    """Raises as `open_head` does."""
+    path, values, tensors, target = files.path, files.values, files.tensors, files.target
     stated = mapping(values, "dflash_config")
     named = named_as_ours(path, {n: t for n, t in tensors.items() if n != _CONTEXT_NORM})
     if _CONTEXT_NORM in tensors:
@@ -49,12 +44,12 @@ def dflash_head(
         config=config,
         feature_layers=_feature_layers(path, values, stated, target),
         feature_size=target.hidden_size,
-        tensors=StoredTensors(named) if has_weights else {},
+        tensors=StoredTensors(named) if files.has_weights else {},
         block_size=_block_size(path, values),
         mask_token=_mask_token(path, stated, target),
     )
     _require_target(head, values, target)
-    _require_shapes(head, named)
+    require_exactly(path, named, _shapes(head), _published, "which no DFlash head has")
     return head
 
 
@@ -106,23 +101,8 @@ def _require_target(head: DFlashHead, values: Mapping[str, Any], target: ModelCo
         raise UsageError(f"{head.path} is a head for another target: {told}", remedy=_OWN_TARGET)
 
 
-def _require_shapes(head: DFlashHead, named: Mapping[str, StoredTensor]) -> None:
-    """Raises ModelFileError for a tensor that is missing or of another shape,
-    UnsupportedModelError for one too many."""
-    shapes = _shapes(head)
-    for name in [*shapes, *named]:
-        told = _CONTEXT_NORM if name == "context_norm" else published_name(name)
-        if name not in shapes:
-            raise UnsupportedModelError(
-                f"{head.path} has a tensor {told}, which no DFlash head has",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
-        if name not in named or named[name].shape != shapes[name]:
-            found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
-            raise ModelFileError(
-                f"{head.path}: tensor {told} {found}, expected {list(shapes[name])}",
-                remedy="Download the head again, or use it with its own target.",
-            )
+def _published(name: str) -> str:
+    return _CONTEXT_NORM if name == "context_norm" else published_name(name)
 
 
 def _shapes(head: DFlashHead) -> dict[str, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.scored_tokens import scored_tokens
 from edge_spec.exporters.heads.stored_tensors import StoredTensors
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -25,14 +26,9 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
 
 
-def eagle_head(
-    path: Path,
-    values: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    target: ModelConfig,
-    has_weights: bool,
-) -> EagleHead:
-    """values: of config.json. Raises as `open_head` does."""
+def eagle_head(files: HeadFiles) -> EagleHead:
+    """Raises as `open_head` does."""
+    path, values, tensors, target = files.path, files.values, files.tensors, files.target
     sizes = {**values, **mapping(values, "transformer_layer_config")}
     named = named_as_ours(path, tensors)
     marks = named.keys() | tensors.keys()
@@ -56,9 +52,7 @@ def eagle_head(
     )
     require_target(head, named, sizes, target)
     require_shapes(head, named, scored, _stated_names(values))
-    if not has_weights:
-        return head
-    return with_weights(head, named)
+    return with_weights(head, named) if files.has_weights else head
 
 
 def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHead:

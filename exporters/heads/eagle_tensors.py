@@ -99,23 +99,34 @@ def require_shapes(
     """scored: tokens. stated: names of which config.json says that the head has them.
     published: what a tensor of ours is called in the file.
 
-    Raises ModelFileError for a tensor that is missing or of another shape, UnsupportedModelError
-    for one too many."""
+    Raises as `require_exactly` does."""
     shapes = _required_shapes(head)
     for group in _optional_groups(head, scored):
         if not group.keys().isdisjoint(named.keys() | stated):
             shapes |= group
+    lacking = f"which a head of the kind {head.kind} has not"
+    require_exactly(head.path, named, shapes, published, lacking)
+
+
+def require_exactly(
+    path: Path,
+    named: Mapping[str, StoredTensor],
+    shapes: Shapes,
+    published: Callable[[str], str],
+    lacking: str,
+) -> None:
+    """Raises ModelFileError for a tensor that is missing or of another shape,
+    UnsupportedModelError for one too many, of which `lacking` says that such heads lack it."""
     for name in [*shapes, *named]:
         if name not in shapes:
             raise UnsupportedModelError(
-                f"{head.path} has a tensor {published(name)}, which a head of the kind "
-                f"{head.kind} has not",
+                f"{path} has a tensor {published(name)}, {lacking}",
                 remedy="Use a head of a kind that docs/drafters.md lists.",
             )
         if name not in named or named[name].shape != shapes[name]:
             found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
             raise ModelFileError(
-                f"{head.path}: tensor {published(name)} {found}, expected {list(shapes[name])}",
+                f"{path}: tensor {published(name)} {found}, expected {list(shapes[name])}",
                 remedy="Download the head again, or use it with its own target.",
             )
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import MedusaHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.scored_tokens import scored_tokens
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -21,11 +21,10 @@ _OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
 _SHARED, _TOKENS = "lm_head.weight", "d2t"
 
 
-def medusa_head(
-    path: Path, tensors: Mapping[str, StoredTensor], target: ModelConfig, has_weights: bool
-) -> MedusaHead:
+def medusa_head(files: HeadFiles) -> MedusaHead:
     """How many heads and blocks there are is told by the tensors: published code ignores what
     config.json says of it. Raises as `open_head` does."""
+    path, tensors, target = files.path, files.tensors, files.target
     is_sharing = _SHARED in tensors
     for name in tensors:
         is_output = name in (_SHARED, _TOKENS) if is_sharing else _OUTPUT.fullmatch(name)
@@ -35,7 +34,7 @@ def medusa_head(
                 remedy="Use a head of a kind that docs/drafters.md lists.",
             )
     if is_sharing:
-        return _sharing_head(path, tensors, target, has_weights)
+        return _sharing_head(files)
     outputs = [match for match in map(_OUTPUT.fullmatch, tensors) if match]
     if not outputs:
         raise ModelFileError(f"{path}: tensor 0.1.weight is missing", remedy=_AGAIN)
@@ -46,7 +45,7 @@ def medusa_head(
     for head in range(num_heads):
         shapes[f"{head}.{num_blocks}.weight"] = (vocab, hidden)
     _require_shapes(path, tensors, shapes)
-    if not has_weights:
+    if not files.has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), ())
     outputs_of = [tensors[f"{head}.{num_blocks}.weight"] for head in range(num_heads)]
     return MedusaHead(
@@ -59,9 +58,8 @@ def medusa_head(
     )
 
 
-def _sharing_head(
-    path: Path, tensors: Mapping[str, StoredTensor], target: ModelConfig, has_weights: bool
-) -> MedusaHead:
+def _sharing_head(files: HeadFiles) -> MedusaHead:
+    path, tensors, target = files.path, files.tensors, files.target
     found = [match for match in map(_BLOCK.fullmatch, tensors) if match]
     if not found or _TOKENS not in tensors:
         missing = _TOKENS if found else "0.0.linear.weight"
@@ -73,7 +71,7 @@ def _sharing_head(
     shapes = _block_shapes(num_heads, num_blocks, hidden)
     shapes |= {_SHARED: (len(token_ids), hidden), _TOKENS: (len(token_ids),)}
     _require_shapes(path, tensors, shapes)
-    if not has_weights:
+    if not files.has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), (), token_ids)
     blocks = _blocks(tensors, num_heads, num_blocks)
     outputs = (tensors[_SHARED].float32,)

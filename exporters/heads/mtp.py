@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.families.tensors import raised
 from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
 from edge_spec.exporters.heads.eagle_tensors import our_name, published_name, require_shapes
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.stored_tensors import StoredTensors
 from edge_spec.exporters.mtp_layers import MIMO_PREFIX, mtp_prefix
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -80,35 +79,23 @@ class _StateFirst(StoredTensors):
         return np.roll(found, found.shape[1] // 2, axis=1) if name == "fc.weight" else found
 
 
-def mtp_head(
-    path: Path,
-    values: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    target: ModelConfig,
-    has_weights: bool,
-) -> EagleHead:
-    """values: of config.json; tensors: of the whole model. Raises as `open_head` does."""
-    prefix = mtp_prefix(values, tensors)
+def mtp_head(files: HeadFiles) -> EagleHead:
+    """Raises as `open_head` does."""
+    prefix = mtp_prefix(files.values, files.tensors)
     if prefix is None:
         raise ModelFileError(
-            f"{path} states layers for multi-token prediction, and has none",
+            f"{files.path} states layers for multi-token prediction, and has none",
             remedy="Download the model again, or use it without them.",
         )
     is_mimo = prefix == MIMO_PREFIX
     form = MtpForm(prefix, _MIMO if is_mimo else _DEEPSEEK, is_state_first=is_mimo)
-    return head_of_form(path, values, tensors, target, has_weights, form)
+    return head_of_form(files, form)
 
 
-def head_of_form(
-    path: Path,
-    values: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    target: ModelConfig,
-    has_weights: bool,
-    form: MtpForm,
-) -> EagleHead:
-    """values: as config.json has them; tensors: of the whole model. Raises as `open_head` does."""
-    named = _named(path, tensors, form)
+def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
+    """Raises as `open_head` does."""
+    path, values, target = files.path, files.values, files.target
+    named = _named(path, files.tensors, form)
     head = EagleHead(
         kind="MTP",
         path=path,
@@ -124,7 +111,7 @@ def head_of_form(
     if form.is_gated:
         named |= _with_gates(head, named, form)
     require_shapes(head, named, target.vocab_size, frozenset(), form.theirs)
-    if not has_weights:
+    if not files.has_weights:
         return head
     norms = (name for name in named if name.endswith("norm") and form.norm_offset)
     named |= {name: raised(named[name], form.norm_offset) for name in norms}

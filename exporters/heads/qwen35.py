@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
@@ -19,9 +19,9 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
 from edge_spec.exporters.heads.eagle import mapping
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.mtp import MtpForm, head_of_form
 from edge_spec.exporters.mtp_layers import MTP_PREFIX, is_only_mtp, main_layers
-from edge_spec.exporters.stored_tensor import StoredTensor
 
 _ARCHITECTURES = ("qwen35",)  # of GGUF
 _NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
@@ -76,25 +76,21 @@ def first_tensor(names: Iterable[str]) -> str | None:
     return next((name for name in names if name.startswith(MTP_PREFIX)), None)
 
 
-def directory_head(
-    path: Path,
-    values: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    target: ModelConfig,
-    has_weights: bool,
-) -> EagleHead:
-    """values: of config.json; tensors: of the whole model. Raises as `open_head` does."""
+def directory_head(files: HeadFiles) -> EagleHead:
+    """Raises as `open_head` does."""
+    path, values = files.path, files.values
     text = {**_DEFAULTS, **values, **mapping(values, "text_config")}
     rope = mapping(text, "rope_parameters")
     text[_ROTATED] = rope.get(_ROTATED, text[_ROTATED])
     if values.get("model_type") in _NO_RETURN:
         raise UnsupportedModelError(
-            f"{path} has a layer for multi-token prediction ({str(first_tensor(tensors))[:100]}) "
-            f"of a {values['model_type']} model: llama.cpp, where alone such models run, does not "
-            "take back their recurrent states, as rejected draft tokens need it",
+            f"{path} has a layer for multi-token prediction "
+            f"({str(first_tensor(files.tensors))[:100]}) of a {values['model_type']} model: "
+            "llama.cpp, where alone such models run, does not take back their recurrent "
+            "states, as rejected draft tokens need it",
             remedy="Use a model of attention alone, or Qwen 3.5.",
         )
-    return head_of_form(path, text, tensors, target, has_weights, _DIRECTORY)
+    return head_of_form(replace(files, values=text), _DIRECTORY)
 
 
 def is_gguf_head(path: Path, is_targets: bool) -> bool:
@@ -139,4 +135,4 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]
-    return head_of_form(path, values, file.tensors, target, has_weights, form)
+    return head_of_form(HeadFiles(path, values, file.tensors, target, has_weights), form)

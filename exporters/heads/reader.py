@@ -9,6 +9,7 @@ from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
+from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.heads.mtp import mtp_head
 from edge_spec.exporters.heads.qwen35 import (
@@ -72,16 +73,17 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     if path.is_file():
         return gguf_head(path, target, has_weights)
     values, tensors = read_json(path / "config.json"), _tensors(path)
+    files = HeadFiles(path, values, tensors, target, has_weights)
     if "dflash_config" in values:
-        return dflash_head(path, values, tensors, target, has_weights)
+        return dflash_head(files)
     if "medusa_num_heads" in values:
-        return medusa_head(path, tensors, target, has_weights)
+        return medusa_head(files)
     if not any(mark in values for mark in _MARKS):
         if first_tensor(tensors) is not None:
-            return directory_head(path, values, tensors, target, has_weights)
+            return directory_head(files)
         if values.get(STATED):
-            return mtp_head(path, values, tensors, target, has_weights)
-    return eagle_head(path, values, tensors, target, has_weights)
+            return mtp_head(files)
+    return eagle_head(files)
 
 
 def _only_pickled(path: Path) -> bool:

@@ -33,7 +33,8 @@ class EncoderBuilder(GraphBuilder):
             normed, residual = self._add_and_norm(
                 update, residual, prefix + "post_attention_layernorm"
             )
-            update = self._mlp(normed, prefix + "mlp.")
+            inner = prefix + "mlp."
+            update = self._update(self._mlp.add(normed, inner), inner)
             is_last = layer + 1 == encoder.num_layers
             following = f"encoder.layers.{layer + 1}.input_layernorm"
             normed, residual = self._add_and_norm(

@@ -43,11 +43,10 @@ from edge_spec.core.layer_kind import Rotation
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import convolution, stacked
 from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector
-from edge_spec.exporters.onnx.composed_experts import ComposedMixture, is_composed
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
-from edge_spec.exporters.onnx.elementwise import activation, softcap, times, window_bias
-from edge_spec.exporters.onnx.experts import Mixture
+from edge_spec.exporters.onnx.elementwise import softcap, times, window_bias
 from edge_spec.exporters.onnx.layer_inputs import LayerInputs
+from edge_spec.exporters.onnx.mlp import Mlp
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
 
@@ -73,6 +72,7 @@ class GraphBuilder:
         self.nodes = nodes
         self.weights = weights
         self.checkpoint = checkpoint
+        self._mlp = Mlp(nodes, weights, checkpoint)
         self.is_stacked = stacked.pays(self.config)
         self.sublayers: list[Sublayer] = []  # in the order they run in, filled by `build`
 
@@ -104,10 +104,12 @@ class GraphBuilder:
                 attended, residual, prefix + "post_attention_layernorm"
             )
             start = len(nodes.protos)
+            inner = prefix + "mlp."
             if config.mixes(layer):
-                update = self._mixture(normed, residual, prefix + "mlp.")
+                update = self._mlp.add_experts(normed, residual, inner)
             else:
-                update = self._mlp(normed, prefix + "mlp.")
+                update = self._mlp.add(normed, inner)
+            update = self._update(update, inner)
             self._ends_sublayer(start, update, None)
             update, residual = embeddings.end_layer(layer, update, residual)
             if layer + 1 < config.num_layers:
@@ -174,47 +176,6 @@ class GraphBuilder:
 
     def _norm(self, x: str, name: str, output: str = "") -> str:
         return norm(self.nodes, self.checkpoint, x, name, output)
-
-    def _mlp(self, x: str, prefix: str) -> str:
-        return self._update(self._of_mlp(x, prefix), prefix)
-
-    def _of_mlp(self, x: str, prefix: str) -> str:
-        """What the last matrix of an MLP makes."""
-        nodes = self.nodes
-        if not self.config.gated_mlp:
-            up = self._linear(x, prefix + "up_proj")
-            activated = activation(nodes, up, self.config.activation, prefix)
-            return self._linear(activated, prefix + "down_proj")
-        joined = self.weights.linear(
-            x, [prefix + "gate_proj.weight", prefix + "up_proj.weight"], []
-        )
-        gate, up = prefix + "gate", prefix + "up"
-        nodes.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
-        activated = activation(nodes, gate, self.config.activation, prefix)
-        product = nodes.add("Mul", [activated, up], prefix + "product")
-        return self.weights.linear(product, [prefix + "down_proj.weight"], [])
-
-    def _linear(self, x: str, name: str) -> str:
-        biases = [name + ".bias"] if self.config.mlp_bias else []
-        return self.weights.linear(x, [name + ".weight"], biases)
-
-    def _mixture(self, x: str, stream: str, prefix: str) -> str:
-        """stream: what x is a norm of."""
-        experts, nodes = self.config.experts, self.nodes
-        if experts is None or not experts.beside_mlp:
-            return self._update(self._of_experts(x, x, prefix), prefix)
-        dense = self._norm(self._of_mlp(x, prefix), prefix + "dense_post_norm")
-        routed = self._norm(stream, prefix + "router_norm")
-        read = self._norm(stream, prefix + "experts_norm")
-        mixed = self._norm(self._of_experts(read, routed, prefix), prefix + "experts_post_norm")
-        return self._update(nodes.add("Add", [dense, mixed], prefix + "both"), prefix)
-
-    def _of_experts(self, x: str, routed: str, prefix: str) -> str:
-        """routed: what the router reads."""
-        if is_composed(self.config):
-            composed = ComposedMixture(self.nodes, self.weights, self.checkpoint)
-            return composed.add(x, routed, prefix)
-        return Mixture(self.nodes, self.weights, self.checkpoint).add(x, prefix)
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
         """What the next sublayer reads, the norm of x + residual or this itself, and that sum."""

@@ -1,41 +1,29 @@
-"""Opens GGUF files with llama.cpp, or with a fork of it that has the same API."""
+"""A model of a GGUF file in llama.cpp, or in a fork of it that has the same API."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from edge_spec.core.model import Capabilities, Forward, ModelInfo, RuntimeOptions, is_plain
+from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.memory import free_bytes
-from edge_spec.runtimes.llamacpp import ik, upstream
 from edge_spec.runtimes.llamacpp.device_choice import (
     choose_devices,
     require_used,
     wanted_devices,
 )
-from edge_spec.runtimes.llamacpp.library import (
-    ContextChoices,
-    Library,
-    LibraryDevice,
-    ModelChoices,
-    Way,
-)
-from edge_spec.runtimes.llamacpp.listing import listed
-from edge_spec.runtimes.llamacpp.offload import fitted, offload
+from edge_spec.runtimes.llamacpp.library import ContextChoices, Library, ModelChoices, Way
+from edge_spec.runtimes.llamacpp.offload import fitted
 from edge_spec.runtimes.llamacpp.remote import remote_devices
-from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
-from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
+from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 if TYPE_CHECKING:
-    from edge_spec.placement import devices as placement
-    from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.llamacpp.joint import JointCache
     from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
@@ -48,8 +36,6 @@ _FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round ac
 MOST_SHARING = 16  # sessions of one pass
 SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
 _ROOM = 4  # times the memory of that cache, which has to be free
-_UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
-_VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 
 class LlamaCppModel:
@@ -190,104 +176,6 @@ class LlamaCppModel:
         self._weights.close()
 
 
-class LlamaCppRuntime:
-    name = "llamacpp"
-    reads = "gguf"
-    _library: Callable[[], Library] = staticmethod(upstream.library)
-    _screened: ModelInfo | None = None  # that it can run
-    _repacks = True  # copies matrices of some types in the order of its kernels, beside the file
-
-    def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
-        """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
-        UnsupportedModelError where the library cannot load the file."""
-        self.require_runnable(source)
-        return LlamaCppModel(self._library(), source, options)
-
-    def require_runnable(self, source: ModelInfo) -> None:
-        """Asks the library, which knows architectures by their names, for the vocabulary alone.
-
-        Raises MissingDependencyError, UnsupportedModelError.
-        """
-        library = self._library()
-        if source is self._screened:
-            return
-        if not is_plain(source):
-            _require_plain_decoder(library, source)
-        self._screened = source
-
-    def require_devices(self, providers: Sequence[str]) -> None:
-        """Raises as DeviceScreeningRuntime does, but for what servers may bring: "gpu" and names
-        such as "rpc0" are told when a model is opened."""
-        own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
-        if own:
-            choose_devices(own, self._library().devices())
-
-    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        return list(listed(self.name, self._library(), options.rpc_servers))
-
-    def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        """See `edge_spec.placement.device_memory.ListsMemory`; servers tell theirs to nobody."""
-        return list(listed(self.name, self._library(), ()))
-
-    def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
-        """Raises MissingDependencyError, ModelFileError."""
-        bos_id = source.bos_id if source.adds_bos else None
-        return LibraryTokenizer(self._library(), source.path, bos_id)
-
-    def memory(
-        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
-    ) -> Memory:
-        from edge_spec.runtimes.llamacpp.memory import gguf_memory
-
-        devices = self._offload_devices(options)
-        moved = offload(source, options, devices, num_tokens) if devices else None
-        return gguf_memory(source, options, num_tokens, moved)
-
-    def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
-        """Those beside the CPU that a model would get; none where opening it will say why not, and
-        none of servers, whose memory is not this machine's."""
-        if (
-            options.gpu_layers == 0
-            or set(wanted_devices(options)) == {"cpu"}
-            or options.rpc_servers
-        ):
-            return ()
-        with suppress(MissingDependencyError, UsageError):
-            return choose_devices(wanted_devices(options), self._library().devices())
-        return ()
-
-    def smaller_memory(
-        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
-    ) -> tuple[str, Memory] | None:
-        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
-
-        now = self.memory(source, options, num_tokens)
-        repacks = self._repacks and options.mmap is not False
-        found = requantized_memory(source, now, repacks)
-        return None if found is None else (SMALLER.name, found)
-
-
-class IkRuntime(LlamaCppRuntime):
-    name = "ik"
-    _library = staticmethod(ik.library)
-    _repacks = False
-
-    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
-        """Rearranged weights are faster or slower with the processor and the type of the weights,
-        and their kernels for one row and for several may not agree."""
-        return [replace(options, mmap=True)] if set(options.providers) == {"cpu"} else []
-
-    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        return list(listed(self.name, self._library(), ()))  # it knows no servers
-
-    def memory(
-        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
-    ) -> Memory:
-        from edge_spec.runtimes.llamacpp.memory import ik_memory
-
-        return ik_memory(source, options, num_tokens)
-
-
 def _kv_type(library: Library, options: RuntimeOptions) -> str:
     flash = options.flash_attention is not False
     usable = library.flash_kv_types if flash else library.plain_kv_types
@@ -299,35 +187,3 @@ def _kv_type(library: Library, options: RuntimeOptions) -> str:
             remedy=f"Choose one of {', '.join(usable)}.",
         )
     return name
-
-
-def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
-    """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
-    path, known = source.path, library.log.num_errors
-    handle = library.load_model(os.fsencode(path), _VOCABULARY_ONLY)
-    if handle is None:
-        errors = library.log.errors_after(known)
-        problem = f"cannot load {path}: {errors or NO_REASON}"
-        if _UNKNOWN_ARCHITECTURE in errors:
-            problem = f"does not know the architecture {source.config.architecture!r} of {path}"
-        raise UnsupportedModelError(
-            f"{library.name} {problem}", remedy="Update the library, or convert the model again."
-        )
-    try:
-        is_plain, is_hybrid = library.is_plain_decoder(handle), library.is_hybrid(handle)
-    finally:
-        library.free_model(handle)
-    if is_hybrid:
-        from edge_spec.runtimes.llamacpp.hybrid import require_known_hybrid
-
-        require_known_hybrid(source.config.architecture, path)
-    elif not is_plain:
-        raise UnsupportedModelError(
-            f"{path} is no decoder with attention in all layers: a recurrent state cannot be "
-            "rewound, which speculation and chat need",
-            remedy="Use a model of attention alone.",
-        )
-    if not source.weight_types:
-        raise UnsupportedModelError(
-            f"{path} has a vocabulary and no weights", remedy="Give the file that has them."
-        )

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from edge_spec.core.model import ModelInfo, RuntimeOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.placement.plan import PLANNED_TOKENS
 from edge_spec.runtimes.llamacpp.library import LibraryDevice, Offload

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
+from edge_spec.errors import DeviceError, UsageError
 from edge_spec.placement.devices import CPU, GPU, NPU
 from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.starting import prepare_cuda
 
 _SUFFIX = "executionprovider"
@@ -58,11 +59,6 @@ _UNUSED: Mapping[str, str] = MappingProxyType(
         "migraphx": f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
     }
 )
-_INSTALL = 'Run: pip install "edge-spec[cpu]" (or edge-spec[gpu] for CUDA).'
-_REINSTALL = (
-    "onnxruntime and onnxruntime-gpu are one module: uninstall both, then "
-    'pip install "edge-spec[cpu]" or "edge-spec[gpu]".'
-)
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -80,21 +76,6 @@ class ProviderChoice(NamedTuple):
     @property
     def from_package(self) -> bool:
         return self.device is not None and "library_path" in self.device.ep_metadata
-
-
-def import_onnxruntime() -> Any:
-    """Raises MissingDependencyError, also for one that is damaged."""
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise MissingDependencyError("onnxruntime is not installed", remedy=_INSTALL) from None
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"onnxruntime is installed and does not load: {error}", remedy=_REINSTALL
-        ) from error
-    if not hasattr(onnxruntime, "InferenceSession"):
-        raise MissingDependencyError("onnxruntime is installed in part", remedy=_REINSTALL)
-    return onnxruntime
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:

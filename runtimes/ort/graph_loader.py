@@ -16,12 +16,8 @@ from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.devices import CPU
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
-from edge_spec.runtimes.ort.devices import (
-    add_providers,
-    choose,
-    import_onnxruntime,
-    require_started,
-)
+from edge_spec.runtimes.ort.devices import add_providers, choose, require_started
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.runtimes.ort.start_errors import start_error

@@ -15,7 +15,7 @@ from edge_spec.core.heads import EagleStep, EntryRows, HeadScores
 from edge_spec.core.rope import Rope
 from edge_spec.errors import ModelFileError
 from edge_spec.runtimes.ort.binding import bind_output
-from edge_spec.runtimes.ort.devices import import_onnxruntime
+from edge_spec.runtimes.ort.library import import_onnxruntime
 
 _NO_SPINNING = "session.intra_op.allow_spinning"  # of threads that wait: the target needs them
 _POSITIONS = 1024  # that rotary tables are made for at once

@@ -15,8 +15,9 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.compiled import CompiledFor
-from edge_spec.runtimes.ort.devices import QNN, choices, import_onnxruntime, load_packages
+from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.static import OrtGraphs
 from edge_spec.runtimes.static.model import StaticModel, config_of
 from edge_spec.runtimes.static.onnx_graphs import OpenedGraphs

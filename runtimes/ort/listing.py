@@ -13,6 +13,7 @@ from edge_spec.placement.devices import CPU, Device, processor
 from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.cuda_driver import free_bytes
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.probe_graph import attention_probe
 from edge_spec.runtimes.ort.start_errors import find_cause, start_error
@@ -29,7 +30,7 @@ _MEGABYTES = re.compile(r"(\d+) MB")  # as onnxruntime tells a card's memory on 
 def listed() -> Iterator[Device]:
     """A provider works if it takes a graph alone and its numbers are right: it is tried, each in a
     process of its own. Raises MissingDependencyError."""
-    onnxruntime = devices.import_onnxruntime()
+    onnxruntime = import_onnxruntime()
     packages = devices.load_packages()
     prepare_cuda(onnxruntime)
     found = devices.choices(onnxruntime)
@@ -66,7 +67,7 @@ def _described(choice: devices.ProviderChoice, fault: str | None) -> Device:
 
 def _probe(name: str) -> None:
     """Raises ValueError for wrong numbers, and whatever the library raises."""
-    onnxruntime = devices.import_onnxruntime()
+    onnxruntime = import_onnxruntime()
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.add_session_config_entry(RECORDS_PLACEMENT, "1")

@@ -20,7 +20,8 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import CPU
 from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory
-from edge_spec.runtimes.ort.devices import choose, import_onnxruntime
+from edge_spec.runtimes.ort.devices import choose
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.segments import segment_files
 
 DATA_FILE = "model.onnx.data"

@@ -11,7 +11,8 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.placement.devices import CPU, Device
-from edge_spec.runtimes.ort.devices import ProviderChoice, choose, import_onnxruntime
+from edge_spec.runtimes.ort.devices import ProviderChoice, choose
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
 from edge_spec.runtimes.ort.starting import require_driver
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_spec.errors import BundleError
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.ort.devices import import_onnxruntime
+from edge_spec.runtimes.ort.library import import_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_spec.core.export import Observe
-from edge_spec.core.model import TensorRows, require_room
+from edge_spec.core.model import require_room
+from edge_spec.core.model_info import TensorRows
 from edge_spec.runtimes.reference.arithmetic import Arithmetic, Positions
 from edge_spec.runtimes.reference.operations import Heads
 

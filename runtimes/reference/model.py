@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_spec.core.export import Observe
-from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, TensorRows, Tensors
+from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
+from edge_spec.core.model_info import TensorRows, Tensors
 from edge_spec.core.shared_pass import PassPart, forward_one_by_one
 from edge_spec.core.source_session import SourceSession
 from edge_spec.errors import UsageError

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import UsageError
+from edge_spec.models.conversion import gguf_file
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import gguf_file, resolve_model
+from edge_spec.models.resolve import resolve_model
 from edge_spec.models.runtime_choice import is_converted
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file

@@ -17,7 +17,8 @@ from edge_spec.diagnostics.doctor.examine import examine
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import MANIFEST, Bundle, list_files, read_manifest, write_manifest
+from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.models.bundle_files import list_files
 from edge_spec.models.export_presets import named_formats
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import read_pair

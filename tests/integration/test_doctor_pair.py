@@ -195,7 +195,7 @@ def test_a_plan_of_gguf_converts_and_hashes_nothing(
     def hash_nothing(path: Path) -> str:
         raise AssertionError(f"{path} was hashed")
 
-    monkeypatch.setattr("edge_spec.models.resolve.sha256_file", hash_nothing)
+    monkeypatch.setattr("edge_spec.models.conversion.sha256_file", hash_nothing)
     assert "llamacpp" in found(examined(hf()), "memory", "target").found
     content = kept.read_bytes()[:-100]
     kept.write_bytes(content)
@@ -377,7 +377,7 @@ def test_a_draft_that_is_chosen_is_not_hashed_and_no_damaged_one(
     (cache / "bundles/damaged/manifest.json").write_text("{")
     monkeypatch.setattr("edge_spec.models.draft_choice.list_cached", lambda: [])
     monkeypatch.setattr("edge_spec.diagnostics.doctor.files.HASHED_BYTES", 0)
-    monkeypatch.setattr("edge_spec.models.bundle.sha256_file", hash_nothing)
+    monkeypatch.setattr("edge_spec.models.bundle_files.sha256_file", hash_nothing)
     report = examined(target, "auto")
     chosen: Any = report.numbers["draft"]
     assert chosen["path"] == str(cache / "bundles/fits")

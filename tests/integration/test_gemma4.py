@@ -15,8 +15,9 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec.core.config import Experts, ModelConfig
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
+from edge_spec.core.experts import Experts
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
 from edge_spec.core.model import Model, RuntimeOptions
@@ -24,7 +25,7 @@ from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.block_quantize import quantize_stored
-from edge_spec.exporters.checkpoint import StoredCheckpoint, expected_shapes
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.gguf.trial import TEXTS
@@ -33,6 +34,7 @@ from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.tensor_shapes import expected_shapes
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle

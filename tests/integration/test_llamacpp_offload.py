@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.core.model import ModelInfo, RuntimeOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions

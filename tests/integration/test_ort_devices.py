@@ -25,6 +25,7 @@ from edge_spec.runtimes.ort.devices import (
     choose,
     require_started,
 )
+from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.probe_graph import attention_probe
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
@@ -155,7 +156,7 @@ def test_a_damaged_onnxruntime_is_not_called_missing(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "onnxruntime")
     with pytest.raises(MissingDependencyError, match=said) as caught:
-        devices.import_onnxruntime()
+        import_onnxruntime()
     assert "uninstall both" in caught.value.remedy
 
 

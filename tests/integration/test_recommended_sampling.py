@@ -19,7 +19,7 @@ from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.hf_source import open_directory
 from edge_spec.loader import load
 from edge_spec.models.bundle import MANIFEST, open_bundle
-from edge_spec.models.resolve import text_of_bundle
+from edge_spec.models.model_text import text_of_bundle
 from edge_spec.models.runtimes import load_exporter
 
 STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}

@@ -7,7 +7,8 @@ import shlex
 from dataclasses import dataclass, field, replace
 from subprocess import list2cmdline
 
-from edge_spec.core.model import DeviceScreeningRuntime, Progress, RuntimeOptions
+from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.core.runtime_protocols import DeviceScreeningRuntime
 from edge_spec.diagnostics.doctor.pairing import Tokens
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.models import runtime_choice, runtimes

@@ -8,7 +8,8 @@ from pathlib import Path
 from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import Examined, Subject
 from edge_spec.errors import BundleError, ModelFileError
-from edge_spec.models.bundle import MANIFEST, FileEntry, check_file, check_size
+from edge_spec.models.bundle import MANIFEST
+from edge_spec.models.bundle_files import FileEntry, check_file, check_size
 from edge_spec.models.pair_bundle import PROFILES, foreign_files
 from edge_spec.models.resolve import joined_types
 from edge_spec.models.source import Source

@@ -15,6 +15,7 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import BundleError, UnknownArchitectureError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, Manifest, is_bundle, open_unhashed, read_manifest
+from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.pair_bundle import (
     ROLES,
     PairManifest,
@@ -23,7 +24,6 @@ from edge_spec.models.pair_bundle import (
     is_pair,
     read_pair,
 )
-from edge_spec.models.resolve import text_of_bundle, text_of_info
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.tokenizer import Tokenizer
 

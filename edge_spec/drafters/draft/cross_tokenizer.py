@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.core.metrics import PlainReason
-from edge_spec.core.model import Forward, TextCodec
+from edge_spec.core.model import Forward
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import OutcomeRate
 from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, num_shared

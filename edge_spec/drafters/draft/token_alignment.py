@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from edge_spec.core.model import TextCodec, TextPieces
+from edge_spec.core.text_codec import TextCodec, TextPieces
 
 MAX_OPEN = 48  # characters at the end of a text that may be encoded again each round
 _KEPT_OPEN = 16  # of them that stay open: what follows can still change how they are encoded

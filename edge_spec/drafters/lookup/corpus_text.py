@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.model import Progress, TextCodec
+from edge_spec.core.model import Progress
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.drafters.lookup.corpus_file import VERSION, build_index, is_index, open_index
 from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError

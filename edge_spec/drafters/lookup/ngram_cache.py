@@ -17,7 +17,8 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.lookup.ngram_store import MAX_ORDER, NgramStore
+from edge_spec.drafters.lookup.ngram_file import MAX_ORDER
+from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_spec.errors import DownloadError
-from edge_spec.models.bundle import is_below
+from edge_spec.models.bundle_files import is_below
 from edge_spec.models.hub.reference import COMMIT, HubReference
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

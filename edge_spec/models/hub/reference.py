@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edge_spec.errors import UsageError
-from edge_spec.models.bundle import is_below
+from edge_spec.models.bundle_files import is_below
 
 PREFIX = "hf:"
 DEFAULT_REVISION = "main"

@@ -22,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup import ngram_store
-from edge_spec.drafters.lookup.ngram_store import Followers, NgramStore, pack
+from edge_spec.drafters.lookup.ngram_file import pack
+from edge_spec.drafters.lookup.ngram_store import Followers, NgramStore
 from edge_spec.errors import UsageError
 from edge_spec.storage import json_store as kept_file
 from edge_spec.storage.atomic import atomic_file
@@ -416,7 +417,7 @@ def test_what_another_process_saved_is_not_mixed_in_by_a_failed_save(
     store.add((1, 2), 3)
     save_one(path)
     with monkeypatch.context() as patch:
-        patch.setattr(ngram_store, "_merged", fail)
+        patch.setattr(ngram_store, "merged", fail)
         assert not store.save()
     assert store.lookup((1, 2), 4).best == [(3, 8)]
     assert store.save()

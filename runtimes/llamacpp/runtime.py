@@ -1,0 +1,158 @@
+"""Runs GGUF files with llama.cpp, and with its fork ik_llama.cpp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model_info import ModelInfo, is_plain
+from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
+from edge_spec.runtimes.llamacpp import ik, upstream
+from edge_spec.runtimes.llamacpp.device_choice import choose_devices, wanted_devices
+from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
+from edge_spec.runtimes.llamacpp.listing import listed
+from edge_spec.runtimes.llamacpp.model import LlamaCppModel
+from edge_spec.runtimes.llamacpp.offload import offload
+from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
+from edge_spec.runtimes.llamacpp.weights import NO_REASON
+
+if TYPE_CHECKING:
+    from edge_spec.placement import devices as placement
+    from edge_spec.placement.memory import Memory
+
+_UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
+_VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
+
+
+class LlamaCppRuntime:
+    name = "llamacpp"
+    reads = "gguf"
+    _library: Callable[[], Library] = staticmethod(upstream.library)
+    _screened: ModelInfo | None = None  # that it can run
+    _repacks = True  # copies matrices of some types in the order of its kernels, beside the file
+
+    def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
+        """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
+        UnsupportedModelError where the library cannot load the file."""
+        self.require_runnable(source)
+        return LlamaCppModel(self._library(), source, options)
+
+    def require_runnable(self, source: ModelInfo) -> None:
+        """Asks the library, which knows architectures by their names, for the vocabulary alone.
+
+        Raises MissingDependencyError, UnsupportedModelError.
+        """
+        library = self._library()
+        if source is self._screened:
+            return
+        if not is_plain(source):
+            _require_plain_decoder(library, source)
+        self._screened = source
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Raises as DeviceScreeningRuntime does, but for what servers may bring: "gpu" and names
+        such as "rpc0" are told when a model is opened."""
+        own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
+        if own:
+            choose_devices(own, self._library().devices())
+
+    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        return list(listed(self.name, self._library(), options.rpc_servers))
+
+    def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        """See `edge_spec.placement.device_memory.ListsMemory`; servers tell theirs to nobody."""
+        return list(listed(self.name, self._library(), ()))
+
+    def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
+        """Raises MissingDependencyError, ModelFileError."""
+        bos_id = source.bos_id if source.adds_bos else None
+        return LibraryTokenizer(self._library(), source.path, bos_id)
+
+    def memory(
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.llamacpp.memory import gguf_memory
+
+        devices = self._offload_devices(options)
+        moved = offload(source, options, devices, num_tokens) if devices else None
+        return gguf_memory(source, options, num_tokens, moved)
+
+    def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
+        """Those beside the CPU that a model would get; none where opening it will say why not, and
+        none of servers, whose memory is not this machine's."""
+        if (
+            options.gpu_layers == 0
+            or set(wanted_devices(options)) == {"cpu"}
+            or options.rpc_servers
+        ):
+            return ()
+        with suppress(MissingDependencyError, UsageError):
+            return choose_devices(wanted_devices(options), self._library().devices())
+        return ()
+
+    def smaller_memory(
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
+    ) -> tuple[str, Memory] | None:
+        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
+
+        now = self.memory(source, options, num_tokens)
+        repacks = self._repacks and options.mmap is not False
+        found = requantized_memory(source, now, repacks)
+        return None if found is None else (SMALLER.name, found)
+
+
+class IkRuntime(LlamaCppRuntime):
+    name = "ik"
+    _library = staticmethod(ik.library)
+    _repacks = False
+
+    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
+        """Rearranged weights are faster or slower with the processor and the type of the weights,
+        and their kernels for one row and for several may not agree."""
+        return [replace(options, mmap=True)] if set(options.providers) == {"cpu"} else []
+
+    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
+        return list(listed(self.name, self._library(), ()))  # it knows no servers
+
+    def memory(
+        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
+    ) -> Memory:
+        from edge_spec.runtimes.llamacpp.memory import ik_memory
+
+        return ik_memory(source, options, num_tokens)
+
+
+def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
+    """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
+    path, known = source.path, library.log.num_errors
+    handle = library.load_model(os.fsencode(path), _VOCABULARY_ONLY)
+    if handle is None:
+        errors = library.log.errors_after(known)
+        problem = f"cannot load {path}: {errors or NO_REASON}"
+        if _UNKNOWN_ARCHITECTURE in errors:
+            problem = f"does not know the architecture {source.config.architecture!r} of {path}"
+        raise UnsupportedModelError(
+            f"{library.name} {problem}", remedy="Update the library, or convert the model again."
+        )
+    try:
+        is_plain, is_hybrid = library.is_plain_decoder(handle), library.is_hybrid(handle)
+    finally:
+        library.free_model(handle)
+    if is_hybrid:
+        from edge_spec.runtimes.llamacpp.hybrid import require_known_hybrid
+
+        require_known_hybrid(source.config.architecture, path)
+    elif not is_plain:
+        raise UnsupportedModelError(
+            f"{path} is no decoder with attention in all layers: a recurrent state cannot be "
+            "rewound, which speculation and chat need",
+            remedy="Use a model of attention alone.",
+        )
+    if not source.weight_types:
+        raise UnsupportedModelError(
+            f"{path} has a vocabulary and no weights", remedy="Give the file that has them."
+        )
