@@ -36,7 +36,7 @@ from edge_spec.drafters.heads.float_products import NumpyBackend
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import head_backend
+from edge_spec.loader.head_backend import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import DFlashHead
+from edge_spec.core.heads import DFlashHead, HeadBackend, HeadScores
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.dflash import DFlashDrafter
@@ -26,6 +26,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures.dflash import BLOCK, DFlash
+from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
 LAYERS, VOCAB = 7, 265
 SEED = 2  # of a random model from which 4 bits are not too far on any processor
@@ -40,28 +41,33 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
 
+class Recording(DFlashDrafter):
+    """Keeps all logits of a block."""
+
+    def __init__(self, network: DFlashNetwork) -> None:
+        super().__init__(network)
+        self.seen: dict[int, np.ndarray] = {}
+
+    def _ask(self, heads: Sequence[int]) -> HeadScores:
+        found = super()._ask(heads)
+        self.seen |= zip(heads, found.logits, strict=True)
+        return found
+
+
 class Rig:
     """A target on the reference with a head's drafter, driven by hand."""
 
-    def __init__(self, source: StoredCheckpoint, head: DFlash, path: Path) -> None:
+    def __init__(
+        self, source: StoredCheckpoint, head: DFlash, path: Path, backend: HeadBackend | None
+    ) -> None:
         self.head, self.source = head, source
         self.text = list(PROMPT)
         self.model = ReferenceModel(source)
         self.session = self.model.open_session()
         read = open_head(path, source.config)
         assert isinstance(read, DFlashHead)
-        self.seen: dict[int, np.ndarray] = {}
-        network = DFlashNetwork(read, StoredTables(source))
-        scores = network.logits
-
-        def recorded(state: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-            found = scores(state, rows)
-            self.seen |= zip(rows, found, strict=True)
-            return found
-
-        network.logits = recorded  # type: ignore[method-assign]
         self.layers = read.feature_layers
-        self.drafter = DFlashDrafter(network)
+        self.drafter = Recording(DFlashNetwork(read, StoredTables(source), backend))
         self.drafter.attach(self.model, self.session)
         self.session.prefill(PROMPT[:-1])
         self.drafter.begin(PROMPT)
@@ -86,18 +92,18 @@ class Rig:
         self.text += written
 
 
-@pytest.fixture
-def rig(target: Path, tmp_path: Path) -> Rig:
-    head = DFlash(LAYERS, VOCAB)
-    return Rig(open_checkpoint(target), head, head.write(tmp_path / "head"))
+@pytest.fixture(params=FLOAT_BACKENDS)
+def rig(request: pytest.FixtureRequest, target: Path, tmp_path: Path) -> Rig:
+    head, backend = DFlash(LAYERS, VOCAB), float_backend(request.param)
+    return Rig(open_checkpoint(target), head, head.write(tmp_path / "head"), backend)
 
 
 def require_same(rig: Rig) -> None:
     """1e-4: float32 of sums of about a hundred terms, against float64, of the largest score."""
     expected = rig.expected()
-    assert sorted(rig.seen) == list(range(BLOCK - 1))
+    assert sorted(rig.drafter.seen) == list(range(BLOCK - 1))
     largest = max(1.0, float(np.abs(expected).max()))
-    found = np.stack([rig.seen[row] for row in range(BLOCK - 1)])
+    found = np.stack([rig.drafter.seen[row] for row in range(BLOCK - 1)])
     np.testing.assert_allclose(found, expected, atol=1e-4 * largest)
 
 
