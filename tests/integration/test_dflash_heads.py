@@ -15,6 +15,7 @@ import edge_spec
 from edge_spec.core.heads import DFlashHead, HeadBackend, HeadScores
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.heads import dflash
 from edge_spec.drafters.heads.dflash import DFlashDrafter
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.protocol import Budget
@@ -72,13 +73,15 @@ class Rig:
         self.session.prefill(PROMPT[:-1])
         self.drafter.begin(PROMPT)
 
-    def expected(self) -> np.ndarray:
+    def expected(self, window: int = 2048) -> np.ndarray:
         session, found = self.model.open_session(), []
         session.collect_features(self.layers, lambda _, rows: found.append(rows))
         session.prefill(self.text[:-1])
         embedding = self.source.float32("model.embed_tokens.weight")
         output = self.source.float32("lm_head.weight")
-        return self.head.block_logits(self.text, np.concatenate(found), embedding, output)
+        features = np.concatenate(found)[-window:]
+        text = self.text[-len(features) - 1 :]  # only distances of positions count
+        return self.head.block_logits(text, features, embedding, output)
 
     def round(self, tree: TokenTree, accepted: int) -> None:
         """The first draft tokens are taken for accepted; then comes another than any drafted."""
@@ -98,9 +101,9 @@ def rig(request: pytest.FixtureRequest, target: Path, tmp_path: Path) -> Rig:
     return Rig(open_checkpoint(target), head, head.write(tmp_path / "head"), backend)
 
 
-def require_same(rig: Rig) -> None:
+def require_same(rig: Rig, window: int = 2048) -> None:
     """1e-4: float32 of sums of about a hundred terms, against float64, of the largest score."""
-    expected = rig.expected()
+    expected = rig.expected(window)
     assert sorted(rig.drafter.seen) == list(range(BLOCK - 1))
     largest = max(1.0, float(np.abs(expected).max()))
     found = np.stack([rig.drafter.seen[row] for row in range(BLOCK - 1)])
@@ -142,6 +145,17 @@ def test_trees_hold_the_likeliest_of_each_row(rig: Rig) -> None:
     likeliest = np.argsort(-rig.expected(), axis=1)[:, :8]
     for row in range(1, len(tree)):
         assert int(tree.tokens[row]) in likeliest[tree.depths[row] - 1]
+
+
+def test_a_text_beyond_the_window_is_cut_to_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is read in pieces, and entries are moved once there are twice as many."""
+    monkeypatch.setattr(dflash, "WINDOW", 5)
+    monkeypatch.setattr(dflash, "_ROWS_AT_ONCE", 3)
+    for accepted in (*ACCEPTED, 1):
+        tree = rig.drafter.propose(rig.text[-1], CHAIN)
+        require_same(rig, window=5)
+        rig.round(tree, accepted)
+    assert rig.drafter._first > 0
 
 
 @pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp"])

@@ -299,6 +299,7 @@ def _drafter(
         ("shared medusa", 4, True),
         ("eagle-1", 8, True),
         ("mtp", 8, False),
+        ("dflash", None, False),
         ("dflash", 8, False),
     ],
 )
