@@ -1,11 +1,14 @@
 """What a trained head costs beside its target, and how often it has to be right: random heads.
 
-    python benchmarks/head_cost.py smollm2                # shapes A and B, beside the target
+    python benchmarks/head_cost.py smollm2                # shapes A to D, beside the target
     python benchmarks/head_cost.py llama-8b --scored 32000  # A for Llama 3.1 8B, by itself
+    python benchmarks/head_cost.py llama-8b --own 5         # C for it, of so many heads
 
 A is an EAGLE-3 layer of the target's shape, B three Medusa heads of one block that share an output
-matrix; both score `--scored` tokens. c is what a draft token of A costs (the mean of a chain of
-three), or a round of B, in plain steps; r what a pass of k rows costs. A chain of k - 1 draft
+matrix; both score `--scored` tokens. C are three Medusa heads with an output matrix each, D a
+DFlash head of five layers that drafts blocks of 16 tokens; both score all tokens. Three draft
+tokens are asked of each, their choice included. c is what a draft token of A costs (the mean of the
+chain), or a round of B, in plain steps; r what a pass of k rows costs. A chain of k - 1 draft
 tokens, each right with the chance a once those before it are, pays where 1 + a + ... + a^(k-1) is
 at least r + (k - 1) c (A) or r + c (B). Passes of target and head are timed in turns, as a
 conversation makes them.
@@ -24,23 +27,28 @@ from typing import Any
 
 import numpy as np
 from common import open_engine, report
-from random_heads import LLAMA_8B, write_eagle3, write_medusa
+from random_heads import LLAMA_8B, write_dflash, write_eagle3, write_medusa
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import GivesFeatures
-from edge_spec.core.heads import EagleHead, HeadBackend, MedusaHead
-from edge_spec.core.tree import TokenTree
+from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend, MedusaHead
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.heads.dflash import DFlashDrafter
+from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
-from edge_spec.drafters.heads.float_products import NumpyBackend
-from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import head_backend
+from edge_spec.loader.head_backend import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 
 ROWS = (2, 3, 4, 8)
+FEATURES = 5  # of a token, that D reads
+CHAIN = Budget(num_draft_tokens=3, num_rows=4, branches=False)
 # What was assumed before anything was measured, for the demo model on this kind of processor.
 FORECAST_ROWS = dict(zip(ROWS, (1.15, 1.35, 1.55, 2.4), strict=True))
 FORECAST_COST = {"A": 0.07, "B": 0.03}
@@ -85,11 +93,14 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="tokens before the steps")
     parser.add_argument("--repetitions", type=int, default=60)
     parser.add_argument("--threads", type=int, help="of a wide head")
+    parser.add_argument("--own", type=int, help="Medusa heads with an output matrix each, alone")
     parser.add_argument("--float", action="store_true", help="the head in float32 by numpy")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.model == "llama-8b":
+        if arguments.own:
+            found = measure_own_heads(LLAMA_8B, Path(folder), arguments)
+        elif arguments.model == "llama-8b":
             found = measure_alone(LLAMA_8B, Path(folder), arguments)
         else:
             found = measure_beside(Path(folder), arguments)
@@ -118,28 +129,64 @@ def measure_alone(config: ModelConfig, folder: Path, arguments: Any) -> dict[str
     return {"step_ms": step_ms, "rows_4_ms": catch_up_ms, "memory_mb": memory_mb}
 
 
+def measure_own_heads(config: ModelConfig, folder: Path, arguments: Any) -> dict[str, Any]:
+    path = write_medusa(folder / "head", config, None, arguments.own)
+    head = runtimes.open_head(path, config)
+    assert isinstance(head, MedusaHead)
+    held, began = _held_mb(), time.perf_counter()
+    MedusaNetwork(head, _backend(path, "", config, arguments))
+    converted_s = time.perf_counter() - began
+    converting_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - held
+    del head
+    held, began = _held_mb(), time.perf_counter()
+    head = runtimes.open_head(path, config)
+    assert isinstance(head, MedusaHead)
+    network = MedusaNetwork(head, _backend(path, "", config, arguments))
+    opened_s, memory_mb = time.perf_counter() - began, _held_mb() - held
+    drafter = MedusaDrafter(network)
+    _begin(drafter, config, arguments.context)
+    found = {"converted_s": converted_s, "opened_s": opened_s, "memory_mb": memory_mb}
+    found["converting_mb"] = converting_mb
+    for count in (1, arguments.own):
+        budget = Budget(num_draft_tokens=count, num_rows=1 + count, branches=False)
+        round_ = _rounds(drafter, config, budget)
+        found[f"{count} heads, ms"] = median(timed(round_) for _ in range(10))
+    for name, value in found.items():
+        print(f"{name}: {value:.1f}")
+    return found
+
+
 def measure_beside(folder: Path, arguments: Any) -> dict[str, Any]:
     source = Source(arguments.model, lambda what, fraction: None)
     stored = runtimes.open_checkpoint(source.path)
     paths = {
         "A": write_eagle3(folder / "eagle", stored.config, arguments.scored),
         "B": write_medusa(folder / "medusa", stored.config, arguments.scored),
+        "C": write_medusa(folder / "own", stored.config, None),
+        "D": write_dflash(folder / "dflash", stored.config),
     }
     options = {"runtime": arguments.runtime, "drafter": "eagle", "head": paths["A"]}
     with open_engine(arguments.model, **options) as engine:
         config, target = engine.parts.model.config, source.identity
-        eagle, medusa = (runtimes.open_head(path, config) for path in paths.values())
+        eagle, medusa, own, dflash = (runtimes.open_head(path, config) for path in paths.values())
         assert isinstance(eagle, EagleHead) and isinstance(medusa, MedusaHead)
+        assert isinstance(own, MedusaHead) and isinstance(dflash, DFlashHead)
         backends = [_backend(path, target, config, arguments) for path in paths.values()]
-        network = EagleNetwork(eagle, StoredTables(stored), backends[0])
-        times = _times(engine.parts.model, network, MedusaNetwork(medusa, backends[1]), arguments)
+        tables = StoredTables(stored)
+        drafters = {
+            "B": MedusaDrafter(MedusaNetwork(medusa, backends[1])),
+            "C": MedusaDrafter(MedusaNetwork(own, backends[2])),
+            "D": DFlashDrafter(DFlashNetwork(dflash, tables, backends[3])),
+        }
+        network = EagleNetwork(eagle, tables, backends[0])
+        times = _times(engine.parts.model, network, drafters, arguments)
     for name, value in times.items():
         print(f"{name}: {value:.2f} ms")
     return {"ms": times, "break_even": _told(times)}
 
 
 def _times(
-    model: Any, network: EagleNetwork, medusa: MedusaNetwork, arguments: Any
+    model: Any, network: EagleNetwork, drafters: dict[str, Drafter], arguments: Any
 ) -> dict[str, float]:
     """Medians, in milliseconds."""
     plain, telling = model.open_session(), model.open_session()
@@ -148,14 +195,19 @@ def _times(
     telling.collect_features(network.feature_layers, lambda at, rows: None)
     for session in (plain, telling):
         session.prefill(_text(arguments.context))
-    one, state = TokenTree.chain(7), np.full(model.config.hidden_size, 0.1, np.float32)
+    one = TokenTree.chain(7)
+    rounds = {name: _rounds(each, model.config, CHAIN) for name, each in drafters.items()}
+    for each in drafters.values():
+        _begin(each, model.config, arguments.context)
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: plain.forward(one),
         "with features": lambda: telling.forward(one),
         "A, three draft tokens": lambda: _chain(drafting, 3, network.likeliest),
         "plain again": lambda: plain.forward(one),
-        "B, a round": lambda: medusa.likeliest(state),
     }
+    for name in drafters:
+        calls[f"{name}, a round"] = rounds[name]
+        calls[f"plain after {name}"] = lambda: plain.forward(one)
     for rows in ROWS:
         tree = TokenTree.chain(7, list(range(8, 7 + rows)))
         calls[f"{rows} rows"] = lambda tree=tree: plain.forward(tree)
@@ -165,6 +217,41 @@ def _times(
         for name, call in calls.items():
             times[name].append(timed(call))
     return {name: median(values) for name, values in times.items()}
+
+
+class _GivesFeatures:
+    """A target's session that gives features of a text, once."""
+
+    def __init__(self, found: np.ndarray) -> None:
+        self._found = found
+        self.collects = True
+
+    def collect_features(self, layers: Any, take: Callable[[int, np.ndarray], None]) -> None:
+        take(0, self._found)
+
+
+def _begin(drafter: Drafter, config: ModelConfig, context: int) -> None:
+    """Gives the drafter a text."""
+    text = list(_text(context))
+    if drafter.traits.target_session:
+        random = np.random.default_rng(1)
+        found = random.standard_normal((context - 1, FEATURES, config.hidden_size), np.float32)
+        drafter.attach(None, _GivesFeatures(found))  # type: ignore[arg-type]
+    drafter.begin(text)
+
+
+def _rounds(drafter: Drafter, config: ModelConfig, budget: Budget) -> Callable[[], TokenTree]:
+    """Drafts after a round in which one token was accepted, whatever it was."""
+    width = config.hidden_size
+    hidden, features = np.full((2, width), 0.1, np.float32), np.ones((2, FEATURES, width))
+    out = Forward(np.zeros((2, 1), np.float32), hidden, features.astype(np.float32))
+    verdict, tree = Verdict((8, 9), (1,), exhausted=False), TokenTree.chain(7, [8])
+
+    def round_() -> TokenTree:
+        drafter.observe(tree, out, verdict)
+        return drafter.propose(9, budget)
+
+    return round_
 
 
 def _told(times: dict[str, float]) -> dict[str, Any]:
@@ -186,9 +273,9 @@ def _told(times: dict[str, float]) -> dict[str, Any]:
     return found
 
 
-def _backend(path: Path, target: str, config: ModelConfig, arguments: Any) -> HeadBackend:
+def _backend(path: Path, target: str, config: ModelConfig, arguments: Any) -> HeadBackend | None:
     if arguments.float:
-        return NumpyBackend()
+        return None
     return head_backend(path, target, config.hidden_size, arguments.threads)
 
 

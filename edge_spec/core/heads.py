@@ -3,7 +3,7 @@ them. Formats differ in names and conventions; what stands here is the same for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
@@ -37,14 +37,19 @@ class HeadMatrix:
     is_output: bool = False
 
 
-class Products(Protocol):
-    """Multiplies with the matrices of one head, in whatever precision it has them."""
-
-    def __call__(self, name: str, x: np.ndarray) -> np.ndarray:
-        """x: [rows, in] float32 -> [rows, out] float32, the bias added."""
-
-
 FLOAT_BITS = 32  # of matrices in float32
+WEIGHTS_FILE = "weights.bin"  # where graphs of heads say that their weights are
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStep:
+    """A head's step as an exporter stores it: a serialized graph without its matrices.
+
+    weights: those, the path of a WEIGHTS_FILE or what would be in it.
+    """
+
+    graph: bytes
+    weights: Path | bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,43 +94,71 @@ class HeadScores:
 
 
 class MedusaStep(Protocol):
-    """All Medusa heads in one call."""
+    """Medusa heads in one call."""
 
-    def __call__(self, state: np.ndarray) -> HeadScores:
-        """state: [hidden_size] float32."""
+    def __call__(self, state: np.ndarray, heads: Sequence[int]) -> HeadScores:
+        """state: [hidden_size] float32; heads: those that are scored, the lowest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRows:
+    """A block that a DFlash head drafts, and the tokens before it that it has not read yet. Their
+    entries of its cache begin at slot `start`."""
+
+    embedded: np.ndarray  # [block_size, hidden_size] float32: the pending token and masks, or [0, ]
+    found: np.ndarray  # [known, features_size] float32: the target's features of tokens
+    position: int  # in the text, of the first of these, which the block follows
+    start: int
+    num_seen: int  # entries before the block that it sees at most, the last ones
+    num_scored: int  # rows after the pending token's
+
+
+class BlockStep(Protocol):
+    """All layers of a DFlash head in one call, for one cache of keys and values."""
+
+    def __call__(self, rows: BlockRows) -> HeadScores:
+        """Writes the entries of known tokens, and scores rows of the block."""
+
+
+class BindsBlocks(Protocol):
+    """The layers of a DFlash head, for any number of caches."""
+
+    def bound_to(self, cache: np.ndarray) -> BlockStep:
+        """cache: [layers, 2, kv_heads, slots, head_dim] float32, finite numbers, in whose place the
+        step writes keys and values."""
 
 
 class HeadBackend(Protocol):
-    """What computes with a head's matrices. Where it has no step, what a step does is computed by
-    numpy, as the formulas are written."""
+    """What computes a head's steps in the place of numpy, which does as the formulas are written.
+    matrices: all of the head's."""
 
-    def products(self, matrices: Mapping[str, HeadMatrix]) -> Products:
-        """One by one."""
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches:
+        """See BindsCaches."""
 
-    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches | None:
-        """matrices: all of the head's."""
-
-    def medusa_step(
-        self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]
-    ) -> MedusaStep | None:
+    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> MedusaStep:
         """matrices: K.B of block B of head K, output.K, or output.0 for all."""
+
+    def dflash_step(self, head: DFlashHead, matrices: Mapping[str, HeadMatrix]) -> BindsBlocks:
+        """See BindsBlocks."""
 
 
 @runtime_checkable
 class ComputesHeads(Protocol):
-    """A runtime that computes with matrices of heads as an exporter has stored them. threads: None:
-    one, which contends with nobody. All raise ModelFileError for what it cannot read."""
-
-    def open_products(self, stored: Mapping[str, bytes], threads: int | None) -> Products:
-        """stored: of each matrix, by its name, what it reads."""
+    """A runtime that computes heads' steps as an exporter has stored them. threads: None: one,
+    which contends with nobody. All raise ModelFileError for what it cannot read."""
 
     def open_eagle_step(
-        self, stored: bytes, config: ModelConfig, threads: int | None
+        self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsCaches:
         """config: of the head."""
 
-    def open_medusa_step(self, stored: bytes, threads: int | None) -> MedusaStep:
+    def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
         """See MedusaStep."""
+
+    def open_dflash_step(
+        self, stored: StoredStep, config: ModelConfig, threads: int | None
+    ) -> BindsBlocks:
+        """config: of the head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +213,8 @@ class MedusaHead:
     (Cai et al. 2024, Medusa-1): the first the token after the next one.
 
     blocks: of each head, weight [hidden_size, hidden_size] and bias of its residual blocks.
-    outputs: of each head, what reads its output matrix [scored tokens, hidden_size], float32; where
-    they share one matrix, there is one.
+    outputs: of each head, its output matrix [scored tokens, hidden_size]; where they share one,
+    there is one.
     """
 
     drafted_by: ClassVar = "medusa"  # the drafter's name
@@ -191,7 +224,7 @@ class MedusaHead:
     vocab_size: int  # the target's
     num_heads: int
     blocks: tuple[tuple[tuple[np.ndarray, np.ndarray], ...], ...]
-    outputs: tuple[Callable[[], np.ndarray], ...]
+    outputs: tuple[HeadMatrix, ...]
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import head_backend
+from edge_spec.loader.head_backend import head_backend
 from edge_spec.models import runtimes
 
 _REPETITIONS = 9

@@ -13,7 +13,7 @@ from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.loader.head_products import head_backend
+from edge_spec.loader.head_backend import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source

@@ -9,12 +9,12 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
-from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, TrainedHead
+from edge_spec.core.heads import HeadMatrix, TrainedHead
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
 from edge_spec.core.runtime_protocols import FormatByDevice, ReadsMoreFormats
@@ -200,23 +200,13 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     return head
 
 
-def product_graph(matrix: HeadMatrix, bits: int) -> bytes:
-    """A head's matrix as the runtimes that are ComputesHeads read it, in 4 or 8 bits, or
-    FLOAT_BITS."""
-    stored: bytes = load_plugin("checkpoints", "head").product_graph(matrix, bits)
-    return stored
-
-
-def step_graph(head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
-    """All layers of a head as one; bits: of their matrices, as those of `product_graph`."""
-    stored: bytes = load_plugin("checkpoints", "head").step_graph(head, matrices, bits)
-    return stored
-
-
-def medusa_graph(head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int) -> bytes:
-    """All Medusa heads as one; bits: of their blocks, as those of `product_graph`."""
-    stored: bytes = load_plugin("checkpoints", "head").medusa_graph(head, matrices, bits)
-    return stored
+def step_graph(
+    head: TrainedHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
+) -> bytes:
+    """A head's step as the runtimes that are ComputesHeads read it: a graph, whose matrices are
+    written. bits: of them, 4 or 8, or FLOAT_BITS; output matrices have 8 at least."""
+    graph: bytes = load_plugin("checkpoints", "head").step_graph(head, matrices, bits, weights)
+    return graph
 
 
 def open_model_info(path: Path) -> ModelInfo:

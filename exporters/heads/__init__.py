@@ -1,8 +1,6 @@
 """Readers of trained heads as their authors publish them, and how a runtime is given them."""
 
-from edge_spec.exporters.heads.medusa_graph import medusa_graph
-from edge_spec.exporters.heads.product_graph import product_graph
 from edge_spec.exporters.heads.reader import is_head, open_head, says_head
 from edge_spec.exporters.heads.step_graph import step_graph
 
-__all__ = ["is_head", "medusa_graph", "open_head", "product_graph", "says_head", "step_graph"]
+__all__ = ["is_head", "open_head", "says_head", "step_graph"]

@@ -1,36 +1,52 @@
-"""A graph of a head as it grows: nodes and the weights that they read, all in one serialized model.
+"""A graph of a head as it grows: its nodes, and the weights that they read.
 
-A head is small enough for that: what is bound to a model's size (files of weights, steps that can
-be resumed) has no use here.
+Matrices are written as they are made: a message of protobuf ends at 2 GB, and a runtime maps a file
+where it would hold copies of a message. What is bound to the size of a model beyond that, steps
+that can be resumed, has no use here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import BinaryIO
 
 import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-from edge_spec.core.heads import FLOAT_BITS, HeadMatrix
-from edge_spec.exporters.block_quantize import joined, quantize
-from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
+from edge_spec.core.heads import FLOAT_BITS, WEIGHTS_FILE, HeadMatrix
+from edge_spec.exporters.block_quantize import quantize
+from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList
 
 BLOCK = 32  # weights that share a scale
 _ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
+LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
+_INLINE_BYTES = 1024
+_ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 
 
 class HeadGraph(NodeList):
-    """Nodes and the weights that they read."""
+    """Nodes and the weights that they read, of which large ones go to `weights`."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: BinaryIO) -> None:
         super().__init__()
+        self._file = weights
         self._weights: list[TensorProto] = []
 
-    def weight(self, name: str, values: np.ndarray) -> str:
+    def branch(self) -> HeadGraph:
+        """Nodes of their own, of a branch that reads the weights of this graph."""
+        inner = HeadGraph(self._file)
+        inner._weights = self._weights
+        return inner
+
+    def weight(self, name: str, stored: np.ndarray | Sequence[int]) -> str:
         """Returns the name of what is stored; a second one of a name has to be the same."""
         if all(each.name != name for each in self._weights):
-            self._weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+            values = np.ascontiguousarray(stored)
+            if values.nbytes <= _INLINE_BYTES:
+                self._weights.append(numpy_helper.from_array(values, name))
+            else:
+                self._write(name, [values])
         return name
 
     def multiply(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
@@ -42,8 +58,8 @@ class HeadGraph(NodeList):
         bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
         if bits == FLOAT_BITS:
             return self._multiply_floats(x, name, matrix, bias, output)
-        stored = joined([quantize(read(), bits, BLOCK, symmetric=True) for read in matrix.parts])
-        inputs = [x, self.weight(name, stored.packed), self.weight(name + ".scales", stored.scales)]
+        columns, rows = self._write_blocks(name, matrix, bits)
+        inputs = [x, name, name + ".scales"]
         if bias is not None:
             inputs += ["", "", self.weight(name + ".bias", bias)]  # no zero points, no group index
         return self.add(
@@ -51,12 +67,29 @@ class HeadGraph(NodeList):
             inputs,
             output,
             domain=CONTRIB,
-            K=stored.columns,
-            N=len(stored.packed),
+            K=columns,
+            N=rows,
             bits=bits,
             block_size=BLOCK,
             accuracy_level=_ACCURACY_INT8,
         )
+
+    def _write_blocks(self, name: str, matrix: HeadMatrix, bits: int) -> tuple[int, int]:
+        """Returns how many columns and rows the matrix has."""
+        columns, scales = 0, []
+
+        def packed() -> Iterable[np.ndarray]:
+            nonlocal columns
+            for read in matrix.parts:
+                stored = quantize(read(), bits, BLOCK, symmetric=True)
+                columns = stored.columns
+                scales.append(stored.scales)
+                yield stored.packed
+
+        self._write(name, packed())
+        joined = np.concatenate(scales)
+        self._write(name + ".scales", [joined])
+        return columns, len(joined)
 
     def _multiply_floats(
         self, x: str, name: str, matrix: HeadMatrix, bias: np.ndarray | None, output: str
@@ -67,6 +100,25 @@ class HeadGraph(NodeList):
             return self.add("MatMul", inputs, output)
         product = self.add("MatMul", inputs, output + ".product")
         return self.add("Add", [product, self.weight(name + ".bias", bias)], output)
+
+    def _write(self, name: str, parts: Iterable[np.ndarray]) -> None:
+        """parts: the rows of a tensor, the first ones first, at least one."""
+        offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
+        self._file.write(b"\0" * (offset - self._file.tell()))
+        rows = 0
+        for part in parts:
+            self._file.write(np.ascontiguousarray(part).data)
+            rows += len(part)
+        proto = TensorProto(
+            name=name,
+            dims=(rows, *part.shape[1:]),
+            data_type=helper.np_dtype_to_tensor_dtype(part.dtype),
+            data_location=TensorProto.EXTERNAL,
+        )
+        length = self._file.tell() - offset
+        for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
+        self._weights.append(proto)
 
     def silu(self, x: str, output: str) -> str:
         return self.add("Mul", [x, self.add("Sigmoid", [x], x + ".sigmoid")], output)
@@ -81,10 +133,23 @@ class HeadGraph(NodeList):
             epsilon=epsilon,
         )
 
+    def tell_likeliest(self, logits: str, tokens: int) -> list[ValueInfoProto]:
+        """Adds `likeliest` and `shares` of `logits` [rows, tokens], and returns all three as
+        outputs of the graph: tokens in falling order, and their shares of the sum of e to the
+        logits."""
+        probs = self.add("Softmax", [logits], "probs", axis=-1)
+        kept = self.weight("kept", np.array([min(LIKELIEST, tokens)]))
+        self.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
+        return [
+            tensor(logits, TensorProto.FLOAT, ["scored", "tokens"]),
+            tensor("likeliest", TensorProto.INT64, ["scored", "count"]),
+            tensor("shares", TensorProto.FLOAT, ["scored", "count"]),
+        ]
+
     def serialized(
         self, name: str, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
     ) -> bytes:
-        """Returns a ModelProto."""
+        """Returns a ModelProto, whose matrices are elsewhere."""
         graph = helper.make_graph(self.protos, name, inputs, outputs, self._weights)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.heads import MedusaHead
+from edge_spec.core.heads import HeadMatrix, MedusaHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.scored_tokens import scored_tokens
@@ -19,6 +19,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 _BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
 _SHARED, _TOKENS = "lm_head.weight", "d2t"
+_ROWS_AT_ONCE = 16384
 
 
 def medusa_head(files: HeadFiles) -> MedusaHead:
@@ -47,14 +48,14 @@ def medusa_head(files: HeadFiles) -> MedusaHead:
     _require_shapes(path, tensors, shapes)
     if not files.has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), ())
-    outputs_of = [tensors[f"{head}.{num_blocks}.weight"] for head in range(num_heads)]
+    stored = [tensors[f"{head}.{num_blocks}.weight"] for head in range(num_heads)]
     return MedusaHead(
         path=path,
         hidden_size=hidden,
         vocab_size=vocab,
         num_heads=num_heads,
         blocks=_blocks(tensors, num_heads, num_blocks),
-        outputs=tuple(each.float32 for each in outputs_of),
+        outputs=tuple(map(_output, stored)),
     )
 
 
@@ -74,7 +75,7 @@ def _sharing_head(files: HeadFiles) -> MedusaHead:
     if not files.has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), (), token_ids)
     blocks = _blocks(tensors, num_heads, num_blocks)
-    outputs = (tensors[_SHARED].float32,)
+    outputs = (_output(tensors[_SHARED]),)
     return MedusaHead(path, hidden, vocab, num_heads, blocks, outputs, token_ids)
 
 
@@ -100,6 +101,13 @@ def _blocks(
         )
         for head in range(num_heads)
     )
+
+
+def _output(stored: StoredTensor) -> HeadMatrix:
+    """Read in parts: float32 of a whole one may take gigabytes."""
+    starts = range(0, stored.shape[0], _ROWS_AT_ONCE)
+    parts = [stored.rows(slice(start, start + _ROWS_AT_ONCE)) for start in starts]
+    return HeadMatrix(tuple(part.float32 for part in parts), is_output=True)
 
 
 _AGAIN = "Download the head again."

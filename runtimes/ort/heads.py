@@ -1,80 +1,85 @@
-"""Trained heads by onnxruntime, as exporters/heads stores them: whole steps, and single products.
+"""Trained heads by onnxruntime, as exporters/heads stores them: one graph for a whole step.
 
 A head's step is short, and runs between two passes of its target: its threads never wait awake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import EagleStep, EntryRows, HeadScores
+from edge_spec.core.heads import (
+    WEIGHTS_FILE,
+    BlockRows,
+    BlockStep,
+    EagleStep,
+    EntryRows,
+    HeadScores,
+    StoredStep,
+)
 from edge_spec.core.rope import Rope
 from edge_spec.errors import ModelFileError
 from edge_spec.runtimes.ort.binding import bind_output
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 _NO_SPINNING = "session.intra_op.allow_spinning"  # of threads that wait: the target needs them
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _POSITIONS = 1024  # that rotary tables are made for at once
-
-
-class OrtProducts:
-    """stored: serialized graphs `x` -> `y` by the names of their matrices."""
-
-    def __init__(self, stored: Mapping[str, bytes], threads: int | None) -> None:
-        self._sessions = {
-            name: _opened(graph, f"the matrix {name} of a head", threads)
-            for name, graph in stored.items()
-        }
-
-    def __call__(self, name: str, x: np.ndarray) -> np.ndarray:
-        product: np.ndarray = self._sessions[name].run(None, {"x": x})[0]
-        return product
 
 
 class OrtMedusaStep:
     """stored: a graph of exporters/heads/medusa_graph.py."""
 
-    def __init__(self, stored: bytes, threads: int | None) -> None:
+    def __init__(self, stored: StoredStep, threads: int | None) -> None:
         self._session = _opened(stored, "Medusa heads", threads)
+        asked = {each.name: each.shape for each in self._session.get_inputs()}.get("asked")
+        self._num_heads = None if asked is None else asked[0]  # None: all are always scored
 
-    def __call__(self, state: np.ndarray) -> HeadScores:
-        return HeadScores(
-            *self._session.run(["logits", "likeliest", "shares"], {"state": state[None]})
-        )
+    def __call__(self, state: np.ndarray, heads: Sequence[int]) -> HeadScores:
+        inputs, rows = {"state": state[None]}, list(heads)
+        if self._num_heads is not None:
+            inputs["asked"] = np.isin(np.arange(self._num_heads), rows)
+            rows = list(range(len(rows)))
+        found = self._session.run(["logits", "likeliest", "shares"], inputs)
+        return HeadScores(*(each[rows] for each in found))
 
 
-class OrtEagleLayers:
-    """stored: a graph of exporters/heads/step_graph.py. config: of the head."""
+class _RotaryTables:
+    """Of a head's layers; made as the text grows."""
 
-    def __init__(self, stored: bytes, config: ModelConfig, threads: int | None) -> None:
-        self._session = _opened(stored, "the layers of a head", threads)
-        self._config = config
+    def __init__(self, config: ModelConfig) -> None:
+        self._rotated = config.rotated
         self._rope = Rope(config.rope_theta, config.rope_scaling)
         self._tables = self._rope.tables(0, config.rotated)
 
-    def bound_to(self, cache: np.ndarray) -> EagleStep:
-        return _BoundStep(self, self._session, cache)
-
-    def tables(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of so many positions at least, [some, rotated / 2] float32 each; made as the
-        text grows."""
+    def up_to(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin of so many positions at least, [some, rotated / 2] float32 each."""
         if len(self._tables[0]) < positions:
-            made = max(_POSITIONS, 2 * positions)
-            self._tables = self._rope.tables(made, self._config.rotated)
+            self._tables = self._rope.tables(max(_POSITIONS, 2 * positions), self._rotated)
         return self._tables
+
+
+class OrtEagleLayers:
+    """stored: a graph of exporters/heads/eagle_graph.py. config: of the head."""
+
+    def __init__(self, stored: StoredStep, config: ModelConfig, threads: int | None) -> None:
+        self._session = _opened(stored, "the layers of a head", threads)
+        self._tables = _RotaryTables(config)
+
+    def bound_to(self, cache: np.ndarray) -> EagleStep:
+        return _BoundStep(self._tables, self._session, cache)
 
 
 class _BoundStep:
     """Keys and values stay where they are: onnxruntime writes into the cache's own memory."""
 
     def __init__(
-        self, layers: OrtEagleLayers, session: onnxruntime.InferenceSession, cache: np.ndarray
+        self, tables: _RotaryTables, session: onnxruntime.InferenceSession, cache: np.ndarray
     ) -> None:
-        self._layers, self._session = layers, session
+        self._tables, self._session = tables, session
         self._cache = cache  # its memory is bound
         self._binding = session.io_binding()
         self._last, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
@@ -92,7 +97,7 @@ class _BoundStep:
         bias = np.zeros((1, 1, count, total), np.float32)
         if rows.sees is not None:
             bias[0, 0][~rows.sees] = -np.inf
-        cos, sin = self._layers.tables(int(rows.positions.max()) + 1)
+        cos, sin = self._tables.up_to(int(rows.positions.max()) + 1)
         inputs = {
             "embedded": rows.embedded[None],
             "found": rows.found[None],
@@ -113,7 +118,57 @@ class _BoundStep:
         return states.numpy()[0], logits.numpy()[0]
 
 
-def _opened(graph: bytes, what: str, threads: int | None) -> onnxruntime.InferenceSession:
+class OrtDFlashLayers:
+    """stored: a graph of exporters/heads/dflash_graph.py. config: of the head."""
+
+    def __init__(self, stored: StoredStep, config: ModelConfig, threads: int | None) -> None:
+        self._session = _opened(stored, "the layers of a head", threads)
+        self._tables = _RotaryTables(config)
+
+    def bound_to(self, cache: np.ndarray) -> BlockStep:
+        return _BoundBlock(self._tables, self._session, cache)
+
+
+class _BoundBlock:
+    """The graph reads the cache's own memory; what it makes is few entries, which are copied."""
+
+    def __init__(
+        self, tables: _RotaryTables, session: onnxruntime.InferenceSession, cache: np.ndarray
+    ) -> None:
+        self._tables, self._session = tables, session
+        names = [f"{layer}.{part}" for layer in range(len(cache)) for part in ("key", "value")]
+        self._entries = [part for both in cache for part in both]  # [heads, slots, head_dim] each
+        self._past = {
+            f"past.{name}": part[None] for name, part in zip(names, self._entries, strict=True)
+        }
+        self._outputs = ["logits", "likeliest", "shares", *(f"made.{name}" for name in names)]
+
+    def __call__(self, rows: BlockRows) -> HeadScores:
+        known, block = len(rows.found), len(rows.embedded)
+        slots, end = self._entries[0].shape[1], rows.start + known
+        bias = np.full((1, 1, 1, slots), -np.inf, np.float32)
+        bias[..., max(end - rows.num_seen, 0) : rows.start] = 0
+        positions = np.arange(rows.position, rows.position + known + block)
+        cos, sin = self._tables.up_to(int(positions[-1]) + 1)
+        inputs = self._past | {
+            "embedded": rows.embedded[None],
+            "found": rows.found[None],
+            "position_ids": positions[None],
+            "block_position_ids": positions[None, known:],
+            "cos": cos,
+            "sin": sin,
+            "attention_bias": bias,
+            "parts": np.array([known, block]),
+            "widths": np.array([slots, known + block]),
+            "logit_rows": np.arange(1, 1 + rows.num_scored),
+        }
+        logits, likeliest, shares, *made = self._session.run(self._outputs, inputs)
+        for kept, each in zip(self._entries, made, strict=True):
+            kept[:, rows.start : end] = each[0]
+        return HeadScores(logits, likeliest, shares)
+
+
+def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.InferenceSession:
     """Raises ModelFileError."""
     library = import_onnxruntime()
     options = library.SessionOptions()
@@ -121,7 +176,14 @@ def _opened(graph: bytes, what: str, threads: int | None) -> onnxruntime.Inferen
     options.intra_op_num_threads = threads or 1
     options.add_session_config_entry(_NO_SPINNING, "0")
     try:
-        return library.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        if isinstance(stored.weights, bytes):
+            options.add_external_initializers_from_files_in_memory(
+                [WEIGHTS_FILE], [stored.weights], [len(stored.weights)]
+            )
+        else:
+            folder = str(stored.weights.parent)
+            options.add_session_config_entry(_WEIGHTS_FOLDER, folder)
+        return library.InferenceSession(stored.graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise ModelFileError(
             f"onnxruntime cannot load {what}: {error}", remedy="Update onnxruntime."

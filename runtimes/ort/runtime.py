@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from edge_spec.runtimes.ort.starting import require_driver
 
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
-    from edge_spec.core.heads import BindsCaches, MedusaStep, Products
+    from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
     from edge_spec.placement.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.trial import TrialScores
@@ -85,25 +85,27 @@ class OrtRuntime:
 
         return bundle_memory(source, options, num_tokens)
 
-    def open_products(self, stored: Mapping[str, bytes], threads: int | None) -> Products:
-        """On the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import OrtProducts
-
-        return OrtProducts(stored, threads)
-
     def open_eagle_step(
-        self, stored: bytes, config: ModelConfig, threads: int | None
+        self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsCaches:
         """On the CPU; see ComputesHeads."""
         from edge_spec.runtimes.ort.heads import OrtEagleLayers
 
         return OrtEagleLayers(stored, config, threads)
 
-    def open_medusa_step(self, stored: bytes, threads: int | None) -> MedusaStep:
+    def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
         """On the CPU; see ComputesHeads."""
         from edge_spec.runtimes.ort.heads import OrtMedusaStep
 
         return OrtMedusaStep(stored, threads)
+
+    def open_dflash_step(
+        self, stored: StoredStep, config: ModelConfig, threads: int | None
+    ) -> BindsBlocks:
+        """On the CPU; see ComputesHeads."""
+        from edge_spec.runtimes.ort.heads import OrtDFlashLayers
+
+        return OrtDFlashLayers(stored, config, threads)
 
     def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""

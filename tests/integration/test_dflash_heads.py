@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import DFlashHead
+from edge_spec.core.heads import DFlashHead, HeadBackend, HeadScores
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.heads import dflash
 from edge_spec.drafters.heads.dflash import DFlashDrafter
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.protocol import Budget
@@ -26,6 +27,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures.dflash import BLOCK, DFlash
+from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
 LAYERS, VOCAB = 7, 265
 SEED = 2  # of a random model from which 4 bits are not too far on any processor
@@ -40,39 +42,46 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
 
+class Recording(DFlashDrafter):
+    """Keeps all logits of a block."""
+
+    def __init__(self, network: DFlashNetwork) -> None:
+        super().__init__(network)
+        self.seen: dict[int, np.ndarray] = {}
+
+    def _ask(self, heads: Sequence[int]) -> HeadScores:
+        found = super()._ask(heads)
+        self.seen |= zip(heads, found.logits, strict=True)
+        return found
+
+
 class Rig:
     """A target on the reference with a head's drafter, driven by hand."""
 
-    def __init__(self, source: StoredCheckpoint, head: DFlash, path: Path) -> None:
+    def __init__(
+        self, source: StoredCheckpoint, head: DFlash, path: Path, backend: HeadBackend | None
+    ) -> None:
         self.head, self.source = head, source
         self.text = list(PROMPT)
         self.model = ReferenceModel(source)
         self.session = self.model.open_session()
         read = open_head(path, source.config)
         assert isinstance(read, DFlashHead)
-        self.seen: dict[int, np.ndarray] = {}
-        network = DFlashNetwork(read, StoredTables(source))
-        scores = network.logits
-
-        def recorded(state: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-            found = scores(state, rows)
-            self.seen |= zip(rows, found, strict=True)
-            return found
-
-        network.logits = recorded  # type: ignore[method-assign]
         self.layers = read.feature_layers
-        self.drafter = DFlashDrafter(network)
+        self.drafter = Recording(DFlashNetwork(read, StoredTables(source), backend))
         self.drafter.attach(self.model, self.session)
         self.session.prefill(PROMPT[:-1])
         self.drafter.begin(PROMPT)
 
-    def expected(self) -> np.ndarray:
+    def expected(self, window: int = 2048) -> np.ndarray:
         session, found = self.model.open_session(), []
         session.collect_features(self.layers, lambda _, rows: found.append(rows))
         session.prefill(self.text[:-1])
         embedding = self.source.float32("model.embed_tokens.weight")
         output = self.source.float32("lm_head.weight")
-        return self.head.block_logits(self.text, np.concatenate(found), embedding, output)
+        features = np.concatenate(found)[-window:]
+        text = self.text[-len(features) - 1 :]  # only distances of positions count
+        return self.head.block_logits(text, features, embedding, output)
 
     def round(self, tree: TokenTree, accepted: int) -> None:
         """The first draft tokens are taken for accepted; then comes another than any drafted."""
@@ -86,18 +95,18 @@ class Rig:
         self.text += written
 
 
-@pytest.fixture
-def rig(target: Path, tmp_path: Path) -> Rig:
-    head = DFlash(LAYERS, VOCAB)
-    return Rig(open_checkpoint(target), head, head.write(tmp_path / "head"))
+@pytest.fixture(params=FLOAT_BACKENDS)
+def rig(request: pytest.FixtureRequest, target: Path, tmp_path: Path) -> Rig:
+    head, backend = DFlash(LAYERS, VOCAB), float_backend(request.param)
+    return Rig(open_checkpoint(target), head, head.write(tmp_path / "head"), backend)
 
 
-def require_same(rig: Rig) -> None:
+def require_same(rig: Rig, window: int = 2048) -> None:
     """1e-4: float32 of sums of about a hundred terms, against float64, of the largest score."""
-    expected = rig.expected()
-    assert sorted(rig.seen) == list(range(BLOCK - 1))
+    expected = rig.expected(window)
+    assert sorted(rig.drafter.seen) == list(range(BLOCK - 1))
     largest = max(1.0, float(np.abs(expected).max()))
-    found = np.stack([rig.seen[row] for row in range(BLOCK - 1)])
+    found = np.stack([rig.drafter.seen[row] for row in range(BLOCK - 1)])
     np.testing.assert_allclose(found, expected, atol=1e-4 * largest)
 
 
@@ -136,6 +145,17 @@ def test_trees_hold_the_likeliest_of_each_row(rig: Rig) -> None:
     likeliest = np.argsort(-rig.expected(), axis=1)[:, :8]
     for row in range(1, len(tree)):
         assert int(tree.tokens[row]) in likeliest[tree.depths[row] - 1]
+
+
+def test_a_text_beyond_the_window_is_cut_to_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is read in pieces, and entries are moved once there are twice as many."""
+    monkeypatch.setattr(dflash, "WINDOW", 5)
+    monkeypatch.setattr(dflash, "_ROWS_AT_ONCE", 3)
+    for accepted in (*ACCEPTED, 1):
+        tree = rig.drafter.propose(rig.text[-1], CHAIN)
+        require_same(rig, window=5)
+        rig.round(tree, accepted)
+    assert rig.drafter._first > 0
 
 
 @pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp"])

@@ -121,13 +121,13 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stored
 
 
 @pytest.fixture(params=FLOAT_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> HeadBackend:
+def backend(request: pytest.FixtureRequest) -> HeadBackend | None:
     return float_backend(request.param)
 
 
 @pytest.fixture
 def rig_of(
-    target: StoredCheckpoint, backend: HeadBackend, tmp_path: Path
+    target: StoredCheckpoint, backend: HeadBackend | None, tmp_path: Path
 ) -> Iterator[Callable[..., Rig]]:
     def make(form: str, options: dict[str, Any], prompt: list[int] = PROMPT) -> Rig:
         head = heads.draw(LAYERS, target.config.vocab_size, form, **options)

@@ -32,9 +32,8 @@ from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.loader import head_products
 from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_products import StoredBackend
+from edge_spec.loader.head_backend import StoredBackend
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
@@ -143,7 +142,7 @@ def test_medusa_heads_draft_what_they_were_made_for(
 ) -> None:
     """Their matrices are rounded to so many bits, and what they have learnt survives it."""
     if bits == 4:
-        monkeypatch.setattr(head_products, "WIDE", 1)
+        monkeypatch.setattr("edge_spec.loader.head_backend.WIDE", 1)
     with opened(drafter=drafter, draft=str(by_heart)) as engine:
         result = engine.generate(PROMPT, max_tokens=50)
         assert [token.id for token in result.tokens] == plain[:50]
@@ -164,7 +163,7 @@ def test_medusa_heads_draft_by_their_formula(target: Path, tmp_path: Path) -> No
         (weight, bias), state = read.blocks[index][0], states[3].astype(np.float64)
         inner = np.array([row @ state for row in weight]) + bias
         state = state + inner * (1 / (1 + np.exp(-inner)))
-        expected = np.array([row @ state for row in read.outputs[index]()])
+        expected = np.array([row @ state for row in read.outputs[index].parts[0]()])
         np.testing.assert_allclose(network.logits(states[3], [index])[0], expected, atol=1e-4)
 
 
@@ -199,7 +198,7 @@ def test_medusa_heads_that_share_a_matrix_score_its_tokens_alone(
     for index in range(2):
         weight, bias = read.blocks[index][0]
         inner = weight @ state + bias
-        expected = read.outputs[0]() @ (state + inner / (1 + np.exp(-inner)))
+        expected = read.outputs[0].parts[0]() @ (state + inner / (1 + np.exp(-inner)))
         scores = MedusaNetwork(read).logits(state, [index])[0]
         np.testing.assert_allclose(scores[ids], expected, atol=1e-4)
         assert np.isneginf(np.delete(scores, ids)).all()
@@ -300,6 +299,7 @@ def _drafter(
         ("shared medusa", 4, True),
         ("eagle-1", 8, True),
         ("mtp", 8, False),
+        ("dflash", None, False),
         ("dflash", 8, False),
     ],
 )

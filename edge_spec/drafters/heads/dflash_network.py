@@ -7,8 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.core.heads import DFlashHead, HeadBackend, TargetTables
-from edge_spec.drafters.heads.float_products import NumpyBackend
+from edge_spec.core.heads import (
+    BindsBlocks,
+    BlockRows,
+    BlockStep,
+    DFlashHead,
+    HeadBackend,
+    HeadScores,
+    TargetTables,
+)
+from edge_spec.drafters.heads.float_products import FloatProducts
+from edge_spec.drafters.heads.independent import head_scores
 from edge_spec.drafters.heads.layers import (
     HeadLayers,
     attend,
@@ -16,12 +25,11 @@ from edge_spec.drafters.heads.layers import (
     own_matrix,
     targets_output,
 )
-from edge_spec.drafters.heads.medusa import Likeliest
 
 
 class DFlashNetwork:
-    """Weights and formulas; it keeps no text. tables: the target's. backend: what multiplies
-    with the head's matrices; by default numpy does, in float32."""
+    """A head's weights, and what computes with them; it keeps no text. tables: the target's.
+    backend: what computes its steps; by default numpy does, in float32."""
 
     kind = DFlashHead.drafted_by
     reported_acceptance: Sequence[float] = ()  # see Drafter
@@ -38,36 +46,55 @@ class DFlashNetwork:
         for layer in range(head.config.num_layers):
             matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
         matrices["head"] = targets_output(tables, None, head.config.vocab_size)
-        self._products = (backend or NumpyBackend()).products(matrices)
-        self._layers = HeadLayers(head.config, self._products, head.tensors)
+        self._step: BindsBlocks = (
+            DFlashFormulas(head, FloatProducts(matrices))
+            if backend is None
+            else backend.dflash_step(head, matrices)
+        )
         self._embed = tables.embed
         self._masks = tables.embed(np.full(self.num_heads, head.mask_token))
 
-    def entries(self, found: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """found: [rows, features_size] of tokens of the text -> their keys and values in each
-        layer, [layers, 2, heads, rows, head_dim]."""
-        context = self._layers.normed(self._products("fc", found), "context_norm")
-        layers = range(self.config.num_layers)
-        return np.stack([self._layers.keys_values(context, i, positions) for i in layers])
+    def bound_to(self, cache: np.ndarray) -> BlockStep:
+        """See BindsBlocks."""
+        return self._step.bound_to(cache)
 
-    def block(self, pending: int, position: int, entries: np.ndarray) -> np.ndarray:
-        """[block_size - 1, hidden_size]: the states after the final norm in which the tokens after
-        the pending one are drafted. position: of the pending token; entries: of the text before."""
-        stream = np.concatenate([self._embed(np.array([pending])), self._masks])
-        positions = position + np.arange(len(stream))
-        for layer, (keys, values) in enumerate(entries):
-            read = self._layers.normed(stream, f"layers.{layer}.input_norm")
-            made = self._layers.heads(read, layer, positions)
-            keys = np.concatenate([keys, made.keys], axis=1)
-            values = np.concatenate([values, made.values], axis=1)
+    def embedded(self, pending: int) -> np.ndarray:
+        """[block_size, hidden_size] of the block after this token."""
+        return np.concatenate([self._embed(np.array([pending])), self._masks])
+
+    def spread(self, scores: np.ndarray) -> np.ndarray:
+        """See IndependentHeads: it scores all tokens."""
+        return scores
+
+
+class DFlashFormulas:
+    """What drafts where there is no backend, and what its steps are compared with."""
+
+    def __init__(self, head: DFlashHead, products: FloatProducts) -> None:
+        self._num_layers = head.config.num_layers
+        self._products = products
+        self._layers = HeadLayers(head.config, products, head.tensors)
+
+    def bound_to(self, cache: np.ndarray) -> BlockStep:
+        """See BindsBlocks."""
+        return lambda rows: self._scores(rows, cache)
+
+    def _scores(self, rows: BlockRows, cache: np.ndarray) -> HeadScores:
+        """See BlockStep."""
+        layers, known = self._layers, len(rows.found)
+        context = layers.normed(self._products("fc", rows.found), "context_norm")
+        at = rows.position + np.arange(known)
+        end, stream = rows.start + known, rows.embedded
+        positions = rows.position + known + np.arange(len(stream))
+        first = max(end - rows.num_seen, 0)
+        for layer in range(self._num_layers):
+            cache[layer, :, :, rows.start : end] = layers.keys_values(context, layer, at)
+            read = layers.normed(stream, f"layers.{layer}.input_norm")
+            made = layers.heads(read, layer, positions)
+            seen_keys, seen_values = cache[layer, :, :, first:end]
+            keys = np.concatenate([seen_keys, made.keys], axis=1)
+            values = np.concatenate([seen_values, made.values], axis=1)
             mixed = attend(made._replace(keys=keys, values=values), None)  # each row sees all rows
-            stream = self._layers.leave(stream, mixed, layer)
-        return self._layers.normed(stream[1:], "norm")
-
-    def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
-        """[heads, vocab] float32. state: of a block; heads: rows after the pending token's."""
-        return self._products("head", state[list(heads)])
-
-    def likeliest(self, state: np.ndarray) -> Sequence[Likeliest]:
-        """Nothing: products are all that its backend computes."""
-        return ()
+            stream = layers.leave(stream, mixed, layer)
+        scored = layers.normed(stream[1 : 1 + rows.num_scored], "norm")
+        return head_scores(self._products("head", scored))

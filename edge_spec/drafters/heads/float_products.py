@@ -1,4 +1,4 @@
-"""Products with a head's matrices in float32, by numpy: what others are compared with, and what
+"""Products with a head's matrices in float32, by numpy: what graphs are compared with, and what
 computes where onnxruntime is not installed."""
 
 from __future__ import annotations
@@ -8,23 +8,10 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, Products
+from edge_spec.core.heads import HeadMatrix
 from edge_spec.drafters.heads.blas_threads import one_blas_thread
 
 _FEW_ROWS = 64
-
-
-class NumpyBackend:
-    """Has products alone: all else is computed as the formulas are written."""
-
-    def products(self, matrices: Mapping[str, HeadMatrix]) -> Products:
-        return FloatProducts(matrices)
-
-    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> None:
-        return None
-
-    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> None:
-        return None
 
 
 class FloatProducts:
@@ -36,6 +23,7 @@ class FloatProducts:
         self._biases = {name: matrix.bias for name, matrix in matrices.items()}
 
     def __call__(self, name: str, x: np.ndarray) -> np.ndarray:
+        """x: [rows, in] float32 -> [rows, out] float32, the bias added."""
         bias = self._biases[name]
         with one_blas_thread() if len(x) <= _FEW_ROWS else nullcontext():
             product: np.ndarray = x @ self._weights[name]

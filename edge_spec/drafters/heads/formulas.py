@@ -1,18 +1,18 @@
-"""The arithmetic of an EAGLE head: the formulas as they are published, one line each. Products with
-its matrices are left to `core.heads.Products`, all else is float32."""
+"""The arithmetic of an EAGLE head: the formulas as they are published, one line each."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from edge_spec.core.heads import EagleHead, EagleStep, EntryRows, Products
+from edge_spec.core.heads import EagleHead, EagleStep, EntryRows
+from edge_spec.drafters.heads.float_products import FloatProducts
 from edge_spec.drafters.heads.layers import HeadLayers, attend
 
 
 class EagleFormulas:
-    """What backends without a step of their own draft by, and what theirs are compared with."""
+    """What drafts where there is no backend, and what its steps are compared with."""
 
-    def __init__(self, head: EagleHead, products: Products) -> None:
+    def __init__(self, head: EagleHead, products: FloatProducts) -> None:
         self.num_layers = head.config.num_layers
         self._head = head
         self._layers = HeadLayers(head.config, products, head.tensors)

@@ -1,5 +1,5 @@
 """What the layers of trained heads compute of whatever they read: their formulas are those of
-Llama and Qwen3. Products with matrices are left to `core.heads.Products`, all else is float32."""
+Llama and Qwen3, in float32."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import HeadMatrix, Products, TargetTables
+from edge_spec.core.heads import HeadMatrix, TargetTables
 from edge_spec.core.rope import Rope
 from edge_spec.drafters.heads.blas_threads import one_blas_thread
+from edge_spec.drafters.heads.float_products import FloatProducts
 
 QUERY_GATE = "q_gate"
 FEW_ROWS = 16
@@ -36,7 +37,7 @@ class HeadLayers:
     `tensors`, of which norms may be missing."""
 
     def __init__(
-        self, config: ModelConfig, products: Products, tensors: Mapping[str, np.ndarray]
+        self, config: ModelConfig, products: FloatProducts, tensors: Mapping[str, np.ndarray]
     ) -> None:
         self._config = config
         self._products = products

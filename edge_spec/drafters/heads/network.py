@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from edge_spec.core.heads import (
+    BindsCaches,
     EagleHead,
     EagleStep,
     HeadBackend,
@@ -15,7 +16,7 @@ from edge_spec.core.heads import (
     TargetTables,
 )
 from edge_spec.drafters.draft.candidates import ranked
-from edge_spec.drafters.heads.float_products import NumpyBackend
+from edge_spec.drafters.heads.float_products import FloatProducts
 from edge_spec.drafters.heads.formulas import EagleFormulas
 from edge_spec.drafters.heads.layers import (
     FEW_ROWS,
@@ -28,8 +29,8 @@ _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
 
 
 class EagleNetwork:
-    """It keeps no text. tables: the target's. backend: what computes with the head's matrices; by
-    default numpy does, in float32."""
+    """It keeps no text. tables: the target's. backend: what computes its steps; by default numpy
+    does, in float32."""
 
     kind = EagleHead.drafted_by
     reported_acceptance: Sequence[float] = ()  # see Drafter
@@ -37,15 +38,16 @@ class EagleNetwork:
     def __init__(
         self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
-        backend = backend or NumpyBackend()
         self.config = head.config
         self.feature_layers = head.feature_layers
         self.window = head.window
         self.num_scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
         self._head = head
         matrices = eagle_matrices(head, tables)
-        self._step = backend.eagle_step(head, matrices) or EagleFormulas(
-            head, backend.products(matrices)
+        self._step: BindsCaches = (
+            EagleFormulas(head, FloatProducts(matrices))
+            if backend is None
+            else backend.eagle_step(head, matrices)
         )
         self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))

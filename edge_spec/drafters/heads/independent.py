@@ -1,0 +1,135 @@
+"""Drafts of heads that know nothing of what the heads before them have drafted, so that any of a
+head's tokens may follow any of those before: the tree holds the likeliest paths, by the product of
+the heads' own chances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edge_spec.core.heads import HeadScores
+from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.draft.ahead import Path
+from edge_spec.drafters.draft.candidates import (
+    PRIORS,
+    SIBLINGS,
+    candidates_after,
+    kinds_of,
+    ranked,
+)
+from edge_spec.drafters.lookup.recycling import top_tokens
+from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.tree_builder import Candidate, grow, nothing
+
+
+class IndependentHeads(Protocol):
+    """Heads whose draft tokens are independent of each other."""
+
+    @property
+    def num_heads(self) -> int:
+        """Tokens that they draft at most, one after the other."""
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether those of all heads are scored in one go."""
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        """See Drafter."""
+
+    def spread(self, scores: np.ndarray) -> np.ndarray:
+        """scores: [..., scored tokens] -> [..., vocab], -inf for tokens that are not scored."""
+
+
+class IndependentDrafter(Drafter):
+    """A head is asked when the tree first gets to its depth; where all are scored in one go, all
+    that the budget has room for are."""
+
+    def __init__(self, network: IndependentHeads, name: str) -> None:
+        self.name = name
+        self._heads = network
+        self._acceptance = LearntAcceptance(PRIORS)
+        self._growth = nothing(0)
+        self._count = 0  # of draft tokens, at most
+        self._told: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # by head
+        self._likeliest: dict[int, list[tuple[int, int]]] = {}
+        self._sampler = Sampler(SamplingParams(), ())
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._heads.reported_acceptance
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._growth = nothing(prompt[-1])
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        self._told, self._likeliest = {}, {}
+        self._count = budget.num_draft_tokens
+        root: Path = ()
+        self._growth = nothing(pending)
+        if budget.num_draft_tokens > 0 and self._is_ready:
+            self._growth = grow(self.name, pending, budget, self._acceptance, root, self._expand)
+        return self._growth.tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats()}
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether heads have what they draft from."""
+        raise NotImplementedError
+
+    def _ask(self, heads: Sequence[int]) -> HeadScores:
+        """Returns what these heads say after the pending token; where all are scored in one go,
+        they are the first ones."""
+        raise NotImplementedError
+
+    def _expand(self, path: Path) -> list[Candidate[Path]]:
+        index = len(path)
+        if index == self._heads.num_heads:
+            return []
+        if index not in self._likeliest:
+            self._likeliest[index] = self._ranked(index)
+        return candidates_after(path, self._likeliest[index])
+
+    def _ranked(self, index: int) -> list[tuple[int, int]]:
+        """(token, kind of draft token) of a head's likeliest tokens, in falling order."""
+        if index not in self._told:
+            all_heads = range(max(index + 1, min(self._heads.num_heads, self._count)))
+            heads = all_heads if self._heads.shares_output else [index]
+            found = self._ask(heads)
+            rows = zip(found.logits, found.likeliest, found.shares, strict=True)
+            self._told |= zip(heads, rows, strict=True)
+        logits, tokens, shares = self._told[index]
+        if self._sampler.prefers_by_logits:
+            return kinds_of(tokens, shares)
+        return ranked(self._weigh(self._heads.spread(logits)))
+
+    def _weigh(self, logits: np.ndarray) -> np.ndarray:
+        """[vocab] what the target would prefer by such logits, whatever was drafted before."""
+        sampler = self._sampler
+        return (sampler.probs if sampler.sampled_drafts else sampler.preference)(logits, ())
+
+
+def head_scores(logits: np.ndarray) -> HeadScores:
+    """logits: [heads, scored tokens]. Shares are NaN where logits are."""
+    likeliest = top_tokens(logits, min(SIBLINGS, logits.shape[1]))
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares = np.take_along_axis(powers, likeliest, axis=1) / powers.sum(axis=1, keepdims=True)
+    return HeadScores(logits, likeliest, shares)
