@@ -105,7 +105,7 @@ class BlockRows:
     """A block that a DFlash head drafts, and the tokens before it that it has not read yet. Their
     entries of its cache begin at slot `start`."""
 
-    embedded: np.ndarray  # [block_size, hidden_size] float32: the pending token and masks, or [0, ]
+    embedded: np.ndarray  # [block, hidden_size] float32 of the pending token and masks
     found: np.ndarray  # [known, features_size] float32: the target's features of tokens
     position: int  # in the text, of the first of these, which the block follows
     start: int
