@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
+_CONVERTED = "safetensors"  # of a head's pickled weights
 _COMPILED = "qnn"  # the one that is for one processor alone
 
 
@@ -32,7 +33,8 @@ def export(
         typer.Option(
             help="onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
             "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
-            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]"
+            f"joined by commas, for a pair bundle; {_CONVERTED}: of a trained head whose weights "
+            f"are pickled.  [default: {_SINGLE}]"
         ),
     ] = None,
     quant: Annotated[
@@ -122,6 +124,12 @@ def export(
     )
     if choices is not None:
         _export_pair(model, out, choices, asked, (draft, draft_layers), json)
+    elif format == _CONVERTED and (draft, draft_layers) == (None, None):
+        if asked != ExportOptions(check=check):
+            raise UsageError(
+                f"--format {_CONVERTED} keeps tensors as they are", remedy="Leave other options out."
+            )
+        _convert_pickled(Path(model), out, json)
     elif draft is None and draft_layers is None:
         _export_one(model, out, format or _SINGLE, asked, json)
     else:
@@ -182,6 +190,17 @@ def _export_one(
             "KL divergence {kl_divergence:.4f}, largest logit difference "
             "{max_logit_difference:.3g}".format(**report.parity)
         )
+
+
+def _convert_pickled(head: Path, out: Path, as_json: bool) -> None:
+    from edge_spec.distill.pickled import convert_pickled
+    from edge_spec.storage.atomic import expanded
+
+    count = convert_pickled(expanded(head), out)
+    if as_json:
+        print(dumps({"path": str(out), "num_tensors": count}))
+        return
+    print(f"{out}: {count} tensors; use it with --draft {out}")
 
 
 def _export_pair(

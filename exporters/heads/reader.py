@@ -114,7 +114,8 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     if not files and _only_pickled(path):
         raise UnsupportedModelError(
             f"the weights in {path} are pickled, which may run any code when it is opened",
-            remedy="Convert them by the command in docs/drafters.md, which runs none.",
+            remedy=f"Convert them, which runs none: edge-spec export {path} OUT --format "
+            "safetensors.",
         )
     if not files:
         raise ModelFileError(
