@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_source import open_gguf
+from edge_spec.exporters.heads.reader import is_head_alone
 from edge_spec.exporters.hf_source import open_directory
 
 
 def open_checkpoint(path: Path) -> StoredCheckpoint:
     """Opens a `.gguf` file or a directory with config.json and safetensors.
 
-    Raises ModelFileError where the path is missing, damaged or neither of the two.
+    Raises ModelFileError where the path is missing, damaged or neither of the two, UsageError for a
+    trained head.
     """
     if not path.exists():
         raise ModelFileError(f"no such file or directory: {path}", remedy="Check the path.")
     if path.is_dir():
-        return open_directory(path)
+        try:
+            return open_directory(path)
+        except (ModelFileError, UnsupportedModelError):
+            if not is_head_alone(path):
+                raise
+        raise UsageError(
+            f"{path} is a trained head, which is no model of its own",
+            remedy="Name the model that it was trained for, and the head as its --draft.",
+        )
     return open_gguf(path)

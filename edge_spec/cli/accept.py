@@ -33,6 +33,13 @@ def accept(
         str | None, typer.Option(help="Where the draft is to run.  [default: cpu]")
     ] = None,
     draft_runtime: Annotated[str, typer.Option(help="The draft's runtime.")] = "auto",
+    source_language: Annotated[
+        str | None,
+        typer.Option(help="Of what a translator of many languages reads.", metavar="NAME"),
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Of what it writes, such as fra_Latn.", metavar="NAME")
+    ] = None,
     minutes: Annotated[
         float, typer.Option(help="How long it may take; half of it is soak.")
     ] = 10.0,
@@ -52,7 +59,16 @@ def accept(
     require_writable(out)
     if draft is not None and draft_device is None:
         draft_device = "cpu"
-    request = AcceptRequest(model, device, runtime, draft, draft_device, draft_runtime)
+    request = AcceptRequest(
+        model,
+        device,
+        runtime,
+        draft,
+        draft_device,
+        draft_runtime,
+        source_language=source_language,
+        target_language=target_language,
+    )
     report = _run(request, minutes * 60, out)
     if json:
         from json import dumps

@@ -88,8 +88,11 @@ def best_chain(
     acceptance: Acceptance, costs: RowCosts, draft_s: Callable[[int], float]
 ) -> Forecast:
     """By the measured times of passes here. draft_s: seconds for a chain of so many tokens."""
+    widest = len(acceptance.tokens_a_round) + 1
+    # A plain step may be widened as well: that one row was measured slower than two is no gain.
+    plain_s = min(costs.at(rows) for rows in range(1, widest + 1))
     found = [
-        Forecast(count, tokens * costs.at(1) / (costs.at(count + 1) + draft_s(count)))
+        Forecast(count, tokens * plain_s / (costs.at(count + 1) + draft_s(count)))
         for count, tokens in enumerate(acceptance.tokens_a_round, start=1)
     ]
     return max(found, key=lambda each: each.speedup)

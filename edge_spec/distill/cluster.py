@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,11 @@ from edge_spec.storage.digests import known_sha256
 
 _CONNECT_S = 5.0
 _POLL_S = 0.5
+_START = "Start the cluster with ray start --head, and give the address that it shows."
+_SETTINGS = (
+    b"\0\0\0\4\0\0\0\0\0"  # a frame of HTTP/2 with none of them; its kind is the fourth byte
+)
+_HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 _CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
 
 
@@ -216,20 +222,36 @@ class Cluster:
 
 
 def require_answer(address: str) -> None:
-    """Raises UsageError for what is no HOST:PORT, DeviceError where nobody answers: Ray itself
-    would wait for minutes."""
+    """Raises UsageError for what is no HOST:PORT, DeviceError where nobody answers, or somebody
+    else than Ray: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host or int(port) > 65535:
         raise UsageError(
             f"--ray {address} is no address", remedy="Give HOST:PORT, as ray start has shown it."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
+            is_ray = _speaks_http2(connection, time.monotonic() + _CONNECT_S)
     except OSError as error:
-        raise DeviceError(
-            f"nobody answers at {address}: {error}",
-            remedy="Start the cluster with ray start --head, and give the address that it shows.",
-        ) from None
+        raise DeviceError(f"nobody answers at {address}: {error}", remedy=_START) from None
+    if not is_ray:
+        raise DeviceError(f"what answers at {address} is no Ray cluster", remedy=_START)
+
+
+def _speaks_http2(connection: socket.socket, end: float) -> bool:
+    """Whether the first frame that comes back are settings (RFC 9113, section 3.4), as from the
+    gRPC server of a cluster's head."""
+    with suppress(OSError):  # what else there is may hang up, or say nothing
+        connection.sendall(_HTTP2_BEGINS)
+        found = b""
+        while len(found) < len(_SETTINGS) and (left := end - time.monotonic()) > 0:
+            connection.settimeout(left)
+            part = connection.recv(len(_SETTINGS) - len(found))
+            if not part:
+                break
+            found += part
+        return len(found) == len(_SETTINGS) and found[3] == _SETTINGS[3]
+    return False
 
 
 def content_of(model: str) -> str:

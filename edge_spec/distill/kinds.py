@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import Checkpoint
+from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.small_draft_files import num_kept
 from edge_spec.errors import UnsupportedModelError
@@ -21,6 +21,7 @@ class Kind:
     """drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
     state after the target's final norm, which its teacher is made of. of_answers: whether it reads
     those of prompts, too. require: raises an EdgeSpecError for a target of which none can be made.
+    of_layers: whether `make` is given a Checkpoint, whose layers it is made of; else TensorRows.
     scores_all: whether it drafts from the whole vocabulary. on_policy: whether it learns from what
     it writes itself, too."""
 
@@ -31,12 +32,13 @@ class Kind:
     epochs: int
     rows: int  # of a step
     require: Callable[[ModelConfig, DistillRequest], object]
-    make: Callable[[Teacher, Checkpoint, DistillRequest], Trainee]
+    make: Callable[[Teacher, Any, DistillRequest], Trainee]
+    of_layers: bool = True
     scores_all: bool = False
     on_policy: bool = False
 
 
-def _medusa(teacher: Teacher, source: Checkpoint, request: DistillRequest) -> Trainee:
+def _medusa(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
     from edge_spec.distill.medusa import MedusaTrainee
 
     return MedusaTrainee(teacher, request.positions)
@@ -88,6 +90,7 @@ KINDS = {
         rows=512,
         require=lambda config, request: None,
         make=_medusa,
+        of_layers=False,
     ),
     "eagle3": Kind(
         drafter="eagle",

@@ -14,7 +14,7 @@ import numpy as np
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
-from edge_spec.core.model_info import Checkpoint
+from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
 from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
@@ -45,7 +45,7 @@ class Target:
     threads: None: as PyTorch chooses."""
 
     config: ModelConfig
-    weights: Checkpoint
+    weights: TensorRows  # a Checkpoint for a kind that is made of layers
     costs: RowCosts
     token_ids: np.ndarray
     threads: int | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Progress
-from edge_spec.core.model_info import Checkpoint
+from edge_spec.core.model_info import TensorRows
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
 from edge_spec.distill.answers import Writers, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster, require_answer
@@ -42,7 +42,7 @@ from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader import load_asked
-from edge_spec.loader.head import open_weights
+from edge_spec.loader.head import open_tables, open_weights
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import as_storage_error, atomic_directory
@@ -74,7 +74,7 @@ def distill(
     if request.ray is not None:
         require_answer(request.ray)
     source = Source(model, progress)
-    weights = open_weights(source, "a trained drafter shares")
+    weights = _weights(source, request.kind)
     KINDS[request.kind].require(weights.config, request)
     with (
         work_folder(source, tasks.identity) as folder,
@@ -90,6 +90,22 @@ def distill(
             (made / "report.html").write_text(html_page(report), encoding="utf-8")
         forget_training(folder)
     return Distilled(request.out, report)
+
+
+def _weights(source: Source, kind: str) -> TensorRows:
+    """Raises UsageError for a target without the tables that a drafter shares, UnsupportedModelError
+    for one whose layers only a library reads where the drafter is made of them."""
+    tables = open_tables(source, "a trained drafter shares")
+    if not KINDS[kind].of_layers:
+        return tables
+    try:
+        return open_weights(source, "a trained drafter shares")
+    except UsageError:
+        raise UnsupportedModelError(
+            f"a drafter of the kind {kind} begins as layers of its target, and those of "
+            f"{source.model} are read by llama.cpp alone",
+            remedy="Use --kind medusa.",
+        ) from None
 
 
 def _tasks(request: DistillRequest) -> Tasks:
@@ -113,7 +129,7 @@ class _Work:
     folder: Path
     progress: Progress
 
-    def material(self, weights: Checkpoint) -> tuple[str, Target, Sequence[Example]]:
+    def material(self, weights: TensorRows) -> tuple[str, Target, Sequence[Example]]:
         """The model's name, and all that is learnt from, without the open model."""
         request = self.request
         with self._opened() as engine:
@@ -177,7 +193,7 @@ class _Work:
             )
         return proof
 
-    def _wanted(self, weights: Checkpoint) -> FeatureRequest:
+    def _wanted(self, weights: TensorRows) -> FeatureRequest:
         kind = KINDS[self.request.kind]
         layers = kind.layers(weights.config)
         return FeatureRequest(layers, kind.of_answers, self.request.max_cache_bytes)

@@ -22,7 +22,7 @@ from edge_spec.learning.heads import open_learnt_head
 from edge_spec.learning.sitting import ASSIGNMENT, Assignment, next_task, sit
 from edge_spec.learning.texts import LearntText, as_kept
 from edge_spec.learning.trial import Place
-from edge_spec.loader.head import open_weights
+from edge_spec.loader.head import open_tables
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.asked_options import AskedOptions
@@ -58,7 +58,7 @@ def start_learning(
     of, StorageError, OSError where nothing can be kept."""
     source, target = placed.source, placed.target
     _require_states(placed, models)
-    open_weights(source, "a head that learns here shares")
+    open_tables(source, "a head that learns here shares")
     folder = folder_of(source.name, source.identity, stored_weights(target), target.runtime.name)
 
     def assignment() -> Assignment:

@@ -29,7 +29,7 @@ from edge_spec.learning.heads import open_learnt_head
 from edge_spec.learning.texts import LearntText, TextEntry
 from edge_spec.learning.training import Heads, Teacher
 from edge_spec.learning.trial import Place, best_head, replay_texts
-from edge_spec.loader.head import StoredTables, open_weights
+from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.source import Source
 from edge_spec.placement.priority import LOWEST, give_way
 from edge_spec.storage.json_store import DamagedError
@@ -106,7 +106,7 @@ class Sitting:
         self._conditions = conditions
         self._clock = clock
         self._id = folder.open()
-        weights = open_weights(Source(asked.model, _quiet), "a head that learns here shares")
+        weights = open_tables(Source(asked.model, _quiet), "a head that learns here shares")
         self._weights: TensorRows = weights
         self._told_s = clock()  # until when the processor's time is in the state
         self._looked_s = -np.inf

@@ -52,7 +52,7 @@ def open_trained_head(
         tables = (
             _NoTables()
             if _has_tables(head)
-            else StoredTables(_open_tables(source, f"the head {path} shares"))
+            else StoredTables(open_tables(source, f"the head {path} shares"))
         )
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(head, tables, backend)
@@ -89,9 +89,9 @@ def reported_acceptance(path: Path) -> tuple[float, ...]:
     return chances if all(0 <= each <= 1 for each in chances) else ()
 
 
-def _open_tables(source: Source, who: str) -> TensorRows:
-    """Of a model that is read as a whole, or of a GGUF file that only a library can run. Raises as
-    `open_weights` does."""
+def open_tables(source: Source, who: str) -> TensorRows:
+    """The embedding and the output matrix, also of a GGUF file that only a library can run; else
+    all weights. Raises as `open_weights` does."""
     try:
         return open_weights(source, who)
     except UsageError:

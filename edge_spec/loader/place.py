@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
@@ -69,7 +72,7 @@ def place_models(
         options,
         progress,
         options.providers,
-        before_conversion=_require_convertible_chat if needs_chat else require_room_to_convert,
+        before_conversion=partial(_require_worth_converting, needs_chat, options.head),
         order=order.names,
     )
     if needs_chat:
@@ -127,9 +130,15 @@ def _reads_header(source: Source, options: LoadOptions) -> bool:
     return reads == "gguf" or not is_converted(source, runtime, options, options.providers)
 
 
-def _require_convertible_chat(model: Any) -> None:
-    _require_chat(model)
+def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -> None:
+    """model: whose weights are unread, as an exporter reads it; the shape of some is not known
+    before. Raises what would come after its conversion, which may take minutes."""
+    if needs_chat:
+        _require_chat(model)
     require_room_to_convert(model)
+    config = getattr(model, "config", None)
+    if head is not None and isinstance(config, ModelConfig):
+        runtimes.open_head(head, config, has_weights=False)
 
 
 def _require_chat(model: Any) -> None:

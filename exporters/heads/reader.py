@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
@@ -54,16 +56,30 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
         return False
     try:
         values = read_json(path / "config.json")
-        if any(mark in values for mark in _MARKS):
+        if _is_apart(path, values):
             return True
-        if values.get("num_hidden_layers") == 1 and _only_pickled(path):
-            return True  # EAGLE-1 as it was published at first; `open_head` says what to do
         tensors = _tensors(path)
-        if "fc.weight" in tensors or first_tensor(tensors) is not None:
-            return True
-        return mtp_prefix(values, tensors) is not None
+        return first_tensor(tensors) is not None or mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
+
+
+def is_head_alone(path: Path) -> bool:
+    """Whether this directory is a head's and no model's: a layer for multi-token prediction lies
+    beside its model's own."""
+    try:
+        return _is_apart(path, read_json(path / "config.json"))
+    except (ModelFileError, UnsupportedModelError):
+        return False
+
+
+def _is_apart(path: Path, values: Mapping[str, Any]) -> bool:
+    """values: of config.json. Raises ModelFileError, UnsupportedModelError."""
+    if any(mark in values for mark in _MARKS):
+        return True
+    if values.get("num_hidden_layers") == 1 and _only_pickled(path):
+        return True  # EAGLE-1 as it was published at first; `open_head` says what to do
+    return "fc.weight" in _tensors(path)
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
@@ -100,7 +116,8 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     if not files and _only_pickled(path):
         raise UnsupportedModelError(
             f"the weights in {path} are pickled, which may run any code when it is opened",
-            remedy="Convert them by the command in docs/drafters.md, which runs none.",
+            remedy=f"Convert them, which runs none: edge-spec export {path} OUT --format "
+            "safetensors.",
         )
     if not files:
         raise ModelFileError(

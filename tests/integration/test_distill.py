@@ -34,6 +34,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.storage.resumable import StepFile
+from fixtures import hybrid_models
 
 torch = pytest.importorskip("torch")
 
@@ -140,6 +141,34 @@ def test_a_drafter_learns_what_the_target_writes(
     assert counts.draft_n_accepted > 0.5 * counts.draft_n > 0
     left = sorted(path.name for path in (tmp_path / "cache" / "distill").glob("*/*"))
     assert left == ["answers.bin", "answers.log"]  # for a drafter of another kind
+
+
+@pytest.mark.parametrize("form", ["gguf", "qwen35"])
+def test_heads_are_trained_for_models_of_llamacpp(
+    form: str, tiny: ModuleType, prompts: Path, tmp_path: Path
+) -> None:
+    """All of Qwen 3.5 but two of its tables is read by the library alone."""
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "model.gguf"
+    if form == "qwen35":
+        hybrid_models.write_qwen35(path)
+    else:
+        tiny.write_gguf(tiny.build("llama", num_hidden_layers=LAYERS), path)
+    asked = AskedOptions(runtime="llamacpp", threads=1, kv_type="f32", flash_attention=False)
+    request = DistillRequest(
+        tmp_path / "out",
+        "medusa",
+        prompts,
+        num_tokens=400,
+        max_tokens=30,
+        vocabulary=200,
+        epochs=1,
+    )
+    found = distill(str(path), asked, request, quiet)
+    assert found.report["verify"]["passed"] and found.report["verify"]["num_tokens"] > 0
+    with edge_spec.load(str(path), runtime="llamacpp", draft=str(found.path)) as engine:
+        with engine.verifying_all_draft_tokens():
+            assert engine.chat("tell me", max_tokens=10).stats.drafters["medusa"].draft_n > 0
 
 
 def test_an_interrupted_training_goes_on_and_says_so(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +28,7 @@ from edge_spec.distill.answers import (
     local_writers,
     write_answers,
 )
-from edge_spec.distill.cluster import content_of
+from edge_spec.distill.cluster import content_of, require_answer
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.draft_cost import draft_token_s
 from edge_spec.distill.features import (
@@ -43,7 +43,7 @@ from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference.session import ReferenceSession
-from fixtures import families, heads
+from fixtures import families, heads, hybrid_models
 
 LAYERS = 7
 PROMPTS = tuple(f"tell me {index}" for index in range(12))
@@ -331,6 +331,56 @@ def test_an_address_at_which_nobody_answers_is_one_line(
     error = capsys.readouterr().err
     assert f"nobody answers at {address}" in error and error.count("\n") == 1
     assert not out.exists()
+
+
+def _told(answer: bytes, listening: socket.socket) -> None:
+    """Answers one connection, and hangs up, but for one who says nothing."""
+    connection, _ = listening.accept()
+    connection.sendall(answer)
+    if not answer:
+        connection.recv(1 << 16)  # what is asked; then nothing comes of it
+        connection.recv(1)  # until the other one hangs up
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ray"),
+    [
+        (b"\0\0\6\4\0\0\0\0\0\0\5\0\0\x40\0", True),  # settings, as gRPC's servers send them
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"SSH-2.0-server\r\n", False),
+        (b"\0\0", False),  # hangs up
+        (b"", False),
+    ],
+)
+def test_who_answers_at_the_address_has_to_be_ray(
+    answer: bytes, is_ray: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_spec.distill.cluster._CONNECT_S", 2.0 if answer else 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        thread = Thread(target=_told, args=(answer, listening))
+        thread.start()
+        if is_ray:
+            require_answer(address)
+        else:
+            with pytest.raises(DeviceError, match=f"what answers at {address} is no Ray cluster"):
+                require_answer(address)
+        thread.join()
+
+
+@pytest.mark.usefixtures("trains")
+@pytest.mark.parametrize("kind", ["eagle3", "draft"])
+def test_of_what_llamacpp_alone_reads_only_medusa_heads_are_trained(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    path = hybrid_models.write_qwen35(tmp_path / "qwen35.gguf")
+    out = tmp_path / "out"
+    assert run(["distill", str(path), "--out", str(out), "--kind", kind]) == 1
+    error = capsys.readouterr().err
+    assert "are read by llama.cpp alone" in error and "--kind medusa" in error
+    assert error.count("\n") == 1 and not out.exists()
 
 
 @pytest.mark.usefixtures("trains")

@@ -28,7 +28,7 @@ from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import EdgeSpecError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
@@ -460,13 +460,44 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     assert told in caught.value.message and "\n" not in str(caught.value)
 
 
+def test_another_targets_head_is_refused_before_the_target_is_converted(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion may take minutes."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    head = heads.draw(LAYERS, VOCAB, "safeailab").write(
+        tmp_path / "head", eagle_aux_hidden_state_layer_ids=[1, 3, 9]
+    )
+    told: list[str] = []
+    with pytest.raises(EdgeSpecError, match="drafts from the inputs of the layers"):
+        edge_spec.load(
+            str(target), runtime="ort", draft=str(head), progress=lambda what, _: told.append(what)
+        )
+    assert not told  # a conversion tells how far it is
+
+
+@pytest.mark.parametrize("form", [*heads.FORMATS, "pickled", "dflash"])
+def test_a_head_in_the_place_of_a_model_is_refused_in_one_line(form: str, tmp_path: Path) -> None:
+    if form == "dflash":
+        path = DFlash(LAYERS, VOCAB).write(tmp_path / "head")
+    else:
+        # As they are published: some say that they are models of this type.
+        published = "eagle-1" if form == "pickled" else form
+        path = heads.draw(LAYERS, VOCAB, published).write(tmp_path / "head", model_type="llama")
+    if form == "pickled":
+        (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="is a trained head, which is no model of its own") as told:
+        edge_spec.load(str(path))
+    assert "--draft" in told.value.remedy
+
+
 @pytest.mark.parametrize("form", ["safeailab", "eagle-1"])  # config.json of the latter has no mark
 def test_pickled_weights_are_not_opened(form: str, target: Path, tmp_path: Path) -> None:
     head = heads.draw(LAYERS, VOCAB, form).write(tmp_path / "head")
     (head / "model.safetensors").rename(head / "pytorch_model.bin")
     with pytest.raises(EdgeSpecError, match="pickled") as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(head))
-    assert "docs/drafters.md" in caught.value.remedy
+    assert f"edge-spec export {head} OUT --format safetensors" in caught.value.remedy
 
 
 def test_tokens_that_are_no_list_of_numbers_are_refused(target: Path, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import StorageError, UnsupportedModelError, UsageError
-from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.learning import course as course_module
 from edge_spec.learning import sitting as sitting_module
 from edge_spec.learning.conditions import Conditions
@@ -34,10 +33,11 @@ from edge_spec.learning.sitting import Assignment, Sitting
 from edge_spec.learning.texts import LearntText, as_kept
 from edge_spec.learning.trial import Place
 from edge_spec.loader import load_asked
-from edge_spec.loader.head import StoredTables
+from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.source import Source
 from edge_spec.placement.isolated import IsolatedError, Lifeline
-from fixtures import t5_models
+from fixtures import hybrid_models, t5_models
 
 HIDDEN, VOCAB = 64, 265
 PATIENCE_S = 60.0
@@ -74,9 +74,9 @@ class Rule:
     them repeats itself, so suffix lookup finds nothing."""
 
     def __init__(self, target: Path) -> None:
-        checkpoint = open_checkpoint(target)
-        self.config: ModelConfig = checkpoint.config
-        self._output = StoredTables(checkpoint).output_rows(None)
+        tables = open_tables(Source(str(target), quiet), "a rule reads")
+        self.config: ModelConfig = tables.config
+        self._output = StoredTables(tables).output_rows(None)
         self._order = np.random.default_rng(7).permutation(VOCAB)
 
     def text(self, start: int, count: int = 150) -> LearntText:
@@ -329,8 +329,29 @@ def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
 # The engine, with a learner beside it.
 
 
+@pytest.fixture(params=["reference", "llamacpp", "llamacpp, Qwen 3.5"])
+def place(
+    request: pytest.FixtureRequest, tiny: ModuleType, target: Path, tmp_path: Path
+) -> tuple[Path, AskedOptions]:
+    """A target, and who computes it. Of Qwen 3.5 nothing but the library reads all weights, and
+    its states can be taken back by a few tokens only."""
+    runtime, _, family = request.param.partition(", ")
+    if runtime == "reference":
+        return target, ASKED
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "hf.gguf"
+    if family:
+        hybrid_models.write_qwen35(path, context_length=1024)
+    else:
+        model = tiny.build("llama", num_hidden_layers=2, max_position_embeddings=1024)
+        tiny.write_gguf(model, path)
+    return path, AskedOptions(runtime=runtime, threads=1, kv_type="f32", flash_attention=False)
+
+
 @contextmanager
-def learning_engine(target: Path, **parts: Any) -> Iterator[tuple[Engine, Learner]]:
+def learning_engine(
+    target: Path, asked: AskedOptions = ASKED, **parts: Any
+) -> Iterator[tuple[Engine, Learner]]:
     """Whose machine is never idle, unless it is said."""
     learners: list[Learner] = []
 
@@ -340,7 +361,7 @@ def learning_engine(target: Path, **parts: Any) -> Iterator[tuple[Engine, Learne
         learners.append(learner)
         return learner
 
-    with load_asked(str(target), ASKED, quiet, learning=start) as engine:
+    with load_asked(str(target), asked, quiet, learning=start) as engine:
         yield engine, learners[0]
 
 
@@ -362,14 +383,15 @@ def answers(engine: Engine) -> list[list[int]]:
 
 @pytest.mark.usefixtures("fixed_policy")
 def test_texts_are_the_same_with_a_head_that_was_learnt(
-    target: Path, rule: Rule, tmp_path: Path
+    place: tuple[Path, AskedOptions], tmp_path: Path
 ) -> None:
-    with load_asked(str(target), ASKED, quiet) as engine:
+    target, asked = place
+    with load_asked(str(target), asked, quiet) as engine:
         plain = answers(engine)
-    with learning_engine(target) as (engine, learner):
+    with learning_engine(target, asked) as (engine, learner):
         assert answers(engine) == plain
         written(learner)
-        folder = learner._folder
+        folder, rule = learner._folder, Rule(target)
         for start in range(0, 240, 24):
             folder.texts.add(rule.text(start))
         Sitting(folder, Assignment(str(target), CHEAP), anywhere(tmp_path)).run()
@@ -395,8 +417,11 @@ def main_status() -> dict[str, Any]:
     return found.document()
 
 
-def test_what_is_kept_are_whole_answers_and_their_states(target: Path) -> None:
-    with learning_engine(target) as (engine, learner):
+def test_what_is_kept_are_whole_answers_and_their_states(
+    place: tuple[Path, AskedOptions],
+) -> None:
+    target, asked = place
+    with learning_engine(target, asked) as (engine, learner):
         result = engine.chat("tell me", max_tokens=30)
         stopped = engine.chat("what is it", stream=True, max_tokens=30)
         next(stopped)
@@ -409,7 +434,8 @@ def test_what_is_kept_are_whole_answers_and_their_states(target: Path) -> None:
         assert len(texts) == 1
         assert texts[0].tokens.tolist() == [token.id for token in result.tokens]
         assert list(texts[0].prompt) == engine.chat_prompt("tell me")
-    output = StoredTables(open_checkpoint(target)).output_rows(None)
+    tables = open_tables(Source(str(target), quiet), "the test reads")
+    output = StoredTables(tables).output_rows(None)
     best = (texts[0].states.astype(np.float32) @ output.T).argmax(axis=1)
     # Each state is the one in which its token was chosen; float16 may turn a near tie.
     assert (best == texts[0].tokens).mean() > 0.9
@@ -557,7 +583,7 @@ def test_a_target_without_its_tables_is_refused(
     def none(source: Any, who: str) -> None:
         raise UsageError(f"{who} tables of its target", remedy="Name the file.")
 
-    monkeypatch.setattr("edge_spec.learning.learner.open_weights", none)
+    monkeypatch.setattr("edge_spec.learning.learner.open_tables", none)
     with (
         pytest.raises(UsageError, match="a head that learns here shares tables"),
         learning_engine(target),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from edge_spec import load
 from edge_spec.cli.main import app
+from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.text.source_text import SourceEnd
@@ -211,3 +213,30 @@ def test_sources_are_encoded_as_transformers_encodes_them(kind: str, tmp_path: P
         assert found[-1] == made.convert_tokens_to_ids(target)
         rest = [begins] if kind == "MBartTokenizer" else [END, found[-1]]
         assert found[len(expected) :] == rest
+
+
+def test_accept_is_told_the_languages(write: Callable[..., Path]) -> None:
+    """Its checks are processes of their own, which read what was asked as text."""
+    asked = AcceptRequest(str(write()), "cpu", "ort", target_language="fra_Latn")
+    with AcceptRequest.from_json(asked.to_json()).engine() as engine:
+        assert engine.encode(SOURCE)[-1] == FRENCH
+    with (
+        pytest.raises(UsageError, match="nothing says which"),
+        replace(asked, target_language=None).engine(),
+    ):
+        pass
+
+
+def test_the_command_that_accepts_takes_languages(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[AcceptRequest] = []
+
+    def run(request: AcceptRequest, seconds: float, out: Path) -> Any:
+        asked.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edge_spec.cli.accept._run", run)
+    named = ["--source-language", "eng_Latn", "--target-language", "fra_Latn"]
+    CliRunner().invoke(app, ["accept", str(write()), *named])
+    assert (asked[0].source_language, asked[0].target_language) == ("eng_Latn", "fra_Latn")

@@ -33,6 +33,8 @@ class AcceptRequest:
     draft_device: str | None = None
     draft_runtime: str = "auto"
     told_memory: bool = False
+    source_language: str | None = None  # of a translator of many languages
+    target_language: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -51,6 +53,7 @@ class AcceptRequest:
         if drafts and self.draft is not None:
             asked |= {"draft": self.draft, "draft_runtime": self.draft_runtime}
             asked |= {"draft_device": self.draft_device}
+        asked |= {"source_language": self.source_language, "target_language": self.target_language}
         return LoadOptions(**{**asked, **changes}, keeps_ngrams=False)
 
     @property

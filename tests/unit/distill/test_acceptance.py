@@ -61,3 +61,12 @@ def test_a_drafter_that_is_never_right_does_not_pay() -> None:
     costs = RowCosts({1: 10.0, 2: 11.0})
     found = best_chain(Acceptance((0.0,), (1.0,), 100), costs, lambda count: 1.0)
     assert not found.pays and found.speedup == pytest.approx(10 / 12)
+
+
+def test_no_forecast_is_beyond_the_tokens_of_a_round() -> None:
+    """Where noise made a pass of one row dearer than one of two."""
+    costs = RowCosts({1: 15.0, 2: 2.6, 4: 11.0})
+    accepted = Acceptance((0.03, 0.0, 0.0), (1.03, 1.03, 1.03), 100)
+    found = best_chain(accepted, costs, lambda count: 0.4 * count)
+    assert found.num_draft_tokens == 1 and not found.pays
+    assert found.speedup == pytest.approx(1.03 * 2.6 / (2.6 + 0.4))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -164,3 +167,10 @@ def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None
 )
 def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | None) -> None:
     assert known_head(target) == head
+
+
+def test_the_documented_heads_are_those_of_the_table() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w.-]+/[\w.-]+) \| ([\w.-]+/[\w.-]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    assert all(known_head(target) == head for target, head in rows)
