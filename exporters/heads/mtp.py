@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edge_spec.core.heads import EagleHead
-from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.tensors import raised
 from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
 from edge_spec.exporters.heads.eagle_tensors import our_name, published_name, require_shapes
@@ -108,6 +108,13 @@ def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
         returns_normed=True,
     )
     require_target(head, named, values, target)
+    num_layers = values.get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers != target.num_layers:
+        raise UsageError(
+            f"{path} has the layer for multi-token prediction of another target: its model has "
+            f"{num_layers} layers, this target {target.num_layers}",
+            remedy="Use it with its own model.",
+        )
     if form.is_gated:
         named |= _with_gates(head, named, form)
     require_shapes(head, named, target.vocab_size, frozenset(), form.theirs)

@@ -128,6 +128,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     values = {
         name: metadata.require(f"{architecture}.{key}", kind) for name, (key, kind) in _KEYS.items()
     }
+    values["num_hidden_layers"] = first
     rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
     if rotated and values["head_dim"]:
         # Of which config.json states a share, that is rounded down.

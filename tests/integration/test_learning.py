@@ -37,7 +37,7 @@ from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.isolated import IsolatedError, Lifeline
-from fixtures import hybrid_models, t5_models
+from fixtures import family_gguf, hybrid_models, t5_models
 
 HIDDEN, VOCAB = 64, 265
 PATIENCE_S = 60.0
@@ -574,6 +574,19 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
         learning_engine(t5_models.write(tmp_path / "t5")),
     ):
         pass
+    assert kept_folders() == []
+
+
+def test_a_model_whose_final_states_llamacpp_does_not_give_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "made").mkdir()
+    path = family_gguf.hf_as_gguf("lfm2", tmp_path / "made")
+    with (
+        pytest.raises(UnsupportedModelError, match="which llamacpp does not give") as caught,
+        learning_engine(path, AskedOptions(runtime="llamacpp", threads=1)),
+    ):
+        pass
+    assert "--learn" in caught.value.remedy and "\n" not in str(caught.value)
     assert kept_folders() == []
 
 

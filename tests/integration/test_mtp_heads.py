@@ -113,3 +113,11 @@ def test_layers_that_are_stated_and_missing_are_no_head(tiny: ModuleType, tmp_pa
     assert open_checkpoint(path).config.num_layers == LAYERS
     with pytest.raises(EdgeSpecError, match="and has none"):
         open_head(path, open_checkpoint(path).config)
+
+
+def test_the_layer_of_another_model_is_refused(tiny: ModuleType, tmp_path: Path) -> None:
+    """Its width and its vocabulary are the same."""
+    path = write(tiny, tmp_path / "model", "deepseek")
+    deeper = tiny.write_hf(tiny.build("llama", num_hidden_layers=LAYERS + 1), tmp_path / "deeper")
+    with pytest.raises(EdgeSpecError, match="its model has 3 layers, this target 4"):
+        open_head(path, open_checkpoint(Path(deeper)).config, has_weights=False)

@@ -303,6 +303,12 @@ def test_of_several_layers_the_first_one_drafts(target: Path, tmp_path: Path) ->
     assert one.tensors.keys() == two.tensors.keys() and two.config.num_layers == 1
 
 
+def test_the_layer_of_another_model_is_refused(target: Path, head: Path) -> None:
+    config = open_model_info(target).config
+    with pytest.raises(EdgeSpecError, match="its model has 4 layers, this target 5"):
+        open_head(head, replace(config, num_layers=5), has_weights=False)
+
+
 def test_doctor_says_what_it_is(target: Path, head: Path) -> None:
     places = LoadOptions(runtime="llamacpp")
     report = diagnose(
