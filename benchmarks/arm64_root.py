@@ -10,6 +10,7 @@ runs it on a machine of another kind.
 from __future__ import annotations
 
 import argparse
+import compileall
 import platform
 import re
 import shutil
@@ -63,7 +64,15 @@ def make_root(directory: Path) -> None:
         path = directory / ROOT / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="ascii")
+    _compile_library(directory)
     _install_wheels(directory)
+
+
+def _compile_library(directory: Path) -> None:
+    """Packages have no bytecode, and an emulated Python would take seconds at each start to make
+    its own. It ignores this machine's where that is of another version."""
+    library = python_of(directory).resolve().name
+    compileall.compile_dir(directory / ROOT / "usr" / "lib" / library, quiet=2)
 
 
 def _fetched(work: Path, source: str) -> list[Path]:

@@ -93,8 +93,8 @@ def distill(
 
 
 def _weights(source: Source, kind: str) -> TensorRows:
-    """Raises UsageError for a target without the tables that a drafter shares, UnsupportedModelError
-    for one whose layers only a library reads where the drafter is made of them."""
+    """Raises UsageError for a target without the tables that a drafter shares,
+    UnsupportedModelError where the drafter is made of layers that only a library reads."""
     tables = open_tables(source, "a trained drafter shares")
     if not KINDS[kind].of_layers:
         return tables

@@ -95,12 +95,13 @@ def test_a_draft_of_a_draft_needs_its_vocabulary(other_vocabulary, demo_gguf):
     assert "tiny" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_gguf_file_runs_as_it_is(edge_spec, demo_gguf, tmp_path):
+def test_a_gguf_file_runs_as_it_is(edge_spec, other_vocabulary, tmp_path):
+    """A tiny one: how its rows differ is measured, as its cache is empty."""
     pytest.importorskip("llama_cpp")
     cache = tmp_path / "cache"
     done = edge_spec(
         "generate",
-        str(demo_gguf),
+        str(other_vocabulary),
         PROMPTS[1],
         *("--runtime", "llamacpp", "--max-tokens", "12", "--json"),
         EDGE_SPEC_CACHE=str(cache),

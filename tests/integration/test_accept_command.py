@@ -23,7 +23,7 @@ from edge_spec.diagnostics.accept.report import html_page, print_report
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import Mark, passed
 from edge_spec.diagnostics.accept.runner import AcceptRun
-from edge_spec.placement.isolated import IsolatedError
+from edge_spec.placement.isolated import IsolatedError, isolated
 from fixtures import faulty_runtime
 
 pytestmark = pytest.mark.usefixtures("faulty")
@@ -177,7 +177,15 @@ def test_a_process_that_crashes_or_hangs_takes_no_other_with_it(
     """For real, in processes of their own."""
     checks = [replace(BY_NAME[name], share=0.06) for name in ("target", "trees", "nodes")]
     request = AcceptRequest(faulty_model, device, "faulty")
-    made = AcceptRun(request, 300, lambda what, fraction: None, lambda: None, checks=checks)
+
+    def ended_soon(work: Any, *arguments: str, timeout_s: float) -> Any:
+        """It would be given half a minute and more, and hangs for ever."""
+        hangs = device == "hangs" and arguments[0] == "trees"
+        return isolated(work, *arguments, timeout_s=4 if hangs else timeout_s)
+
+    made = AcceptRun(
+        request, 300, lambda what, fraction: None, lambda: None, ended_soon, checks=checks
+    )
     made.run(faulty_runtime.FaultyRuntime().devices(RuntimeOptions()))
     rows = {row.check: row for row in made.rows}
     assert rows["target"].mark is Mark.PASSED
@@ -186,14 +194,27 @@ def test_a_process_that_crashes_or_hangs_takes_no_other_with_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["faulty", "ort", "llamacpp"])
+@pytest.mark.parametrize(
+    ("runtime", "in_processes"), [("faulty", False), ("ort", True), ("llamacpp", False)]
+)
 def test_the_command_as_it_is_run(
-    runtime: str, faulty_model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    runtime: str,
+    in_processes: bool,
+    faulty_model: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """How far it comes depends on what else runs here; nothing that it finds is an error."""
+    """How far it comes depends on what else runs here; nothing that it finds is an error. Checks of
+    two runtimes are made in this process: they have nothing to import, so that little time is as
+    much as a minute in processes."""
     if runtime == "llamacpp":
         pytest.importorskip("llama_cpp")
-    told = ["--runtime", runtime, "--minutes", "1", "--out", str(tmp_path / "out"), "--json"]
+    if not in_processes:
+        inside = partial(AcceptRun, isolate=lambda work, *arguments, timeout_s: work(*arguments))
+        monkeypatch.setattr(runner_module, "AcceptRun", inside)
+    minutes = "1" if in_processes else "0.2"
+    told = ["--runtime", runtime, "--minutes", minutes, "--out", str(tmp_path / "out"), "--json"]
     pair = ["--draft", faulty_model, "--draft-runtime", runtime]
     status = run(["accept", faulty_model, "--device", "cpu", *told, *pair])
     report = json.loads(capfd.readouterr().out)

@@ -166,9 +166,11 @@ def test_heads_are_trained_for_models_of_llamacpp(
     )
     found = distill(str(path), asked, request, quiet)
     assert found.report["verify"]["passed"] and found.report["verify"]["num_tokens"] > 0
-    with edge_spec.load(str(path), runtime="llamacpp", draft=str(found.path)) as engine:
-        with engine.verifying_all_draft_tokens():
-            assert engine.chat("tell me", max_tokens=10).stats.drafters["medusa"].draft_n > 0
+    with (
+        edge_spec.load(str(path), runtime="llamacpp", draft=str(found.path)) as engine,
+        engine.verifying_all_draft_tokens(),
+    ):
+        assert engine.chat("tell me", max_tokens=10).stats.drafters["medusa"].draft_n > 0
 
 
 def test_an_interrupted_training_goes_on_and_says_so(

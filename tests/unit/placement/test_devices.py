@@ -18,7 +18,9 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
+from edge_spec.placement import devices as devices_module
 from edge_spec.placement.devices import Device, DeviceListing, devices_of, list_devices
+from edge_spec.placement.isolated import IsolatedError
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
@@ -110,7 +112,11 @@ def test_the_reference_refuses_other_devices_before_it_reads() -> None:
 
 
 @pytest.mark.usefixtures("third_party")
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is made in this process: others look at how each runtime is asked in one."""
+    monkeypatch.setattr(devices_module, "isolated", in_this_process)
     assert run(["devices", "--json"]) == 0
     out, err = capsys.readouterr()
     devices = json.loads(out)["devices"]
@@ -140,6 +146,13 @@ def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPat
     lines = text.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     assert max(map(len, lines)) <= 50
     assert "npu1" in text and "…" not in text
+
+
+def in_this_process(work: Any, runtime: str, **how: Any) -> Any:
+    """Of the runtime that lists a device; the others end as they may."""
+    if runtime != "working":
+        raise IsolatedError("it ended")
+    return work(runtime)
 
 
 def printed() -> subprocess.CompletedProcess[str]:
