@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from itertools import accumulate
 from operator import mul
 
@@ -14,6 +15,9 @@ _REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has 
 _FAMILIARITY = 12.0  # passes that the measurement counts for at first
 _TOGETHER = 0.1  # weight of first and further rows changing alike: that of 3 passes of 2 rows
 _LEAST_DRIFT = 0.05
+_OUTDATED = 0.75  # times the measured duration, from which on the machine was busy then
+_SETTLED = 26  # passes, of which the first have little weight by now
+_HOPED = 0.25  # of what further rows would cost then, by what the first row tells
 _TABLE_ROWS = 64  # that are asked for in every round
 
 
@@ -33,9 +37,14 @@ class RowCosts:
         num_experts: int = 0,
         experts_used: int = 0,
         plain_rows: int = 1,
+        on_outdated: Callable[[], None] | None = None,
     ) -> None:
-        """plain_rows: of a plain step, whose pass is widened to so many."""
+        """plain_rows: of a plain step, whose pass is widened to so many. on_outdated: is told once
+        where passes turn out much faster than they were measured."""
         self.plain_rows = plain_rows
+        self._on_outdated = on_outdated
+        self._passes = 0  # observed
+        self._is_shared = False
         self.drift = Drift()
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
@@ -48,16 +57,31 @@ class RowCosts:
     def at(self, rows: float) -> float:
         is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
         measured = self._known[int(rows)] if is_known else self._measured(rows)
-        drift = self.drift
-        return drift.first * self._first_s + drift.further * (measured - self._first_s)
+        return self.drift.first * self._first_s + self._dearer * (measured - self._first_s)
 
     def further(self, rows: int) -> list[float]:
         """What passes of 1, 2, ... `rows` rows take on top of one row's."""
         known, first_s = self._known, self._first_s
         if rows > _TABLE_ROWS:
             known = [self._measured(each) for each in range(rows + 1)]
-        each_s = self.drift.further
-        return [each_s * (seconds - first_s) for seconds in known[1 : rows + 1]]
+        dearer = self._dearer
+        return [dearer * (seconds - first_s) for seconds in known[1 : rows + 1]]
+
+    @property
+    def _dearer(self) -> float:
+        """How many times as dear further rows are as they were measured. Where the machine was busy
+        then, they may be much cheaper now, which only passes that have some can show: so they are
+        taken to be until one has."""
+        drift = self.drift
+        guessed = self.is_outdated and not drift.knows_further
+        return _HOPED * drift.further if guessed else drift.further
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a pass is so much faster by now that the machine was busy when it was measured: a
+        longer context makes it slower only."""
+        is_faster = self._passes >= _SETTLED and self.drift.first < _OUTDATED
+        return is_faster and not self._is_shared
 
     @property
     def measured(self) -> dict[int, float]:
@@ -72,13 +96,20 @@ class RowCosts:
         wider = self._rows[-1] - self._rows[0]
         return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
 
+    def shared(self) -> RowCosts:
+        """A copy for passes that several conversations share: each is charged its part of them,
+        which is less than a pass of its own."""
+        copied = deepcopy(self)
+        copied._is_shared = True
+        return copied
+
     def padded(self, widths: Sequence[int]) -> RowCosts:
         """Of passes that are widened to the next of these ascending widths, as they are now."""
         wider = {
             rows: self.at(next(width for width in widths if width >= rows))
             for rows in range(1, widths[-1] + 1)
         }
-        return RowCosts(wider, plain_rows=widths[0])
+        return RowCosts(wider, plain_rows=widths[0], on_outdated=self._on_outdated)
 
     def widest_free(self, more: float = 0.25) -> int:
         """The widest measured pass that takes at most `more` of one row's time on top of it."""
@@ -89,6 +120,10 @@ class RowCosts:
         seconds = min(max(seconds, expected / _MAX_DRIFT), expected * _MAX_DRIFT)
         further = (self._measured(rows) - self._first_s) / self._first_s
         self.drift.observe(further, seconds / self._first_s)
+        self._passes += 1
+        if self._on_outdated is not None and self._passes >= 2 * _SETTLED and self.is_outdated:
+            self._on_outdated()
+            self._on_outdated = None
 
     def _measured(self, rows: float) -> float:
         if len(self._rows) == 1:
@@ -112,6 +147,7 @@ class Drift:
 
     def __init__(self) -> None:
         self.first = self.further = 1.0
+        self.knows_further = False  # by passes of late, rather than by how the first row changes
         # Weighted sums over passes, with as many as settle it that were as measured: of 1, of x,
         # x^2, y and x y, where y is the time of a pass and x that of its further rows as measured,
         # both in first rows.
@@ -128,12 +164,18 @@ class Drift:
         # Minimizes the weighted squares plus _TOGETHER * (first - further)^2.
         a, b, d = count + _TOGETHER, x - _TOGETHER, xx + _TOGETHER
         determinant = a * d - b * b
+        self.knows_further = xx >= _TOGETHER
         self.first = max(_LEAST_DRIFT, (d * y - b * xy) / determinant)
         self.further = max(_LEAST_DRIFT, (a * xy - b * y) / determinant)
 
 
-def costs_of(config: ModelConfig, seconds: Mapping[int, float]) -> RowCosts:
-    return RowCosts(seconds, config.num_experts, config.experts_used)
+def costs_of(
+    config: ModelConfig,
+    seconds: Mapping[int, float],
+    on_outdated: Callable[[], None] | None = None,
+) -> RowCosts:
+    experts = config.num_experts, config.experts_used
+    return RowCosts(seconds, *experts, on_outdated=on_outdated)
 
 
 def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:

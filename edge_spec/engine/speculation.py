@@ -124,7 +124,7 @@ class SpeculationFactory:
             free = {each.name for each in guarded if not _is_costly(each)}
             costs, limit = self.costs(), self._max_draft_tokens
             # Rows of several conversations are widened together.
-            shared = deepcopy(costs) if self.shares_passes else None
+            shared = costs.shared() if self.shares_passes else None
             if widths:
                 costs = costs.padded(widths)
             policy = AdaptivePolicy(

@@ -2,16 +2,21 @@
 shape.
 
 Like what is found of rows, it follows from a library's build, the processor, the form of the
-weights and the shapes. Policies correct it by every pass, and a profile takes its place.
+weights and the shapes. Policies correct it by every pass, and a profile takes its place. Where
+passes turn out much faster, the machine was busy when it was measured: it is removed then, and the
+next process measures anew. Much slower passes tell less: the context may be long, or the machine
+busy now.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,9 +27,18 @@ from edge_spec.core.model import Model
 from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
 from edge_spec.placement.row_findings import RowsKey
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, require_sealed
+from edge_spec.storage.json_store import (
+    LOCK_S,
+    DamagedError,
+    KeptFile,
+    read_sealed,
+    require_sealed,
+)
+from edge_spec.storage.locks import locked
 
 _MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy to keep it
+
+_log = logging.getLogger(__name__)
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -44,12 +58,24 @@ def row_costs(model: Model, key: RowsKey) -> RowCosts:
     path = costs_path(key)
     file = KeptFile(path, _FILE).read()
     if file is not None and file.key == key:
-        return costs_of(model.config, file.seconds)
+        return costs_of(model.config, file.seconds, partial(_discard, path, file.seconds))
     passes = quick_passes(model)
     seconds = median_seconds(passes)
     if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
         KeptFile(path, _FILE).keep(lambda old: _File(1, key, seconds))
-    return costs_of(model.config, seconds)
+    return costs_of(model.config, seconds, partial(_discard, path, seconds))
+
+
+def _discard(path: Path, seconds: Mapping[int, float]) -> None:
+    """Removes what was measured on a busy machine, where no other process has replaced it. What it
+    costs not to is time, so nothing is raised."""
+    try:
+        with locked(path, LOCK_S):
+            if read_sealed(path, _FILE).seconds == seconds:
+                path.unlink()
+                _log.info("%s was measured on a busy machine: it is measured again", path)
+    except (OSError, DamagedError) as error:
+        _log.info("%s stays: %s", path, error)
 
 
 def kept_costs() -> Iterator[tuple[RowsKey, Mapping[int, float]]]:

@@ -660,3 +660,32 @@ def test_a_head_without_a_report_that_pays_is_used() -> None:
     clock = Clock()
     head = Head(clock, 0.1, 0.8)
     assert lost(head, clock, ROUNDS) < -0.2 * ROUNDS
+
+
+def looked_up(clock: Clock, measured: dict[int, float], right: float) -> Simulated:
+    """300 rounds with draft tokens that cost nothing, of a drafter that knows how good they are, at
+    costs that were measured so; a pass takes what `pass_s` says."""
+    drafter = DraftingAtCost(clock, 0.0, right, name="lookup")
+    drafter._acceptance = LearntAcceptance([right])
+    costs = RowCosts(measured)
+    policy = AdaptivePolicy(costs, {}, {"lookup"}, branches=False, clock=clock)
+    return simulate(clock, policy, [drafter], 300)
+
+
+@pytest.mark.parametrize("right", [0.3, 0.5, 0.8])
+def test_costs_that_were_measured_on_a_busy_machine_are_found_out(right: float) -> None:
+    """Passes took 2.5 times as long then, and a further row 0.8 of the first one, for which no
+    draft token here is worth its row. Of the time that is won with costs from a quiet machine,
+    at least two thirds are won from the start, and most rounds draft in the end."""
+    quiet = looked_up(Clock(), {rows: pass_s(rows) for rows in (1, 2, 4, 8)}, right)
+    busy = looked_up(Clock(), {1: 2.5, 2: 4.5, 4: 8.0, 8: 16.0}, right)
+    assert PLAIN_S - busy.token_s > 0.66 * (PLAIN_S - quiet.token_s)
+    assert np.mean([rows > 1 for rows in busy.plans[200:]]) > 0.75
+
+
+@pytest.mark.parametrize("right", [0.3, 0.5, 0.8])
+def test_costs_that_were_measured_on_a_quiet_machine_are_found_out(right: float) -> None:
+    """The reverse: passes take twice as long now, and a further row six times."""
+    quiet = looked_up(Clock(), {rows: pass_s(rows) for rows in (1, 2, 4, 8)}, right)
+    busy = looked_up(Clock(), {1: 0.5, 2: 0.51, 4: 0.53, 8: 0.6}, right)
+    assert PLAIN_S - busy.token_s > 0.75 * (PLAIN_S - quiet.token_s)

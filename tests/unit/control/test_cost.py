@@ -214,3 +214,23 @@ def test_padded_passes_cost_what_the_next_width_does() -> None:
     assert [padded.at(rows) for rows in range(1, 9)] == [
         costs.at(rows) for rows in (2, 2, 4, 4, 8, 8, 8, 8)
     ]
+
+
+def test_rows_that_were_measured_on_a_busy_machine_are_hoped_to_be_cheaper() -> None:
+    """Until a pass has some, when what it took is what they are taken to cost."""
+    costs = RowCosts({1: 2.5, 2: 4.0, 4: 6.0, 8: 10.0})
+    for _ in range(40):
+        costs.observe(1, 1.0)
+    assert costs.is_outdated
+    assert costs.at(2) - costs.at(1) == pytest.approx(0.25 * 1.5 / 2.5, rel=0.1)
+    for _ in range(3):
+        costs.observe(2, 1.12)
+    assert costs.at(2) == pytest.approx(1.12, rel=0.05)
+
+
+def test_a_machine_that_is_slower_than_measured_is_not_hoped_for() -> None:
+    costs = RowCosts(SECONDS)
+    for _ in range(40):
+        costs.observe(1, 3 * SECONDS[1])
+    assert not costs.is_outdated
+    assert costs.at(2) == pytest.approx(3 * SECONDS[2], rel=0.05)

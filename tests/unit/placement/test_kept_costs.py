@@ -100,3 +100,40 @@ def test_a_damaged_file_is_measured_again_and_doctor_can_name_it(
     again = Clocked(1.0)
     costs_of(again, monkeypatch)
     assert again.num_passes == 16 and read_costs(costs_path(KEY)) == KEY
+
+
+@pytest.mark.parametrize(("now", "is_kept"), [(0.5, False), (0.9, True), (2.0, True)])
+def test_what_was_measured_on_a_busy_machine_is_measured_again(
+    now: float, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """now: times the kept duration that passes take; slower ones may have a longer context."""
+    costs_of(Clocked(1.0), monkeypatch)
+    costs = row_costs(Clocked(1.0), KEY)
+    for number in range(60):
+        rows = 1 + number % 2
+        costs.observe(rows, now * SECONDS[rows])
+    assert costs_path(KEY).exists() == is_kept
+    again = Clocked(now)
+    found = costs_of(again, monkeypatch)
+    assert found[2] == pytest.approx(SECONDS[2] * (1 if is_kept else now))
+
+
+def test_what_another_process_has_measured_meanwhile_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs_of(Clocked(1.0), monkeypatch)
+    costs = row_costs(Clocked(1.0), KEY)
+    costs_path(KEY).unlink()
+    costs_of(Clocked(0.5), monkeypatch)
+    for _ in range(60):
+        costs.observe(1, 0.5 * SECONDS[1])
+    assert costs_of(Clocked(1.0), monkeypatch)[1] == pytest.approx(0.5 * SECONDS[1])
+
+
+def test_passes_that_others_share_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is charged its part."""
+    costs_of(Clocked(1.0), monkeypatch)
+    costs = row_costs(Clocked(1.0), KEY).shared()
+    for _ in range(60):
+        costs.observe(1, 0.3 * SECONDS[1])
+    assert costs_path(KEY).exists() and not costs.is_outdated
