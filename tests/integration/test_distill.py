@@ -173,6 +173,16 @@ def test_heads_are_trained_for_models_of_llamacpp(
         assert engine.chat("tell me", max_tokens=10).stats.drafters["medusa"].draft_n > 0
 
 
+def test_passes_are_timed_when_a_training_begins(
+    distilled: Callable[..., Distilled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile, or costs that were kept, may be of a day on which the machine was busy."""
+    timed = {1: [3.0], 2: [3.3], 4: [3.9]}
+    monkeypatch.setattr("edge_spec.distill.run.quick_passes", lambda model: timed)
+    report = distilled(epochs=1).report
+    assert report["costs_ms"]["passes"] == {1: 3000.0, 2: 3300.0, 4: 3900.0}
+
+
 def test_an_interrupted_training_goes_on_and_says_so(
     distilled: Callable[..., Distilled], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
