@@ -579,8 +579,7 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_whose_final_states_llamacpp_does_not_give_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    (tmp_path / "made").mkdir()
-    path = family_gguf.hf_as_gguf("lfm2", tmp_path / "made")
+    path = family_gguf.write_gguf("lfm2", tmp_path / "lfm2.gguf")
     with (
         pytest.raises(UnsupportedModelError, match="which llamacpp does not give") as caught,
         learning_engine(path, AskedOptions(runtime="llamacpp", threads=1)),
