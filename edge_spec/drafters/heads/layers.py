@@ -83,7 +83,9 @@ class HeadLayers:
 
     def _split(self, rows: np.ndarray) -> np.ndarray:
         """[rows, heads * head_dim] -> [heads, rows, head_dim]."""
-        return rows.reshape(len(rows), -1, self._config.head_dim).swapaxes(0, 1)
+        head_dim = self._config.head_dim
+        # Of no rows, numpy could not tell how many heads there are.
+        return rows.reshape(len(rows), rows.shape[1] // head_dim, head_dim).swapaxes(0, 1)
 
     def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """x: [heads, rows, head_dim], halves paired of what is rotated (Su et al. 2021)."""
