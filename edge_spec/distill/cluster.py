@@ -231,11 +231,16 @@ def require_answer(address: str) -> None:
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
-            is_ray = _speaks_http2(connection, time.monotonic() + _CONNECT_S)
+            is_ray = _is_encrypted() or _speaks_http2(connection, time.monotonic() + _CONNECT_S)
     except OSError as error:
         raise DeviceError(f"nobody answers at {address}: {error}", remedy=_START) from None
     if not is_ray:
         raise DeviceError(f"what answers at {address} is no Ray cluster", remedy=_START)
+
+
+def _is_encrypted() -> bool:
+    """Whether Ray was told to use TLS, within which nothing can be seen from outside."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 def _speaks_http2(connection: socket.socket, end: float) -> bool:

@@ -19,6 +19,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _USUAL = ("pytorch_model", "medusa_lm_head")  # how files with weights begin
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "BOOL"}
+_READER = "WeightsUnpickler error:"  # before what it has met
 _SHOWN = 200  # characters of what a library says
 
 
@@ -64,10 +65,9 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # it raises whatever its own reader does for a damaged file
-        told = " ".join(str(error).split())[:_SHOWN]
         raise ModelFileError(
             f"{file} holds something else than tensors, or is damaged, and nothing of it was run: "
-            f"{told}",
+            f"{_reason(error)}",
             remedy="Do not use this head.",
         ) from None
     if not isinstance(found, dict) or not found:
@@ -80,6 +80,14 @@ def _read(file: Path) -> Mapping[str, Any]:
                 remedy="Do not use this head.",
             )
     return found
+
+
+def _reason(error: Exception) -> str:
+    """What PyTorch's reader met, without its advice, which is to run the pickle after all."""
+    told = " ".join(str(error).split()).partition(" Check the documentation")[0]
+    before, _, met = told.rpartition(_READER)
+    found = met.strip().split(". ")[0] if before else told.rpartition(". ")[2]
+    return found.rstrip(".")[:_SHOWN] or type(error).__name__
 
 
 def _write(path: Path, tensors: Mapping[str, Any]) -> None:

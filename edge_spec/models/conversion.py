@@ -26,8 +26,14 @@ _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found", Bundle, Path)
 
 
-def gguf_file(source: Source, options: ConversionOptions, progress: Progress) -> Path:
-    """A GGUF file as it is; anything else, or with another quantization, converted once."""
+def gguf_file(
+    source: Source,
+    options: ConversionOptions,
+    progress: Progress,
+    before_conversion: Callable[[Any], None] | None = None,
+) -> Path:
+    """A GGUF file as it is; anything else, or with another quantization, converted once.
+    before_conversion: as of `resolve_model`."""
     path = source.at("gguf")
     if not source.is_demo and is_bundle(path):
         raise UsageError(
@@ -41,6 +47,8 @@ def gguf_file(source: Source, options: ConversionOptions, progress: Progress) ->
 
     def convert() -> None:
         checkpoint = runtimes.open_checkpoint(path)
+        if before_conversion is not None:
+            before_conversion(checkpoint)
         runtimes.load_exporter("gguf").export(checkpoint, cached, export_options, progress)
         with atomic_file(_digest_file(cached)) as file:
             file.write_text(sha256_file(cached), encoding="ascii")

@@ -75,7 +75,7 @@ def resolve_model(
     runtime: "auto" is the first that can run it, which one line says where it is not the usual one;
     for a pair bundle, the first that reads a format it has.
     providers: where it will run; devices of the options' target are not looked at.
-    before_conversion: is shown a model that has to be converted for a bundle, and may raise.
+    before_conversion: is shown a model that has to be converted, and may raise.
     keeps: in the cache, a tokenizer that takes long to make.
     order: in which "auto" asks the runtimes, where it is not the usual one.
     """
@@ -89,7 +89,7 @@ def resolve_model(
     if chosen.reads == "checkpoint":
         published: ModelInfo = runtimes.open_checkpoint(source.at(chosen.reads))
     elif chosen.reads == "gguf":
-        file = gguf_file(source, options, progress)
+        file = gguf_file(source, options, progress, before_conversion)
         as_it_is = file == source.at(chosen.reads)
         published = source.header if as_it_is else runtimes.open_model_info(file)
         if choice.info is None and isinstance(chosen, ScreeningRuntime):

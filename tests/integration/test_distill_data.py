@@ -343,6 +343,12 @@ def _told(answer: bytes, listening: socket.socket) -> None:
     connection.close()
 
 
+def test_a_cluster_that_is_encrypted_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # says nothing before it is greeted
+        require_answer(f"127.0.0.1:{listening.getsockname()[1]}")
+
+
 @pytest.mark.parametrize(
     ("answer", "is_ray"),
     [

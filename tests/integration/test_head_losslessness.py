@@ -458,8 +458,9 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     assert told in caught.value.message and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("runtime", ["ort", "llamacpp"])
 def test_another_targets_head_is_refused_before_the_target_is_converted(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conversion may take minutes."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
@@ -469,7 +470,10 @@ def test_another_targets_head_is_refused_before_the_target_is_converted(
     told: list[str] = []
     with pytest.raises(EdgeSpecError, match="drafts from the inputs of the layers"):
         edge_spec.load(
-            str(target), runtime="ort", draft=str(head), progress=lambda what, _: told.append(what)
+            str(target),
+            runtime=runtime,
+            draft=str(head),
+            progress=lambda what, _: told.append(what),
         )
     assert not told  # a conversion tells how far it is
 

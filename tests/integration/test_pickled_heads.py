@@ -98,6 +98,8 @@ def test_nothing_that_a_pickle_names_is_run(
     assert run(["export", str(path), str(out), "--format", "safetensors"]) == 1
     error = capsys.readouterr().err
     assert "nothing of it was run" in error and error.count("\n") == 1
+    assert "weights_only" not in error  # PyTorch advises to run it after all
+    assert "GLOBAL" in error  # what it names is told
     assert not ran.exists() and not out.exists()
 
 
