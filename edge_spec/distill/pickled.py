@@ -3,7 +3,6 @@ it is read, so PyTorch reads this one with `weights_only`: tensors, and no call 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
+from edge_spec.distill.tensor_file import Raw, write_raw
 from edge_spec.errors import MissingDependencyError, ModelFileError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.storage.atomic import as_storage_error, atomic_directory
@@ -40,7 +40,7 @@ def convert_pickled(path: Path, out: Path) -> int:
     for file in files:
         tensors |= _read(file)
     with atomic_directory(out) as made, as_storage_error(out):
-        _write(made / _WEIGHTS, tensors)
+        write_raw(made / _WEIGHTS, {name: _raw(each) for name, each in tensors.items()})
         copyfile(path / _CONFIG, made / _CONFIG)
     return len(tensors)
 
@@ -90,23 +90,12 @@ def _reason(error: Exception) -> str:
     return found.rstrip(".")[:_SHOWN] or type(error).__name__
 
 
-def _write(path: Path, tensors: Mapping[str, Any]) -> None:
-    """One by one: a head may have gigabytes."""
+def _raw(tensor: Any) -> Raw:
     import torch
 
-    header, at = {}, 0
-    for name, tensor in tensors.items():
-        kind = _KINDS[str(tensor.dtype).removeprefix("torch.")]
-        size = math.prod(tensor.shape) * tensor.element_size()
-        header[name] = {
-            "dtype": kind,
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + size],
-        }
-        at += size
-    told = json.dumps(header).encode()
-    told += b" " * (-len(told) % 8)
-    with path.open("wb") as file:
-        file.write(len(told).to_bytes(8, "little") + told)
-        for tensor in tensors.values():
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    def read() -> bytes:
+        found: bytes = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return found
+
+    size = math.prod(tensor.shape) * tensor.element_size()
+    return Raw(_KINDS[str(tensor.dtype).removeprefix("torch.")], tensor.shape, size, read)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +18,42 @@ _NOTE = "note"
 _START_BYTES = 8  # the length of the header
 
 
+@dataclass(frozen=True)
+class Raw:
+    """A tensor as the format stores it. kind: the format's name of what its numbers are."""
+
+    kind: str
+    shape: Sequence[int]
+    num_bytes: int
+    read: Callable[[], bytes]  # little-endian
+
+
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], note: str = "") -> None:
     """note: kept among the metadata. Raises StorageError where there is no space, OSError."""
+    write_raw(path, {name: _raw(values) for name, values in tensors.items()}, note)
+
+
+def write_raw(path: Path, tensors: Mapping[str, Raw], note: str = "") -> None:
+    """Reads and writes one after the other. Raises as `write_tensors` does."""
     header: dict[str, object] = {"__metadata__": {_NOTE: note}} if note else {}
     at = 0
-    for name, values in tensors.items():
-        ends = [at, at + values.nbytes]
-        kind = _KINDS[values.dtype.name]
-        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": ends}
-        at += values.nbytes
+    for name, each in tensors.items():
+        ends = [at, at + each.num_bytes]
+        header[name] = {"dtype": each.kind, "shape": list(each.shape), "data_offsets": ends}
+        at += each.num_bytes
     told = json.dumps(header).encode()
     told += b" " * (-len(told) % 8)
     with as_storage_error(path), path.open("wb") as file:
         file.write(len(told).to_bytes(_START_BYTES, "little") + told)
-        for values in tensors.values():
-            file.write(values.astype(values.dtype.newbyteorder("<")).tobytes())
+        for each in tensors.values():
+            file.write(each.read())
+
+
+def _raw(values: np.ndarray) -> Raw:
+    def read() -> bytes:
+        return values.astype(values.dtype.newbyteorder("<")).tobytes()
+
+    return Raw(_KINDS[values.dtype.name], values.shape, values.nbytes, read)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
