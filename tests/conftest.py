@@ -7,6 +7,7 @@ cache does not have it, as the first use of `smollm2` does.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import tempfile
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
     is set, is taken as it is. No engine that waits makes a plan, which others would then follow."""
     os.environ.setdefault(SWITCH, "0")
+    _tell_sudden_ends(config)
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
         return
     kept = cache_directory() / "models" / FILE_NAME
@@ -43,6 +45,25 @@ def pytest_configure(config: pytest.Config) -> None:
             (models / FILE_NAME).symlink_to(kept)
     os.environ[CACHE_VARIABLE] = directory.name
     config.add_cleanup(directory.cleanup)
+
+
+def _tell_sudden_ends(config: pytest.Config) -> None:
+    """What ends this process at once, as a library does that cannot go on, says where: what it
+    prints before is captured, and would be lost."""
+    end, process, stderr = os._exit, os.getpid(), os.dup(2)
+
+    def told(status: int) -> None:
+        if os.getpid() == process:
+            capture = config.pluginmanager.getplugin("capturemanager")
+            captured = capture.read_global_capture().err if capture is not None else ""
+            last = captured.splitlines()[-MOST_CAPTURED_LINES:]
+            os.write(stderr, "\n".join(("", *last, f"os._exit({status}):", "")).encode())
+            faulthandler.dump_traceback(stderr)
+        end(status)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(os, "_exit", told)
+    config.add_cleanup(patch.undo)
 
 
 @pytest.hookimpl(wrapper=True)
