@@ -56,6 +56,7 @@ class Backoff:
         self._rounds = 0  # since it was at rest
         self._first_lost_s = self._lost_s = 0.0  # in the first of them, and in the others
         self._seconds = self._tokens = 0.0  # means over its rounds
+        self.asked_s = 0.0  # mean over the rounds in which it was asked; 0 before the second
         self.texts = TextGains()
         self._rests_in_text = False  # until the text ends
 
@@ -98,6 +99,9 @@ class Backoff:
             now = seconds / draft_tokens
             known = now if self._draft_token_s is None else self._draft_token_s
             self._draft_token_s = _MEMORY * known + (1 - _MEMORY) * now
+        if self._rounds:
+            known = self.asked_s or seconds
+            self.asked_s = _MEMORY * known + (1 - _MEMORY) * seconds
         return seconds
 
     def observe(self, seconds: float, tokens: int, plain_s: float) -> None:

@@ -333,6 +333,17 @@ def test_what_is_looked_up_stands_back_where_a_good_draft_says_otherwise() -> No
     assert together < 1.04 * alone.token_s
 
 
+@pytest.mark.parametrize("draft_token_s", [0.004, 0.1])
+def test_a_draft_that_takes_little_is_asked_what_it_says_of_many_rows(draft_token_s: float) -> None:
+    """Although rounds of what is looked up are better."""
+    clock = Clock()
+    found = LookingUp(clock, 1e-4, 0.8, name="looked up")
+    draft = DraftingAtCost(clock, draft_token_s, 0.75)
+    simulate(clock, policy_of(clock, free={"looked up"}), [found, draft], rounds=400)
+    late = [number for number in draft.asked if number >= 100]
+    assert len(late) > 270 if draft_token_s < 0.01 else len(late) < 30
+
+
 def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
     """A kernel for four rows at a time: three cost as much as four, the fifth as much as all of
     the four before."""
