@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,7 @@ def test_an_interrupt_leaves_no_page(
     from edge_spec.diagnostics.lossless_check import sampling
 
     def interrupted(*arguments: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt  # as the handler of Ctrl-C does
 
     monkeypatch.setattr(sampling, "fit", interrupted)  # when nearly all is done
     page = tmp_path / "page.html"
