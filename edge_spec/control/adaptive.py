@@ -39,9 +39,8 @@ _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the l
 _CAUTION = 1.2
 _UNPROVEN_TOKENS = 2  # draft tokens a round of a drafter that nobody has shown to pay
 _OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
-# Of what the rows of a plan cost: another drafter that takes less is asked what it says of them. By
-# benchmarks/head_policy.py anything from a tenth to a third does; without it, suffix beside a head
-# that is cheap is slower than the head alone.
+# Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
+# What other shares do: benchmarks/head_policy.py --checked.
 _CHECKED = 0.2
 
 _log = logging.getLogger(__name__)
@@ -204,8 +203,10 @@ class AdaptivePolicy:
     def _is_asked_beside(self, best: _Candidate, backoff: Backoff) -> bool:
         """Whether a drafter may have better draft tokens, or shows for little which of these are
         wrong (`reach_beside`)."""
+        if backoff.rate > best.rate:
+            return True
         rows_s = self.costs.at(len(best.plan.tree)) - self.costs.at(1)
-        return backoff.rate > best.rate or backoff.asked_s < _CHECKED * rows_s
+        return backoff.asked_s < _CHECKED * rows_s
 
     def _worth(self, draft_token_s: float) -> float:
         """How likely a draft token has to be: what it and its row cost, over the time of a
