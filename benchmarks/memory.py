@@ -25,11 +25,11 @@ from typing import Any
 from common import open_engine, report
 
 from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.fitting.forecast import forecast
+from edge_spec.fitting.memory import format_bytes, resident_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.forecast import forecast
-from edge_spec.placement.memory import format_bytes, resident_bytes
 
 CASES = (
     *("ort", "ort:int8", "ort:fp16", "llamacpp", "llamacpp:Q4_0", "llamacpp:Q8_0", "ik:Q4_0"),

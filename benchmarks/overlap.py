@@ -27,10 +27,10 @@ from typing import Any
 from common import OWN_PROMPTS, compose_by, open_engine, read_prompts, report
 from pairs import pair_options
 
-from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.metrics import Stats
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
+from edge_spec.models.overlap_mode import DraftOverlap
 
 OVERLAPS = {
     "after": DraftOverlap.OFF,

@@ -135,7 +135,7 @@ def _exact_on(runtime: str) -> Proof:
         "--prompts {prompts} --json {json}",
         _exact,
         lambda found: found["modes"]["always"]["differing"] == 0 and found["num_accepted"] > 0,
-        "tests/unit/control/test_exact_replay.py, tests/e2e/test_lossless.py",
+        "tests/unit/exactness/test_exact_replay.py, tests/e2e/test_lossless.py",
     )
 
 

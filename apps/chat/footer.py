@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.cells import cell_len
 
 from edge_spec.apps.chat.conversation import ChatConversation
-from edge_spec.placement.memory import format_bytes, resident_bytes
+from edge_spec.fitting.memory import format_bytes, resident_bytes
 
 _WINDOW_S = 1.0
 _MOST_COUNTS = 4096  # more than come in that time

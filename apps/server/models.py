@@ -18,10 +18,10 @@ from edge_spec.apps.server.errors import (
 )
 from edge_spec.apps.server.open_model import Description, Loading, OpenModel
 from edge_spec.apps.server.options import ServerOptions
+from edge_spec.fitting.fit import fit_together, fits_free_memory, forecast_here
+from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
-from edge_spec.placement.fitting import fit_together, fits_free_memory, forecast_here
-from edge_spec.placement.forecast import Forecast
 
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 

@@ -25,10 +25,10 @@ from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import Running
 from edge_spec.errors import DeviceError
+from edge_spec.fitting.fit import forecast_here
+from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
-from edge_spec.placement.fitting import forecast_here
-from edge_spec.placement.forecast import Forecast
 
 _UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _LAST_S = 5.0  # after the time of grace, for clients that do not read

@@ -90,8 +90,8 @@ def _run(request: AcceptRequest, seconds: float, out: Path) -> dict[str, Any]:
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.accept import report as reports
     from edge_spec.diagnostics.accept.runner import AcceptRun, prepare, with_runtime
+    from edge_spec.fitting.devices import list_devices
     from edge_spec.models.source import Source
-    from edge_spec.placement.devices import list_devices
 
     written: list[Path] = []
     with ProgressBar() as progress:

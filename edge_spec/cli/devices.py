@@ -15,7 +15,7 @@ from edge_spec.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edge_spec.placement.devices import Device
+    from edge_spec.fitting.devices import Device
     from edge_spec.placement.operations import FunctionPlacement
 
 _PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
@@ -42,7 +42,7 @@ def devices(
         _show_placements(model, json)
         return
     from edge_spec.core.endpoint import Endpoint
-    from edge_spec.placement.devices import list_devices
+    from edge_spec.fitting.devices import list_devices
 
     for server in rpc or ():
         Endpoint.parse(server)
@@ -110,7 +110,7 @@ def _show(table: Table) -> None:
 
 
 def _memory(device: Device) -> str:
-    from edge_spec.placement.memory import format_bytes
+    from edge_spec.fitting.memory import format_bytes
 
     if device.free_bytes is None and device.total_bytes is None:
         return "-"

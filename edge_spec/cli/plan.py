@@ -46,9 +46,9 @@ def plan(
     The plan is kept: from then on this model runs as it says, unless options say otherwise.
     """
     from edge_spec.cli.progress import ProgressBar
+    from edge_spec.fitting.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.devices import list_devices
     from edge_spec.placement.plan import ENERGY, SPEED, plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
 
@@ -134,7 +134,7 @@ def _drafter(placement: Placement) -> str:
 
 
 def _memory(main: int, on_devices: Mapping[str, int]) -> str:
-    from edge_spec.placement.memory import format_bytes
+    from edge_spec.fitting.memory import format_bytes
 
     parts = [f"{format_bytes(needed)} on {label}" for label, needed in on_devices.items()]
     return " + ".join([format_bytes(main), *parts])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
@@ -15,6 +14,7 @@ from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_sharing import PromptSharing
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
+from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler

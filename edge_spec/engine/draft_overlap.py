@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Event
 
-from edge_spec.control.overlap import OverlapTrial
 from edge_spec.core.metrics import NoOverlap, RoundStats
 from edge_spec.drafters.protocol import Drafter
+from edge_spec.engine.overlap_trial import OverlapTrial
 
 
 class OverlappedDrafting:

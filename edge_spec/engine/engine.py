@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
-from edge_spec.control.lossless import Losslessness
 from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.session_errors import close_quietly, translate_errors
@@ -28,6 +27,7 @@ from edge_spec.engine.shared_models import SharedModels
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.errors import UsageError
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.text.chat_template import Message, Tools
 
 _log = logging.getLogger(__name__)

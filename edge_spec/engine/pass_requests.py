@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from edge_spec.control.row_dealing import Wish, deal_rows
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.passes import Passes, Scored
+from edge_spec.engine.row_dealing import Wish, deal_rows
 
 _WEIGHT = 0.3  # of the last time between two passes
 _LATE = 2.0  # times that, after which nobody is expected any more

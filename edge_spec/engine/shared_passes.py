@@ -20,9 +20,7 @@ from threading import Condition, Lock
 from weakref import WeakKeyDictionary
 
 from edge_spec.control.concurrency import Concurrency
-from edge_spec.control.lossless import Losslessness
 from edge_spec.control.pass_times import SharingTimes
-from edge_spec.control.sharing import wider
 from edge_spec.core.features import collects
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.shared_pass import PassPart, SharesPasses
@@ -31,6 +29,8 @@ from edge_spec.engine.pass_requests import Arrivals, PromptRequest, Request, Tre
 from edge_spec.engine.passes import OwnPasses, Scored
 from edge_spec.engine.prompt_slices import LEAST_SLICE, MOST_ALONE, PromptSlices
 from edge_spec.engine.sharing_setup import SharingSetup
+from edge_spec.exactness.lossless import Losslessness
+from edge_spec.exactness.sharing import wider
 
 _WEIGHT = 0.1  # of the last pass that scored, or round, in what is usual
 _CROWDED = 0.5  # of rounds, from which on wider passes are looked for

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from threading import Lock, Thread
 
-from edge_spec.control.lossless import Losslessness
-from edge_spec.control.sharing import Sharing, Together, settle_sharing
 from edge_spec.core.model import Model
 from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.exactness.lossless import Losslessness
+from edge_spec.exactness.sharing import Sharing, Together, settle_sharing
 
 _ANY_ROWS = 64  # of a shared pass, where widths need not agree
 

@@ -12,12 +12,8 @@ import numpy as np
 
 from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.always_verify import AlwaysVerifyPolicy
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.exact import ExactPolicy
-from edge_spec.control.lossless import Losslessness
-from edge_spec.control.overlap import DraftOverlap, OverlapTrial
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
 from edge_spec.core.metrics import NoOverlap
 from edge_spec.core.model import Capabilities
@@ -30,7 +26,12 @@ from edge_spec.drafters.jacobi.spare_row import SpareRowDrafter
 from edge_spec.drafters.protocol import Cost, Drafter
 from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.engine.overlap_trial import OverlapTrial
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.exactness.exact import ExactPolicy
+from edge_spec.exactness.lossless import Losslessness
+from edge_spec.models.overlap_mode import DraftOverlap
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from threading import Lock
 
 import numpy as np
 
+from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.engine.learning import LearntHead
 from edge_spec.engine.speculation import SpeculationFactory
@@ -27,7 +28,6 @@ from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.placement.idle_process import IdleProcess, is_idle
-from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.placement.profile import stored_weights
 from edge_spec.storage.json_store import DamagedError
 from edge_spec.storage.locks import try_hold

@@ -13,9 +13,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.lossless import Losslessness
 from edge_spec.control.policy import Policy
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward
@@ -26,6 +24,8 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.protocol import Budget, Cost, Drafter
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
+from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.learning.texts import LearntText
 from edge_spec.placement.replay import (
     MAX_ROWS,
@@ -42,7 +42,7 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 @dataclass(frozen=True)
 class Place:
     """How the target runs here. pass_s: by rows. widths: of its passes, empty where they may have
-    any (`control.lossless`). branches: whether draft tokens may branch."""
+    any (`exactness.lossless`). branches: whether draft tokens may branch."""
 
     pass_s: Annotated[dict[int, _Seconds], Field(min_length=1)]
     widths: tuple[int, ...] = ()

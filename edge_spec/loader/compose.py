@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from edge_spec.control.batch_invariance import widths_for
 from edge_spec.core.model import HasWays, Model
 from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
@@ -20,6 +19,7 @@ from edge_spec.engine.learning import TakesAnswers
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.speculation import SpeculationFactory
+from edge_spec.exactness.batch_invariance import widths_for
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions

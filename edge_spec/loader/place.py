@@ -12,13 +12,13 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
+from edge_spec.fitting.fit import require_fit, require_room_to_convert
+from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.runtime_choice import choose_runtime, is_converted
 from edge_spec.models.source import Source
-from edge_spec.placement.fitting import require_fit, require_room_to_convert
-from edge_spec.placement.forecast import forecast
 from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.text.chat_template import ChatTemplate

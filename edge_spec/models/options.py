@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_spec.control.lossless import LosslessMode
-from edge_spec.control.overlap import DraftOverlap
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
@@ -16,6 +14,7 @@ from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import WindowSize
 from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
+from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.models.asked_options import (
     AskedDecoding,
     AskedDrafting,
@@ -24,6 +23,7 @@ from edge_spec.models.asked_options import (
 )
 from edge_spec.models.device_names import share_chip
 from edge_spec.models.option import declared_options
+from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.storage.atomic import cache_directory, expanded
 
 

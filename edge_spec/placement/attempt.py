@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated, reason_of, tell
 from edge_spec.placement.candidates import Candidate, candidate_of, described
-from edge_spec.placement.isolated import IsolatedError, NoAnswerError, isolated, reason_of, tell
 from edge_spec.placement.place_work import WORKS, OnStep, PlaceWork
 
 _TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to measure

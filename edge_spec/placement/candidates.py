@@ -11,12 +11,12 @@ from pydantic import TypeAdapter
 from edge_spec.core.model import Progress, Runtime, RuntimeOptions
 from edge_spec.core.runtime_protocols import HasSettings
 from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.runtime_choice import choose_runtime, compute_for, is_converted
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.lossless import Losslessness
 from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Capabilities, Forward
@@ -18,6 +16,8 @@ from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.speculation import SpeculationFactory
+from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay

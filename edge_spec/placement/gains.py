@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.lossless import Losslessness
-from edge_spec.control.overlap import HYSTERESIS
+from edge_spec.engine.overlap_trial import HYSTERESIS
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.placement.chain import Meanwhile, RoundCosts, Walk, best_walk, walk
 from edge_spec.placement.drafting import pass_costs
 from edge_spec.placement.energy.forecast import pass_joules, step_power_w

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+from edge_spec.core.isolated import Lifeline, isolated
 from edge_spec.errors import EdgeSpecError
+from edge_spec.fitting.devices import list_devices
+from edge_spec.fitting.memory import free_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import list_devices
 from edge_spec.placement.idle_process import IdleProcess, is_idle
-from edge_spec.placement.isolated import Lifeline, isolated
-from edge_spec.placement.memory import free_bytes
 from edge_spec.placement.pinning import wants_plan
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.priority import give_way

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from threading import Condition, Thread
 
-from edge_spec.placement.isolated import IsolatedError, Lifeline
+from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.placement.machine import busy_share, on_battery
 
 QUIET_S = 30.0  # after an answer, before anything begins

@@ -14,14 +14,14 @@ from edge_spec.core import entry_points
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
+from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory
+from edge_spec.fitting.devices import CPU, Device, list_devices
+from edge_spec.fitting.memory import free_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option import declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.device_memory import DeviceMemories, FreeMemory
-from edge_spec.placement.devices import CPU, Device, list_devices
-from edge_spec.placement.memory import free_bytes
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan
 
 _DECLARED = declared_options(AskedOptions)

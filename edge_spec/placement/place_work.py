@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from edge_spec.control.batch_invariance import USUAL_WIDTHS
-from edge_spec.control.lossless import LosslessMode
 from edge_spec.core.energy import NoMeter
 from edge_spec.errors import SessionError
+from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
+from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.fitting.memory import resident_bytes
 from edge_spec.placement.candidates import Candidate, candidate_of
 from edge_spec.placement.chain import agreements
 from edge_spec.placement.comparison import own_loop_cost
 from edge_spec.placement.energy.find import ELSEWHERE, find_counters
 from edge_spec.placement.measure import Effort, measure
-from edge_spec.placement.memory import resident_bytes
 from edge_spec.placement.pair_probe import probe_pair
 from edge_spec.placement.profile import PairFindings, Profile, save_profile
 from edge_spec.placement.replay import Recording, record

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from edge_spec.control.lossless import LosslessMode
 from edge_spec.core.energy import NoMeter, average_power_w
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError
+from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import format_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.attempt import PlaceError
-from edge_spec.placement.devices import Device
 from edge_spec.placement.drafting import replay_drafters
 from edge_spec.placement.energy.find import find_counters
 from edge_spec.placement.energy.forecast import MeteredPasses, pass_joules
 from edge_spec.placement.gains import plain_rate, plain_walk, row_share
-from edge_spec.placement.memory import format_bytes
 from edge_spec.placement.pairing import Pairing
 from edge_spec.placement.plan import ENERGY, SPEED, Placement, Plan, Prefer
 from edge_spec.placement.ranking import ranked

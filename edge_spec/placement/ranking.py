@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_spec.drafters import factory
-from edge_spec.placement.device_memory import FreeMemory
-from edge_spec.placement.memory import format_bytes
+from edge_spec.fitting.device_memory import FreeMemory
+from edge_spec.fitting.memory import format_bytes
 from edge_spec.placement.plan import ENERGY, SPEED, Placement, Prefer
 
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens

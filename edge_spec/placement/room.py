@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.forecast import forecast
+from edge_spec.fitting.memory import PLANNED_TOKENS, Sizing, free_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.device_memory import DeviceMemories, FreeMemory
-from edge_spec.placement.devices import Device
-from edge_spec.placement.forecast import forecast
-from edge_spec.placement.memory import Sizing, free_bytes
 from edge_spec.placement.pinning import applied
-from edge_spec.placement.plan import PLANNED_TOKENS, Placement
+from edge_spec.placement.plan import Placement
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from edge_spec.control.batch_invariance import (
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import HasWays, Model
+from edge_spec.exactness.batch_invariance import (
     BatchInvariance,
     agreeing_width,
     is_large,
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.control.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
-from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import HasWays, Model
+from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
 from edge_spec.placement.machine import cpu_features

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from edge_spec.core.model import Progress
+from edge_spec.fitting.devices import Device
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.attempt import PlaceError, attempt
 from edge_spec.placement.candidates import Candidate, candidates
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
-from edge_spec.placement.devices import Device
 from edge_spec.placement.place_work import PROFILE, measure_place
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import Profile, ProfileKey, load_profile

@@ -11,8 +11,8 @@ import numpy as np
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import Stats
+from edge_spec.fitting.device_memory import FreeMemory
 from edge_spec.placement.chain import MOST_DRAFT_TOKENS, Meanwhile, RoundCosts, walk
-from edge_spec.placement.device_memory import FreeMemory
 from edge_spec.placement.gains import Pair, can_overlap, plain_rate, with_draft
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import PairFindings

@@ -17,7 +17,6 @@ import numpy as np
 
 from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.overlap import OverlapTrial
 from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Capabilities, Forward, Session, require_rollback
@@ -27,6 +26,7 @@ from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.engine.overlap_trial import OverlapTrial
 from edge_spec.placement.chain import Meanwhile
 from edge_spec.testing.scripted import smallest_config
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_spec.control.batch_invariance import (
+from edge_spec.core.model import Model, Restorable, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import ContextFullError
+from edge_spec.exactness.batch_invariance import (
     USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,
 )
-from edge_spec.core.model import Model, Restorable, Session
-from edge_spec.core.tree import TokenTree
-from edge_spec.errors import ContextFullError
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
 from edge_spec.errors import (
     EdgeSpecError,
@@ -32,7 +33,6 @@ from edge_spec.exporters.requests import (
     require_replaceable,
 )
 from edge_spec.models.bundle import TOKENIZER, open_bundle, write_manifest
-from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.storage.atomic import atomic_directory, scratch_directory
 
 LIBRARY = "optimum-onnx"

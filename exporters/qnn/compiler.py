@@ -10,11 +10,11 @@ from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, MissingDependencyError
 from edge_spec.exporters.qnn.socs import SOCS
 from edge_spec.exporters.qnn.worker import BINARY_SUFFIX, compile_all
-from edge_spec.placement.isolated import IsolatedError, isolated
 
 _TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
 _INSTALL = 'Run: pip install "edge-spec[qnn]"'

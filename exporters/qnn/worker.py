@@ -9,7 +9,7 @@ from json import loads
 from pathlib import Path
 from typing import Any
 
-from edge_spec.placement.isolated import tell
+from edge_spec.core.isolated import tell
 
 _ERROR = 3  # onnxruntime's severity
 BINARY_SUFFIX = "_qnn.bin"  # as the provider names the file beside the first function

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
+from edge_spec.fitting.devices import GPU, Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import GPU, Device
 from edge_spec.runtimes.coreml.library import require_core_ml
 from edge_spec.runtimes.coreml.package import (
     FORMAT,

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge_spec.errors import BundleError, DeviceError, SessionError
+from edge_spec.fitting.devices import CPU, GPU, NPU, Device
 from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.placement.devices import CPU, GPU, NPU, Device
 from edge_spec.runtimes.coreml.library import import_coremltools, this_system
 from edge_spec.runtimes.coreml.package import package_of
 from edge_spec.runtimes.coreml.units import ANE, CLASSES, UNITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edge_spec.placement.devices import CPU, GPU
+from edge_spec.fitting.devices import CPU, GPU
 
 ANE, ALL = "ane", "all"
 UNITS: Mapping[str, str] = MappingProxyType(  # names for --device -> coremltools' compute units

@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError
-from edge_spec.placement.memory import free_bytes
+from edge_spec.fitting.memory import free_bytes
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,

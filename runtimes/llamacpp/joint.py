@@ -18,8 +18,8 @@ from threading import RLock
 
 import numpy as np
 
-from edge_spec.control.threads import ThreadGovernor
 from edge_spec.core.model import Forward
+from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edge_spec.placement import devices as placement
+from edge_spec.fitting import devices as placement
 from edge_spec.placement.machine import cpu_features
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 from edge_spec.runtimes.llamacpp.remote import NO_RPC, fault

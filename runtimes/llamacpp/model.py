@@ -11,8 +11,8 @@ from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.fitting.memory import free_bytes
 from edge_spec.placement.machine import available_cores
-from edge_spec.placement.memory import free_bytes
 from edge_spec.runtimes.llamacpp.device_choice import (
     choose_devices,
     require_used,

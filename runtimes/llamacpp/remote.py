@@ -10,8 +10,8 @@ import socket
 from collections.abc import Sequence
 
 from edge_spec.core.endpoint import Endpoint
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.placement.isolated import IsolatedError, isolated
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
 

@@ -21,8 +21,8 @@ from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import NO_REASON
 
 if TYPE_CHECKING:
-    from edge_spec.placement import devices as placement
-    from edge_spec.placement.memory import Memory
+    from edge_spec.fitting import devices as placement
+    from edge_spec.fitting.memory import Memory
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
 _VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
@@ -64,7 +64,7 @@ class LlamaCppRuntime:
         return list(listed(self.name, self._library(), options.rpc_servers))
 
     def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        """See `edge_spec.placement.device_memory.ListsMemory`; servers tell theirs to nobody."""
+        """See `edge_spec.fitting.device_memory.ListsMemory`; servers tell theirs to nobody."""
         return list(listed(self.name, self._library(), ()))
 
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.control.threads import ThreadGovernor
 from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch

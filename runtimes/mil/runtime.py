@@ -6,8 +6,8 @@ from functools import partial
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
+from edge_spec.fitting.devices import CPU, Device, processor
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import CPU, Device, processor
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.model import OpenedPackage
 from edge_spec.runtimes.coreml.package import FORMAT, read_function

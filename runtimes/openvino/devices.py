@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.placement.devices import CPU, GPU, NPU, Device, processor
+from edge_spec.fitting.devices import CPU, GPU, NPU, Device, processor
 
 _RUNTIME = "openvino"
 _KINDS = {"CPU": CPU, "GPU": GPU, "NPU": NPU}  # plugins that compute by themselves

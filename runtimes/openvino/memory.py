@@ -9,9 +9,9 @@ What a GPU's own memory will hold was not measured on one: it is added up from w
 from __future__ import annotations
 
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.fitting.devices import CPU
+from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import CPU
-from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.openvino.cache import room
 from edge_spec.runtimes.openvino.session import MAX_ROWS, PREFILL_ROWS
 

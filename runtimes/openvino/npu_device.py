@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.placement.devices import NPU, Device
+from edge_spec.fitting.devices import NPU, Device
 from edge_spec.runtimes.openvino.library import core, import_openvino
 
 STAND_IN_VARIABLE = "EDGE_SPEC_NPU_STAND_IN"

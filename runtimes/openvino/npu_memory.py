@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
+from edge_spec.fitting.devices import NPU
+from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import NPU
-from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.openvino.memory import LIBRARY_BYTES
 from edge_spec.runtimes.openvino.npu_device import NpuDevice, is_stand_in
 from edge_spec.runtimes.static.onnx_graphs import DATA_FILE

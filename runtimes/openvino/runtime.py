@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
+from edge_spec.fitting.devices import Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import Device
 from edge_spec.runtimes.openvino.devices import choose, listed
 from edge_spec.runtimes.openvino.library import core
 from edge_spec.runtimes.openvino.npu_device import find_npu, is_npu, listed_stand_in
 from edge_spec.runtimes.openvino.supported import require_supported
 
 if TYPE_CHECKING:
-    from edge_spec.placement.memory import Memory
+    from edge_spec.fitting.memory import Memory
     from edge_spec.runtimes.openvino.model import OpenVinoModel
     from edge_spec.runtimes.static.model import StaticModel
 

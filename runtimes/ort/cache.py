@@ -13,7 +13,7 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
-from edge_spec.placement.memory import return_freed
+from edge_spec.fitting.memory import return_freed
 
 GROWTH_TOKENS = 512
 # A multiple of what vector kernels take at once: then each token is added up in the same lane

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
+from edge_spec.fitting.devices import CPU
 from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.placement.devices import CPU
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import add_providers, choose, require_started

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_spec.placement.devices import CPU, Device, processor
-from edge_spec.placement.isolated import IsolatedError, isolated
+from edge_spec.core.isolated import IsolatedError, isolated
+from edge_spec.fitting.devices import CPU, Device, processor
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.cuda_driver import free_bytes
 from edge_spec.runtimes.ort.library import import_onnxruntime

@@ -16,9 +16,9 @@ import re
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.fitting.devices import CPU
+from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import CPU
-from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime

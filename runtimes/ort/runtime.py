@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, SessionError, UsageError
+from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import CPU, Device
 from edge_spec.runtimes.ort.devices import ProviderChoice, choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
@@ -19,7 +19,7 @@ from edge_spec.runtimes.ort.starting import require_driver
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
     from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
-    from edge_spec.placement.memory import Memory
+    from edge_spec.fitting.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.trial import TrialScores
     from edge_spec.runtimes.static.model import StaticModel

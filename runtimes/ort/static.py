@@ -12,8 +12,8 @@ from onnxruntime import RunOptions
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import SessionError, UsageError
+from edge_spec.fitting.devices import CPU
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import CPU
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.runtimes.static.model import StaticModel, config_of

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.memory import Memory, context_tokens
 from edge_spec.runtimes.ort.memory import LIBRARY_BYTES, layer_weights
 
 _FLOAT, _HALF = 4, 2  # bytes

@@ -10,7 +10,7 @@ from edge_spec.core.model_info import TensorRows, Tensors
 from edge_spec.core.shared_pass import PassPart, forward_one_by_one
 from edge_spec.core.source_session import SourceSession
 from edge_spec.errors import UsageError
-from edge_spec.placement.devices import Device, processor
+from edge_spec.fitting.devices import Device, processor
 from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic
 from edge_spec.runtimes.reference.layer_stream import ReferenceLayerStream
 from edge_spec.runtimes.reference.session import ReferenceSession

@@ -24,14 +24,14 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec import Engine
 from edge_spec.apps.chat import run
-from edge_spec.control.batch_invariance import BatchInvariance
-from edge_spec.control.lossless import LosslessMode, Losslessness
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import ModelFileError, SessionError
+from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler

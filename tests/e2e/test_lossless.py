@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.control.batch_invariance import USUAL_WIDTHS
-from edge_spec.control.lossless import Promise
 from edge_spec.core.tree import TokenTree
+from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
+from edge_spec.exactness.lossless import Promise
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.machine import cpu_features, cpu_name
@@ -28,7 +28,7 @@ SOME = PROMPTS[4:26:3]  # translation, summary, question, sum, code, story, repe
 @pytest.fixture(autouse=True)
 def padding_is_cheap(monkeypatch):
     """What a second row takes is measured, and tests run beside each other."""
-    monkeypatch.setattr("edge_spec.control.lossless.MOST_PADDING", 10.0)
+    monkeypatch.setattr("edge_spec.exactness.lossless.MOST_PADDING", 10.0)
 
 
 def answers(drafter: str, prompts: list[str], count: int, **options) -> list[list[int]]:

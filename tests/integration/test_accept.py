@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from edge_spec.core.isolated import isolated
 from edge_spec.diagnostics.accept import conformance, lossless, memory, passes, soak
 from edge_spec.diagnostics.accept.checks import run_check
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, Mark
-from edge_spec.placement.isolated import isolated
 from fixtures import faulty_runtime
 
 ROOT = Path(__file__).parents[1]

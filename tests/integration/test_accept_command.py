@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from edge_spec.cli.main import run
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.accept import report as report_module
 from edge_spec.diagnostics.accept import runner as runner_module
@@ -23,7 +24,6 @@ from edge_spec.diagnostics.accept.report import html_page, print_report
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import Mark, passed
 from edge_spec.diagnostics.accept.runner import AcceptRun
-from edge_spec.placement.isolated import IsolatedError, isolated
 from fixtures import faulty_runtime
 
 pytestmark = pytest.mark.usefixtures("faulty")
@@ -50,7 +50,7 @@ class Inline:
 def command(faulty_model: str, tmp_path: Path, monkeypatch: Any) -> Iterator[Callable[..., Any]]:
     """command(device, isolate): the exit status and what was written."""
     listed = faulty_runtime.FaultyRuntime().devices(RuntimeOptions())
-    monkeypatch.setattr("edge_spec.placement.devices.list_devices", lambda: listed)
+    monkeypatch.setattr("edge_spec.fitting.devices.list_devices", lambda: listed)
 
     # It would watch the machine for half a second each time.
     monkeypatch.setattr(report_module, "busy_share", lambda: None)

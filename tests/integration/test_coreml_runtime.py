@@ -17,9 +17,9 @@ from edge_spec.cli.main import run
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, UsageError
+from edge_spec.fitting.devices import devices_of
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
-from edge_spec.placement.devices import devices_of
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml.library import require_core_ml
 from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification

@@ -17,12 +17,12 @@ from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diag
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError
 from edge_spec.exporters.optimum import export
+from edge_spec.fitting.devices import Device
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device
 
 GPT2 = Path(__file__).parents[1] / "fixtures/growing/gpt2"  # as optimum has converted it
 

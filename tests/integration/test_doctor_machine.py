@@ -12,8 +12,8 @@ import pytest
 from edge_spec.cli.doctor import lines
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, note, ok, warning
+from edge_spec.fitting.devices import Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement.devices import Device
 from edge_spec.storage.resumable import DIRECTORY
 
 CPU = Device("ort", "cpu", "cpu", "the processor")

@@ -18,14 +18,14 @@ from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.diagnostics.doctor.speed import Costs, break_even, expected_speedup
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory, history_path
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device
-from edge_spec.placement.memory import Memory
 from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
 
@@ -148,7 +148,7 @@ def test_memory_is_compared_with_what_is_free(
         return Memory(100_000_000, 200_000 * num_tokens, 0)
 
     monkeypatch.setattr(type(runtimes.load_runtime("ort")), "memory", memory)
-    monkeypatch.setattr("edge_spec.placement.forecast.free_bytes", lambda: free * 1_000_000)
+    monkeypatch.setattr("edge_spec.fitting.forecast.free_bytes", lambda: free * 1_000_000)
     report = examined(bundle("target", architecture={"context_length": 8192}))
     together = found(report, "memory", "together")
     assert together.level is level and told in together.found

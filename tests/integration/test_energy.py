@@ -12,9 +12,9 @@ import pytest
 from edge_spec.cli.main import run
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.bench import energy_source
+from edge_spec.fitting.devices import processor
 from edge_spec.placement import measure, planner, survey
 from edge_spec.placement import profile as profile_module
-from edge_spec.placement.devices import processor
 from edge_spec.placement.energy import find
 from edge_spec.runtimes.ort import session as ort_session
 from edge_spec.text.prompt_files import Prompt
@@ -71,7 +71,7 @@ def test_a_plan_that_prefers_energy_begins_with_what_draws_least(
     prompt = Prompt("1", "qa", "the rain in an inner")
     monkeypatch.setattr(planner, "read_prompts", lambda path, per_category: [prompt])
     monkeypatch.setattr(planner, "_IDLE_S", 0.01)
-    monkeypatch.setattr("edge_spec.placement.devices.list_devices", lambda: [processor("ort")])
+    monkeypatch.setattr("edge_spec.fitting.devices.list_devices", lambda: [processor("ort")])
     for name in ("_MOST_S", "_LEAST_S"):
         monkeypatch.setattr(survey, name, 0.2)
     monkeypatch.setattr(profile_module, "_MOST_SPREAD", 1e9)  # however busy the machine is

@@ -12,11 +12,11 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core import entry_points
+from edge_spec.core.isolated import isolated
 from edge_spec.placement import attempt as attempt_module
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
-from edge_spec.placement.isolated import isolated
 from edge_spec.text.prompt_files import Prompt
 from fixtures import rig
 

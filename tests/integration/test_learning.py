@@ -21,6 +21,7 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import StorageError, UnsupportedModelError, UsageError
@@ -36,7 +37,6 @@ from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.isolated import IsolatedError, Lifeline
 from fixtures import family_gguf, hybrid_models, t5_models
 
 HIDDEN, VOCAB = 64, 265

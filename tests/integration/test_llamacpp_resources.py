@@ -20,10 +20,10 @@ import pytest
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError, SessionError, UsageError
+from edge_spec.fitting import memory
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement import memory
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 
 Files = Callable[..., Path]

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.sharing import shares_alike
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.exactness.sharing import shares_alike
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions

@@ -27,10 +27,10 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
+from edge_spec.fitting.devices import Device, processor
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device, processor
 from edge_spec.placement.planner import Planner
 from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from edge_spec.cli.main import app
 from edge_spec.core.export import ExportOptions
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -26,7 +27,6 @@ from edge_spec.errors import (
 from edge_spec.exporters.optimum import OptimumExporter, export, tools
 from edge_spec.exporters.optimum.source import open_source
 from edge_spec.models import runtimes
-from edge_spec.placement.isolated import IsolatedError
 
 ORIGINAL = "original_max_position_embeddings"
 

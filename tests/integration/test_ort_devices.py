@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.placement.isolated import IsolatedError
 from edge_spec.runtimes.ort import OrtRuntime, devices, graph_loader, listing
 from edge_spec.runtimes.ort.cuda_driver import CudaDevice, CudaDriver
 from edge_spec.runtimes.ort.devices import (

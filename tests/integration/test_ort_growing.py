@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.core.model import Model, RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, ContextFullError, UnsupportedModelError
+from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import MANIFEST, open_bundle
 from edge_spec.models.options import LoadOptions

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, UsageError
+from edge_spec.exactness.batch_invariance import MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime

@@ -15,13 +15,13 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import BundleError, UsageError
+from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.devices import CPU, Device
 from edge_spec.placement.profile import (
     ContextCosts,
     Profile,

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from edge_spec.control.concurrency import SharedPolicy
-from edge_spec.control.overlap import DraftOverlap
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.draft import ahead
@@ -27,6 +26,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 RUNTIMES: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.errors import UsageError
+from edge_spec.fitting.devices import Device, list_devices, processor
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
@@ -23,7 +24,6 @@ from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.background import IdleProfiler
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.devices import Device, list_devices, processor
 from edge_spec.placement.idle_plan import make_plan
 from edge_spec.placement.pinning import wants_plan
 from edge_spec.placement.plan import plan_path, save_plan

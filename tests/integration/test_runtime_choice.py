@@ -24,6 +24,7 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
+from edge_spec.fitting.devices import Device
 from edge_spec.loader import load_engine, place
 from edge_spec.loader.place import place_models
 from edge_spec.models import runtimes
@@ -32,7 +33,6 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.devices import Device
 from edge_spec.placement.kept_costs import costs_path
 from edge_spec.placement.machine import cpu_name
 from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_profile

@@ -21,12 +21,12 @@ from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions, documents
 from edge_spec.apps.server.models import Models
 from edge_spec.errors import DeviceMemoryError, UsageError
+from edge_spec.fitting import fit as fitting
+from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader import load_asked
 from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
-from edge_spec.placement import fitting
-from edge_spec.placement.forecast import Forecast
 from fixtures.gate import Gate
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from edge_spec.control.policy import FixedPolicy, RoundPlan
-from edge_spec.control.row_dealing import Wish
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine import pass_requests, shared_passes, speculation
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.row_dealing import Wish
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.loader import load_engine

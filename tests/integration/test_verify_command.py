@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.control.lossless import Losslessness
 from edge_spec.diagnostics.lossless_check import Proof
 from edge_spec.diagnostics.lossless_check.prove import Determinism
 from edge_spec.diagnostics.lossless_check.texts import Texts
+from edge_spec.exactness.lossless import Losslessness
 from fixtures.tiny_models import build, write_gguf
 
 FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens", "12"]

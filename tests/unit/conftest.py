@@ -16,7 +16,6 @@ import tokenizers
 from hypothesis import settings
 from tokenizers import decoders, models, pre_tokenizers
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
@@ -29,6 +28,7 @@ from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.engine.token_origin import DecodedToken
+from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler

@@ -15,8 +15,8 @@ from edge_spec.diagnostics.bench.measuring import (
     make_plan,
     measure,
 )
+from edge_spec.fitting.devices import Device
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.planner import Planner
 from edge_spec.text.prompt_files import OWN_PROMPTS, Prompt, read_prompts

@@ -10,7 +10,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.accept.deadline import Deadline, OutOfTimeError, TimedModel
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured, passed
-from edge_spec.placement.memory import Memory, Sizing, format_bytes, resident_bytes
+from edge_spec.fitting.memory import Memory, Sizing, format_bytes, resident_bytes
 
 _TOKENS = 2048  # of text that the cache is filled with, as far as context and time allow
 _CHUNK_TOKENS = 128

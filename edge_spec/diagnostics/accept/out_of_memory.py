@@ -16,7 +16,7 @@ from edge_spec.diagnostics.accept.deadline import Deadline
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, failed, judged, not_measured
 from edge_spec.errors import DeviceMemoryError
-from edge_spec.placement.memory import Sizing, format_bytes, free_bytes, total_bytes
+from edge_spec.fitting.memory import Sizing, format_bytes, free_bytes, total_bytes
 
 _STATM = Path("/proc/self/statm")
 _NAME = "too little memory"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edge_spec.control.batch_invariance import measure_batch_invariance
 from edge_spec.diagnostics.accept.deadline import Deadline
 from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured
 from edge_spec.diagnostics.bench.measuring import DRAFTING, EngineSide, Run, make_plan
 from edge_spec.diagnostics.lossless_check.texts import TextComparison, Texts
 from edge_spec.engine.request import GREEDY
+from edge_spec.exactness.batch_invariance import measure_batch_invariance
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _MAX_TOKENS = 32

@@ -14,10 +14,10 @@ from edge_spec.diagnostics.accept.privacy import Privacy
 from edge_spec.diagnostics.accept.row import CheckRow, Mark
 from edge_spec.diagnostics.accept.runner import AcceptRun
 from edge_spec.diagnostics.page import rendered
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import format_bytes, free_bytes, total_bytes
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device
 from edge_spec.placement.machine import busy_share, describe_machine
-from edge_spec.placement.memory import format_bytes, free_bytes, total_bytes
 from edge_spec.storage.atomic import atomic_file
 from edge_spec.storage.digests import known_sha256
 

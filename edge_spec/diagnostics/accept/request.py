@@ -10,11 +10,11 @@ from typing import Any
 
 from edge_spec.core.model import Model
 from edge_spec.engine.engine import Engine
+from edge_spec.fitting.devices import Device, devices_of
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device, devices_of
 
 
 def silent(what: str, fraction: float) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.accept.checks import CHECKS, Check, run_check
 from edge_spec.diagnostics.accept.request import AcceptRequest
@@ -20,12 +21,11 @@ from edge_spec.diagnostics.accept.row import (
     passed,
 )
 from edge_spec.errors import EdgeSpecError
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import format_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device
-from edge_spec.placement.isolated import IsolatedError, isolated
-from edge_spec.placement.memory import format_bytes
 
 _LEAST_S = 1.0  # of a check
 _LEAST_SHARE = 0.3  # of its time, however long the model takes to load
@@ -37,7 +37,7 @@ _FIRST_OPENING_S = 300.0  # drivers compile their kernels once
 
 
 class Isolate(Protocol):
-    """`edge_spec.placement.isolated.isolated`, or what stands in for it."""
+    """`edge_spec.core.isolated.isolated`, or what stands in for it."""
 
     def __call__(self, work: Callable[..., Any], *arguments: str, timeout_s: float) -> Any: ...
 

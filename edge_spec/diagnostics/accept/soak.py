@@ -11,7 +11,6 @@ from statistics import median
 
 import numpy as np
 
-from edge_spec.control.lossless import Promise
 from edge_spec.core.model import Model
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -21,7 +20,8 @@ from edge_spec.diagnostics.accept.row import CheckRow, judged, not_measured
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
-from edge_spec.placement.memory import format_bytes, resident_bytes
+from edge_spec.exactness.lossless import Promise
+from edge_spec.fitting.memory import format_bytes, resident_bytes
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _NUM_PROMPTS, _PROMPT_TOKENS = 3, 256

@@ -12,11 +12,11 @@ from edge_spec.drafters.lookup.ngram_file import check_store
 from edge_spec.engine.prompt_cache import SUFFIX as PROMPT_SUFFIX
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
+from edge_spec.fitting.memory import format_bytes
 from edge_spec.models.bundle import is_bundle, open_unhashed
 from edge_spec.models.kept_tokenizer import SUFFIX, read_kept_tokenizer
 from edge_spec.models.pair_history import check_history
 from edge_spec.placement.kept_costs import read_costs
-from edge_spec.placement.memory import format_bytes
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.placement.row_findings import read_rows

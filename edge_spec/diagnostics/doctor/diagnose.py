@@ -34,13 +34,13 @@ from edge_spec.diagnostics.doctor.places import check_runtimes
 from edge_spec.diagnostics.doctor.speed import check_speed
 from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject
 from edge_spec.errors import EdgeSpecError
+from edge_spec.fitting.devices import Device, list_devices
 from edge_spec.loader.resolve import head_path
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.source import Source
-from edge_spec.placement.devices import Device, list_devices
 from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
 

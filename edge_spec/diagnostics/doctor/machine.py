@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
-from edge_spec.placement.devices import Device
-from edge_spec.placement.memory import format_bytes, free_bytes, total_bytes
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import format_bytes, free_bytes, total_bytes
 
 CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model

@@ -7,10 +7,9 @@ from dataclasses import asdict
 
 from edge_spec.diagnostics.doctor.chosen import Chosen
 from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
-from edge_spec.placement.fitting import what_fits
-from edge_spec.placement.forecast import ModelMemory, forecast
-from edge_spec.placement.memory import format_bytes
-from edge_spec.placement.plan import PLANNED_TOKENS
+from edge_spec.fitting.fit import what_fits
+from edge_spec.fitting.forecast import ModelMemory, forecast
+from edge_spec.fitting.memory import PLANNED_TOKENS, format_bytes
 
 _SMALLER = "a smaller quantization or no --draft"
 

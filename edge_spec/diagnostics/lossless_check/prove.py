@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_spec.control.batch_invariance import (
-    USUAL_WIDTHS,
-    BatchInvariance,
-    measure_batch_invariance,
-    measured_widths,
-)
-from edge_spec.control.lossless import Losslessness, Promise
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.bench.measuring import make_plan
@@ -19,6 +12,13 @@ from edge_spec.diagnostics.lossless_check.sampling import Sampling, check_sampli
 from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison, Texts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exactness.batch_invariance import (
+    USUAL_WIDTHS,
+    BatchInvariance,
+    measure_batch_invariance,
+    measured_widths,
+)
+from edge_spec.exactness.lossless import Losslessness, Promise
 from edge_spec.text.prompt_files import Prompt
 
 MIN_DRAWS = 200

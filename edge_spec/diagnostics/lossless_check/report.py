@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.control.lossless import Promise
 from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.diagnostics.lossless_check.texts import Texts
 from edge_spec.diagnostics.page import rendered
+from edge_spec.exactness.lossless import Promise
 from edge_spec.placement.machine import describe_machine
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.exact import ExactPolicy
 from edge_spec.control.policy import FixedPolicy, RoundPlan, cut
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.tree import Siblings, TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.exactness.exact import ExactPolicy
 
 BUDGET = Budget(num_draft_tokens=10, num_rows=20)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.model import Capabilities
@@ -20,6 +19,7 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.models.options import LoadOptions
 from edge_spec.testing import ScriptedModel, check_faults
 

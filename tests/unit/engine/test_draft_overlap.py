@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.overlap import OverlapTrial
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
@@ -23,6 +22,7 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.engine import draft_overlap as anticipation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting
+from edge_spec.engine.overlap_trial import OverlapTrial
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 

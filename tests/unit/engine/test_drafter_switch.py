@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.lossless import Losslessness
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason, Origin
 from edge_spec.errors import UsageError
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.testing import ScriptedModel
 
 PROMPT = list(b"abcabcabcabc")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.exact import ExactPolicy
-from edge_spec.control.lossless import Losslessness
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import DrafterTraits
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
+from edge_spec.exactness.exact import ExactPolicy
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.testing import ScriptedModel, random_logits
 

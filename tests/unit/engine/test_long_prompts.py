@@ -8,11 +8,11 @@ from threading import Event, Thread
 from typing import Any
 
 from edge_spec.control.concurrency import Concurrency
-from edge_spec.control.lossless import Losslessness
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.shared_passes import SharedPasses
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, random_logits
 
 VOCAB, LONG = 50, 4000

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from edge_spec.control.concurrency import Concurrency
-from edge_spec.control.lossless import LosslessMode, Losslessness
-from edge_spec.control.sharing import Sharing
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import TreeRequest
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import SessionError
+from edge_spec.exactness.lossless import LosslessMode, Losslessness
+from edge_spec.exactness.sharing import Sharing
 from edge_spec.testing import ScriptedModel, random_logits
 
 VOCAB = 50

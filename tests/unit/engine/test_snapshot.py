@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.lossless import Losslessness
 from edge_spec.core.model import Session
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.draft.draft import Draft
@@ -21,6 +20,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import ContextFullError, SnapshotError, UsageError
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 260  # of the byte tokenizer

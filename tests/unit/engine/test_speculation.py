@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.control.concurrency import SharedPolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.exact import ExactPolicy
-from edge_spec.control.lossless import LosslessMode, keep_promise
-from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
@@ -22,8 +18,12 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
+from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.exactness.exact import ExactPolicy
+from edge_spec.exactness.lossless import LosslessMode, keep_promise
 from edge_spec.loader import check_capabilities
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.testing import ScriptedModel, random_logits
 
 NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)

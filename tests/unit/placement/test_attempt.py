@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from edge_spec.core.isolated import IsolatedError, NoAnswerError
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.fitting.devices import Device
 from edge_spec.models.source import Source
 from edge_spec.placement import attempt as attempt_module
 from edge_spec.placement.attempt import PlaceError, attempt
 from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.devices import Device
-from edge_spec.placement.isolated import IsolatedError, NoAnswerError
 from edge_spec.placement.place_work import measure_place
 from edge_spec.placement.profile import ProfileKey
 from edge_spec.placement.survey import Faults

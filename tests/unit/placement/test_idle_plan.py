@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import idle_plan, idle_process, machine
 from edge_spec.placement.background import InTurns
 from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.idle_process import IdleProcess
-from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
 
 PATIENCE_S = 30.0  # after which a test fails that would otherwise wait for ever
 FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.placement.device_memory import DeviceMemories, FreeMemory
-from edge_spec.placement.devices import CPU, Device
+from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory
+from edge_spec.fitting.devices import CPU, Device
+from edge_spec.fitting.memory import Memory
 from edge_spec.placement.gains import Pair, plain_rate, with_draft
-from edge_spec.placement.memory import Memory
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import ContextCosts, PairFindings, Profile
 from edge_spec.placement.ranking import ranked

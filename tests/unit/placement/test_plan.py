@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import UsageError
+from edge_spec.fitting.devices import Device
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import pinning
-from edge_spec.placement.devices import Device
 from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.placement.plan import (
     Place,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import USUAL_WIDTHS, widths_for
-from edge_spec.control.lossless import LosslessMode, Promise
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
+from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, widths_for
+from edge_spec.exactness.lossless import LosslessMode, Promise
 from edge_spec.models import runtimes
 from edge_spec.placement.machine import cpu_features
 from edge_spec.placement.row_findings import (

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.overlap import DraftOverlap
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.core.watchdog import WatchedModel, _Worker
@@ -18,6 +17,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError, UsageError
+from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.testing import (
     Fault,
     FaultKind,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.overlap import HYSTERESIS
+from edge_spec.engine.overlap_trial import HYSTERESIS
 from edge_spec.placement.chain import Meanwhile
 from edge_spec.testing.pair_regret import PairCase, SimulatedDraft, Way
 from edge_spec.testing.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s

@@ -19,8 +19,8 @@ from edge_spec.diagnostics.accept.request import AcceptRequest
 from edge_spec.diagnostics.accept.row import CheckRow, Mark
 from edge_spec.diagnostics.accept.runner import AcceptRun, with_runtime
 from edge_spec.diagnostics.accept.soak import judge_memory
-from edge_spec.placement.devices import Device
-from edge_spec.placement.memory import Memory
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import Memory
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 MB = 1_000_000

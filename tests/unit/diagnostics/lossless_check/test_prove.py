@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from edge_spec.control.always_verify import AlwaysVerifyPolicy
-from edge_spec.control.lossless import LosslessMode, Losslessness
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -32,6 +31,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
+from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.text.prompt_files import Prompt
 

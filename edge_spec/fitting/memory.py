@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core.model import RuntimeOptions
 
+PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
 # glibc's, which keeps what was freed before anything that is in use.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")

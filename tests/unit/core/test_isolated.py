@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 
 DRIVERS = """
 import os, sys, time
@@ -45,7 +45,7 @@ def hangs():
     time.sleep(1000)
 
 def tells(path):
-    from edge_spec.placement.isolated import tell
+    from edge_spec.core.isolated import tell
     tell(0.25)
     tell(0.5)
     waits(path)
@@ -146,7 +146,7 @@ def test_work_ends_with_a_process_that_is_killed(drivers: Any, tmp_path: Path) -
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     code = (
-        "from pretended_drivers import waits; from edge_spec.placement.isolated import isolated; "
+        "from pretended_drivers import waits; from edge_spec.core.isolated import isolated; "
         f"isolated(waits, {str(pipe)!r}, timeout_s=60)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as asking, pipe.open() as open_pipe:

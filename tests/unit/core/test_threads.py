@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edge_spec.control.threads import ThreadGovernor
+from edge_spec.core.threads import ThreadGovernor
 
 QUIET = {2: 1.0, 1: 1.75}
 # Measured beside a busy process on two cores: two threads wait for each other, and now and then

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import (
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree
+from edge_spec.exactness.batch_invariance import (
     MARGIN_WIDTHS,
     USUAL_WIDTHS,
     agreeing_width,
     measure_batch_invariance,
 )
-from edge_spec.core.model import Forward
-from edge_spec.core.tree import TokenTree
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 

@@ -8,12 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import (
-    USUAL_WIDTHS,
-    BatchInvariance,
-    measure_batch_invariance,
-)
-from edge_spec.control.lossless import LosslessMode, keep_promise
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Forward
@@ -23,6 +17,12 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.speculation import SpeculationFactory
+from edge_spec.exactness.batch_invariance import (
+    USUAL_WIDTHS,
+    BatchInvariance,
+    measure_batch_invariance,
+)
+from edge_spec.exactness.lossless import LosslessMode, keep_promise
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, TOKENS, NOISE = 30, 200, 0.2

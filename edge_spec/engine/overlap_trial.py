@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from enum import StrEnum
 from statistics import fmean, median
 
 from edge_spec.core.metrics import NoOverlap, RoundStats
-from edge_spec.errors import UsageError
 
 _BLOCK = 8  # rounds in a row with it, or without
 _RECENT = 64  # rounds of one kind that are remembered
@@ -17,24 +15,6 @@ _RETRY_BLOCKS = 16  # of the faster way, for each block of the other: 6 % of the
 _OUTLIER = 3.0  # times the usual duration, beyond which something else was going on
 
 _Kind = tuple[int, tuple[str, ...]]
-
-
-class DraftOverlap(StrEnum):
-    """When drafting for the next round goes on while the target verifies."""
-
-    AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
-    ON = "on"
-    OFF = "off"
-
-    @classmethod
-    def parse(cls, text: str) -> DraftOverlap:
-        """Raises UsageError."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(
-                f"drafts cannot overlap {text!r}", remedy=f"Choose: {', '.join(cls)}."
-            ) from None
 
 
 class OverlapTrial:

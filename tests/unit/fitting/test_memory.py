@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtimes import load_runtime
-from edge_spec.placement import forecast as forecasting
-from edge_spec.placement import memory as memory_module
-from edge_spec.placement.forecast import Forecast, ModelMemory, forecast
-from edge_spec.placement.memory import (
+from edge_spec.fitting import forecast as forecasting
+from edge_spec.fitting import memory as memory_module
+from edge_spec.fitting.forecast import Forecast, ModelMemory, forecast
+from edge_spec.fitting.memory import (
     Memory,
     Sizing,
     context_tokens,
@@ -26,6 +24,8 @@ from edge_spec.placement.memory import (
     resident_bytes,
     total_bytes,
 )
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.runtimes import load_runtime
 from edge_spec.testing import ScriptedModel, random_logits
 
 MB = 1_000_000

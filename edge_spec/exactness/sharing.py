@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.control.batch_invariance import agreeing_beyond, is_large
 from edge_spec.core.model import Forward, Model, Restorable, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
+from edge_spec.exactness.batch_invariance import agreeing_beyond, is_large
 
 _HELD = (40, 23)  # tokens of the two conversations
 _ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other

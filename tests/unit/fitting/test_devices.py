@@ -14,13 +14,13 @@ import pytest
 from edge_spec.cli.main import run
 from edge_spec.core import entry_points
 from edge_spec.core.endpoint import Endpoint
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
+from edge_spec.fitting import devices as devices_module
+from edge_spec.fitting.devices import Device, DeviceListing, devices_of, list_devices
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement import devices as devices_module
-from edge_spec.placement.devices import Device, DeviceListing, devices_of, list_devices
-from edge_spec.placement.isolated import IsolatedError
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 
@@ -40,7 +40,7 @@ class Failing(Silent):
 
 class Working(Silent):
     def devices(self, options):
-        from edge_spec.placement.devices import Device
+        from edge_spec.fitting.devices import Device
         return [Device("working", "npu1", "npu", "a chip", 4_000_000_000, 1_000_000_000)]
 """
 ENTRY_POINTS = """

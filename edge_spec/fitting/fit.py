@@ -13,14 +13,19 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
+from edge_spec.fitting.devices import CPU, DeviceListing
+from edge_spec.fitting.forecast import Forecast, forecast
+from edge_spec.fitting.memory import (
+    PLANNED_TOKENS,
+    SizingQuantizations,
+    format_bytes,
+    free_bytes,
+    total_bytes,
+)
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option import declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.devices import CPU, DeviceListing
-from edge_spec.placement.forecast import Forecast, forecast
-from edge_spec.placement.memory import SizingQuantizations, format_bytes, free_bytes, total_bytes
-from edge_spec.placement.plan import PLANNED_TOKENS
 
 SWITCH = "EDGE_SPEC_MEMORY"  # an environment variable; "ignore" opens what does not fit
 _OVERRIDE = f"{SWITCH}=ignore in the environment opens it all the same."

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core import entry_points
+from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.fitting.memory import free_bytes, total_bytes
 from edge_spec.models import runtimes
-from edge_spec.placement.isolated import IsolatedError, Lifeline, isolated
-from edge_spec.placement.memory import free_bytes, total_bytes
 
 CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: it is not told what serves there
 _TIMEOUT_S = 60.0  # more than a runtime takes to try a device

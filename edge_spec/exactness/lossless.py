@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from edge_spec.control.batch_invariance import BatchInvariance
 from edge_spec.errors import UsageError
+from edge_spec.exactness.batch_invariance import BatchInvariance
 
 # Of the fastest plain step: what a plain step may take more for texts that are bit-identical,
 # unless they have to be at any price. Most of it is not lost, since its further rows carry draft

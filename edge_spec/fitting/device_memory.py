@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.placement.devices import CPU, Device
-from edge_spec.placement.memory import Memory, format_bytes
+from edge_spec.fitting.devices import CPU, Device
+from edge_spec.fitting.memory import Memory, format_bytes
 
 
 @runtime_checkable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory, ListsMemory, Needs
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import Memory, Sizing, format_bytes, free_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.device_memory import DeviceMemories, FreeMemory, ListsMemory, Needs
-from edge_spec.placement.devices import Device
-from edge_spec.placement.memory import Memory, Sizing, format_bytes, free_bytes
 
 
 @dataclass(frozen=True)

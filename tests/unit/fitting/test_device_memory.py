@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.placement.device_memory import DeviceMemories, FreeMemory, Needs
-from edge_spec.placement.devices import Device
-from edge_spec.placement.memory import Memory
+from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory, Needs
+from edge_spec.fitting.devices import Device
+from edge_spec.fitting.memory import Memory
 
 
 def card(runtime: str, name: str, description: str = "", free: int | None = 100) -> Device:

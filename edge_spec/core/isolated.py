@@ -137,7 +137,7 @@ def _run(
     """Its answer, its errors and its exit status. Raises NoAnswerError."""
     code = (
         f"from {work.__module__} import {work.__qualname__} as work; "
-        "from edge_spec.placement.isolated import answer; answer(work)"
+        "from edge_spec.core.isolated import answer; answer(work)"
     )
     # -P: or a file in the working directory could stand in for a module.
     command = [sys.executable, "-P", "-c", code, *arguments]

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.batch_invariance import BatchInvariance, measure_batch_invariance, widths_for
 from edge_spec.control.cost import RowCosts, expected_tokens
-from edge_spec.control.lossless import LosslessMode, Promise, keep_promise
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -21,6 +19,12 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.speculation import SpeculationFactory
+from edge_spec.exactness.batch_invariance import (
+    BatchInvariance,
+    measure_batch_invariance,
+    widths_for,
+)
+from edge_spec.exactness.lossless import LosslessMode, Promise, keep_promise
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, TOKENS = 40, 600
