@@ -10,7 +10,9 @@ import contextlib
 import faulthandler
 import os
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -26,6 +28,11 @@ END_SIGNALS = [
 ]
 
 MOST_CAPTURED_LINES = 30
+# Setup, call and teardown of a test may each take this long: by far more than any of them takes on
+# a busy machine, so that it ends what hangs and judges nothing else.
+BOUND_S, SLOW_BOUND_S = 300, 1200
+AGAIN_S = 60  # until a test that goes on regardless is ended with its process
+STDERR = pytest.StashKey[int]()  # which pytest does not capture
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
     is set, is taken as it is. No engine that waits makes a plan, which others would then follow."""
     os.environ.setdefault(SWITCH, "0")
+    config.stash[STDERR] = os.dup(2)
     _tell_sudden_ends(config)
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
         return
@@ -50,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _tell_sudden_ends(config: pytest.Config) -> None:
     """What ends this process at once, as a library does that cannot go on, says where: what it
     prints before is captured, and would be lost."""
-    end, process, stderr = os._exit, os.getpid(), os.dup(2)
+    end, process, stderr = os._exit, os.getpid(), config.stash[STDERR]
 
     def told(status: int) -> None:
         if os.getpid() == process:
@@ -64,6 +72,49 @@ def _tell_sudden_ends(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(os, "_exit", told)
     config.add_cleanup(patch.undo)
+
+
+@contextlib.contextmanager
+def _bounded(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that does not end; ends the process of one that no exception reaches, as in a
+    library's loop, after all threads' stacks."""
+    bound_s = SLOW_BOUND_S if item.get_closest_marker("slow") else BOUND_S
+    stderr = item.config.stash[STDERR]
+
+    def fail(*_: object) -> None:
+        faulthandler.dump_traceback(stderr)
+        pytest.fail(f"it did not end within {bound_s} s")
+
+    faulthandler.dump_traceback_later(bound_s + AGAIN_S, exit=True, file=stderr)
+    heard = threading.current_thread() is threading.main_thread() and sys.platform != "win32"
+    if heard:
+        before = signal.signal(signal.SIGALRM, fail)
+        signal.setitimer(signal.ITIMER_REAL, bound_s, AGAIN_S / 4)
+    try:
+        yield
+    finally:
+        if heard:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    with _bounded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with _bounded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    with _bounded(item):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
